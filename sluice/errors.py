@@ -1,0 +1,258 @@
+"""Every error a caller can see, one tree.
+
+| class | gRPC code | reason | details beside ErrorInfo |
+|---|---|---|---|
+| `InvalidRequest` | INVALID_ARGUMENT | REQUEST_INVALID | BadRequest |
+| `PromptTooLong` | INVALID_ARGUMENT | PROMPT_TOO_LONG | BadRequest; metadata prompt_tokens, context_tokens |
+| `MessageTooLarge` | INVALID_ARGUMENT | MESSAGE_TOO_LARGE | metadata bytes, limit_bytes |
+| `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
+| `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
+| `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
+| `Cancelled` | CANCELLED | CANCELLED | |
+| `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
+| `SlowReader` | RESOURCE_EXHAUSTED | READER_TOO_SLOW | |
+| `ModelUnavailable` | UNAVAILABLE | MODEL_UNAVAILABLE | RetryInfo |
+| `TransportUnavailable` | UNAVAILABLE | TRANSPORT_UNAVAILABLE | RetryInfo |
+| `ShuttingDown` | UNAVAILABLE | SHUTTING_DOWN | RetryInfo |
+| `EngineFailed` | INTERNAL | ENGINE_FAILED | |
+| `InternalError` | INTERNAL | INTERNAL | |
+
+On the wire each is a ``google.rpc.Status`` (AIP-193) with an ``ErrorInfo`` of domain "sluice"; `from_status` turns one
+back into its class at the client.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+DOMAIN: Final = "sluice"
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One field of a request that is wrong, by its path in the proto, with what to do."""
+
+    field: str
+    description: str
+
+
+class SluiceError(Exception):
+    """Base of all: ``message`` says what is wrong and what to do, without any text of a prompt.
+
+    Attributes:
+        metadata: facts for programs.
+        violations: fields that are wrong.
+        retry_after_s: when a new try may succeed, seconds; None where a retry does not help.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        violations: Sequence[FieldViolation] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.violations = tuple(violations)
+        self.retry_after_s = retry_after_s
+
+    def to_status(self) -> status_pb2.Status:
+        """The error as ``google.rpc.Status``."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        info = error_details_pb2.ErrorInfo(
+            reason=self.reason, domain=DOMAIN, metadata=self.metadata
+        )
+        status.details.append(_any(info))
+        if self.violations:
+            status.details.append(_any(_bad_request(self.violations)))
+        if self.retry_after_s is not None:
+            delay = duration_pb2.Duration()
+            delay.FromNanoseconds(int(self.retry_after_s * 1e9))
+            status.details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
+        return status
+
+
+class InvalidRequest(SluiceError):
+    """The request cannot be served as it is."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "REQUEST_INVALID"
+
+    @classmethod
+    def of(cls, field: str, description: str) -> "InvalidRequest":
+        """One wrong field."""
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
+
+
+class PromptTooLong(SluiceError):
+    """Prompt and answer do not fit into the model's context."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "PROMPT_TOO_LONG"
+
+
+class MessageTooLarge(SluiceError):
+    """The request message is over the size limit."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "MESSAGE_TOO_LARGE"
+
+
+class UnknownModel(SluiceError):
+    """No model of that name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "MODEL_UNKNOWN"
+
+
+class IdempotencyConflict(SluiceError):
+    """The idempotency key belongs to another request."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+    reason = "IDEMPOTENCY_KEY_REUSED"
+
+
+class DeadlinePassed(SluiceError):
+    """The deadline came before the answer was complete."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_PASSED"
+
+
+class Cancelled(SluiceError):
+    """The caller cancelled, or a newer call with the same idempotency key took over."""
+
+    code = grpc.StatusCode.CANCELLED
+    reason = "CANCELLED"
+
+
+class Overloaded(SluiceError):
+    """A bound is reached; try again later."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+
+class SlowReader(SluiceError):
+    """The client reads slower than its buffer allows; resume with the tokens received."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "READER_TOO_SLOW"
+
+
+class ModelUnavailable(SluiceError):
+    """No worker serves the model now."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "MODEL_UNAVAILABLE"
+
+
+class TransportUnavailable(SluiceError):
+    """NATS does not take the task."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "TRANSPORT_UNAVAILABLE"
+
+
+class ShuttingDown(SluiceError):
+    """This process is going away; another one may answer."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "SHUTTING_DOWN"
+
+
+class EngineFailed(SluiceError):
+    """The engine could not compute this row."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "ENGINE_FAILED"
+
+
+class InternalError(SluiceError):
+    """A fault of ours; the log of the process has it."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+
+BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
+    kind.reason: kind
+    for kind in (
+        InvalidRequest,
+        PromptTooLong,
+        MessageTooLarge,
+        UnknownModel,
+        IdempotencyConflict,
+        DeadlinePassed,
+        Cancelled,
+        Overloaded,
+        SlowReader,
+        ModelUnavailable,
+        TransportUnavailable,
+        ShuttingDown,
+        EngineFailed,
+        InternalError,
+    )
+}
+
+
+def from_status(status: status_pb2.Status) -> SluiceError | None:
+    """The error that `SluiceError.to_status` made, or None when the status is not ours."""
+    info = error_details_pb2.ErrorInfo()
+    if not any(detail.Unpack(info) for detail in status.details) or info.domain != DOMAIN:
+        return None
+    kind = BY_REASON.get(info.reason, InternalError)
+    return kind(
+        status.message,
+        metadata=info.metadata,
+        violations=_violations(status),
+        retry_after_s=_retry_after_s(status),
+    )
+
+
+def code_name(status: status_pb2.Status) -> str:
+    """The status code by name, such as NOT_FOUND."""
+    return str(code_pb2.Code.Name(status.code))
+
+
+def _any(
+    detail: error_details_pb2.ErrorInfo
+    | error_details_pb2.BadRequest
+    | error_details_pb2.RetryInfo,
+) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed
+
+
+def _bad_request(violations: Sequence[FieldViolation]) -> error_details_pb2.BadRequest:
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+            for v in violations
+        ]
+    )
+
+
+def _violations(status: status_pb2.Status) -> list[FieldViolation]:
+    bad = error_details_pb2.BadRequest()
+    if not any(detail.Unpack(bad) for detail in status.details):
+        return []
+    return [FieldViolation(v.field, v.description) for v in bad.field_violations]
+
+
+def _retry_after_s(status: status_pb2.Status) -> float | None:
+    retry = error_details_pb2.RetryInfo()
+    if not any(detail.Unpack(retry) for detail in status.details):
+        return None
+    return float(retry.retry_delay.ToNanoseconds()) / 1e9

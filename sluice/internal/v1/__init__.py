@@ -1,0 +1,1 @@
+"""Generated code of what crosses NATS and Triton (protos/sluice/internal/v1)."""

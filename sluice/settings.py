@@ -1,0 +1,270 @@
+"""The one configuration file: what it may say, with defaults for a mesh on this machine.
+
+Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``.
+Errors name the key (`SettingsError`).
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+AUTO: Final = "auto"
+"""The model name that means: route."""
+
+
+class SettingsError(ValueError):
+    """The configuration cannot work; the message names the key and says what to do."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ModelSettings(_Section):
+    """One model to serve."""
+
+    name: Name
+    tier: Name = "small"
+    path: str
+    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
+    engine: Literal["transformers", "echo"] = "transformers"
+    """"echo" answers with the prompt's own tokens and no model: for load tests."""
+    slots: int = Field(32, ge=1, le=1024)
+    """Rows computed at once."""
+    max_waiting_rows: int = Field(32, ge=0, le=65536)
+    """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
+    context_tokens: int | None = Field(None, ge=8)
+    """Prompt and answer together; unset: what the model's configuration says."""
+    max_answer_tokens: int | None = Field(None, ge=1)
+    """Largest max_tokens of a request; unset: the context."""
+    threads: int = Field(1, ge=1, le=256)
+    """Torch threads of the worker."""
+    device: str = "auto"
+    """"auto" takes CUDA where there is one, else the CPU."""
+    triton_url: str | None = None
+    """Where this model is served; unset: ``triton.url``."""
+
+
+class RouteRule(_Section):
+    """Sends a request to ``model`` when all conditions that are set hold."""
+
+    model: Name
+    reason: str = Field(min_length=1, max_length=200)
+    min_numbers: int | None = Field(None, ge=1)
+    """At least this many numbers in the prompt."""
+    min_prompt_tokens: int | None = Field(None, ge=1)
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_condition(self) -> Self:
+        if self.min_numbers is None and self.min_prompt_tokens is None and not self.labels:
+            raise ValueError("a rule needs min_numbers, min_prompt_tokens or labels")
+        return self
+
+
+class RoutingSettings(_Section):
+    """How "auto" is resolved: the first rule that holds, else ``default``."""
+
+    default: Name = "small"
+    rules: tuple[RouteRule, ...] = ()
+
+
+class GatewaySettings(_Section):
+    """The gRPC server."""
+
+    address: str = DEFAULT_ADDRESS
+    max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    max_concurrent_requests: int = Field(1024, ge=1)
+    default_timeout_s: float = Field(300.0, gt=0)
+    """Deadline of a request whose caller set none."""
+    reader_buffer_tokens: int = Field(2048, ge=1)
+    """Tokens that may wait for a client that does not read."""
+    stall_s: float = Field(3.0, gt=0)
+    """After this long without a frame the gateway asks for frames again."""
+    replay_entries: int = Field(1024, ge=0)
+    replay_s: float = Field(120.0, ge=0)
+    """How many finished answers with an idempotency key are kept for a replay, and how long."""
+    drain_s: float = Field(10.0, ge=0)
+
+
+class BatcherSettings(_Section):
+    """Batch formation and the channel to the workers."""
+
+    max_rows: int = Field(32, ge=1, le=1024)
+    heartbeat_ms: int = Field(1000, ge=50, le=10_000)
+    stall_s: float = Field(3.5, gt=0)
+    """A worker that was silent for this long is lost: its rows are sent again."""
+    final_retry_s: float = Field(1.0, gt=0)
+    """A final frame that no gateway confirmed for this long is sent again."""
+    drain_s: float = Field(10.0, ge=0)
+
+
+class NatsSettings(_Section):
+    """NATS: an external server when ``url`` is set, else the embedded one."""
+
+    url: str | None = None
+    port: Port = 0
+    """Port of the embedded server; 0 takes a free one."""
+    connect_s: float = Field(10.0, gt=0)
+
+
+class TritonSettings(_Section):
+    """Triton: external when ``url`` is set, else the embedded one."""
+
+    url: str | None = None
+    port: Port = 0
+    """gRPC port of the embedded server; 0 takes a free one."""
+    start_s: float = Field(120.0, gt=0)
+
+
+class TelemetrySettings(_Section):
+    """Where traces go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches them on."""
+
+    otlp_http_endpoint: str | None = None
+    """OTLP over HTTP for Triton's own spans, the only protocol it speaks; unset: port 4318 of the gRPC endpoint's host."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(BaseSettings):
+    """The whole file."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="SLUICE_", env_nested_delimiter="__"
+    )
+
+    models: tuple[ModelSettings, ...] = (
+        ModelSettings(name="small", tier="small", path="builtin:small"),
+        ModelSettings(name="large", tier="large", path="builtin:large"),
+    )
+    routing: RoutingSettings = RoutingSettings(
+        default="small",
+        rules=(RouteRule(model="large", min_numbers=4, reason="four numbers or more to work on"),),
+    )
+    gateway: GatewaySettings = GatewaySettings()
+    batcher: BatcherSettings = BatcherSettings()
+    nats: NatsSettings = NatsSettings()
+    triton: TritonSettings = TritonSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file, which arrives as arguments."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        names = [model.name for model in self.models]
+        if not names:
+            raise ValueError("models: name at least one model")
+        if len(set(names)) != len(names):
+            raise ValueError("models: two models have the same name")
+        if AUTO in names:
+            raise ValueError(f'models: "{AUTO}" is reserved for routing')
+        for key, target in self._route_targets():
+            if target not in names:
+                raise ValueError(f"{key}: no model {target!r}; known: {', '.join(names)}")
+        return self
+
+    def _route_targets(self) -> list[tuple[str, str]]:
+        rules = [(f"routing.rules.{i}.model", r.model) for i, r in enumerate(self.routing.rules)]
+        return [("routing.default", self.routing.default), *rules]
+
+    def model(self, name: str) -> ModelSettings | None:
+        """The model called ``name``."""
+        return next((model for model in self.models if model.name == name), None)
+
+    def to_yaml(self) -> str:
+        """The file that loads as these settings."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load(path: Path | None = None) -> Settings:
+    """Settings of ``path``, or the defaults without one.
+
+    Raises:
+        SettingsError: the file cannot be read, is not YAML, or a key is unknown or has a value that cannot work.
+    """
+    values = {} if path is None else _read(path)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        where = str(path) if path else "settings"
+        raise SettingsError(f"{where}: {_first_problem(error)}") from error
+
+
+def resolve_model_path(path: str) -> str:
+    """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
+
+    Raises:
+        SettingsError: there is no shipped tier of that name, or the folder named by an absolute or dotted path is missing.
+    """
+    if path.startswith("builtin:"):
+        import importlib.util
+
+        spec = importlib.util.find_spec("model_workers")
+        assert spec is not None and spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
+        if not folder.is_dir():
+            raise SettingsError(
+                f'no shipped model {path!r}; there are "builtin:small", "builtin:large"'
+            )
+        return str(folder)
+    if path.startswith((".", "/", "~")):
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            raise SettingsError(f"model folder {folder} does not exist")
+        return str(folder)
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: the top level must be a mapping")
+    return values
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{key}: {text}{more}" if key else f"{text}{more}"
+
+
+def otlp_http_endpoint(settings: Settings) -> str | None:
+    """Where Triton sends its spans (full URL with path), or None when tracing is off."""
+    grpc_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if settings.telemetry.otlp_http_endpoint:
+        return settings.telemetry.otlp_http_endpoint
+    if not grpc_endpoint:
+        return None
+    host = grpc_endpoint.split("://")[-1].rsplit(":", 1)[0]
+    return f"http://{host}:4318/v1/traces"

@@ -1,0 +1,1 @@
+"""Names and set-up of traces; both are interfaces between the processes."""

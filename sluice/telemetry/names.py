@@ -1,0 +1,67 @@
+"""Names of services, spans and attributes. Dashboards and tests read these: renaming one is a breaking change.
+
+The spans of one request, by parent. Every request's trace holds all of them; ``=>`` is a link:
+
+    sluice-gateway  sluice.v1.InferenceService/Generate      (server; parent: the caller's context)
+      sluice-gateway  safety
+      sluice-gateway  route
+      sluice-gateway  tokenize
+      sluice-gateway  publish                                (producer; its context travels in the NATS headers)
+        sluice-batcher  task                                 (consumer; until the final frame)
+          sluice-batcher  queue
+          sluice-batcher  batch                              (the first row's batch span is the batch's own: it links
+            sluice-triton   ...                              => to the task span of every row, and Triton's spans hang
+                                                             under it; the batch span of each other row links => to it)
+          sluice-worker   prefill
+          sluice-worker   decode
+      sluice-gateway  stream                                 (first frame to Finished)
+
+Attributes follow OpenTelemetry's GenAI and messaging conventions where there is one (both in Development), else "sluice.*".
+"""
+
+from typing import Final
+
+SERVICE_GATEWAY: Final = "sluice-gateway"
+SERVICE_BATCHER: Final = "sluice-batcher"
+SERVICE_WORKER: Final = "sluice-worker"
+SERVICE_TRITON: Final = "sluice-triton"
+
+SPAN_GENERATE: Final = "sluice.v1.InferenceService/Generate"
+SPAN_SAFETY: Final = "safety"
+SPAN_ROUTE: Final = "route"
+SPAN_TOKENIZE: Final = "tokenize"
+SPAN_PUBLISH: Final = "publish"
+SPAN_STREAM: Final = "stream"
+SPAN_TASK: Final = "task"
+SPAN_QUEUE: Final = "queue"
+SPAN_BATCH: Final = "batch"
+SPAN_PREFILL: Final = "prefill"
+SPAN_DECODE: Final = "decode"
+
+REQUEST_ID: Final = "sluice.request.id"
+PRIORITY_CLASS: Final = "sluice.class"
+TENANT: Final = "sluice.tenant"
+TIER: Final = "sluice.tier"
+ROUTE_STRATEGY: Final = "sluice.route.strategy"
+ROUTE_REASON: Final = "sluice.route.reason"
+ATTEMPT: Final = "sluice.attempt"
+BATCH_ID: Final = "sluice.batch.id"
+BATCH_ROWS: Final = "sluice.batch.rows"
+BATCH_CAUSE: Final = "sluice.batch.cause"
+WORKER_ID: Final = "sluice.worker.id"
+FINDINGS: Final = "sluice.safety.findings"
+ERROR_REASON: Final = "error.type"
+
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"
+GEN_AI_SYSTEM: Final = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
+GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
+GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
+
+MESSAGING_SYSTEM: Final = "messaging.system"
+MESSAGING_DESTINATION: Final = "messaging.destination.name"
+MESSAGING_OPERATION: Final = "messaging.operation.type"

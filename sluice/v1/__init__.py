@@ -1,0 +1,1 @@
+"""Generated code of the public API (protos/sluice/v1)."""

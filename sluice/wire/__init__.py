@@ -1,0 +1,1 @@
+"""The wires between the processes: names of subjects, and how messages are packed."""

@@ -1,0 +1,47 @@
+"""Packs and unpacks every message that crosses NATS or Triton; nothing else calls protobuf for them."""
+
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
+"""Largest payload, bytes: the default ``max_payload`` of nats-server."""
+
+_M = TypeVar("_M", bound=Message)
+
+
+class MalformedMessage(ValueError):
+    """Bytes from a wire are not the message that belongs there."""
+
+
+class OversizedMessage(ValueError):
+    """A message is too large for the wire: ``size`` and ``limit`` in bytes."""
+
+    def __init__(self, kind: str, size: int, limit: int) -> None:
+        super().__init__(f"{kind} of {size} bytes is over the limit of {limit} bytes")
+        self.size = size
+        self.limit = limit
+
+
+def pack(message: Message, limit: int = MAX_MESSAGE_BYTES) -> bytes:
+    """Serializes ``message``.
+
+    Raises:
+        OversizedMessage: it takes more than ``limit`` bytes.
+    """
+    payload = message.SerializeToString()
+    if len(payload) > limit:
+        raise OversizedMessage(type(message).__name__, len(payload), limit)
+    return payload
+
+
+def unpack(kind: type[_M], payload: bytes) -> _M:
+    """Parses ``payload`` as a ``kind``.
+
+    Raises:
+        MalformedMessage: it is something else.
+    """
+    try:
+        return kind.FromString(payload)
+    except DecodeError as error:
+        raise MalformedMessage(f"not a {kind.__name__}: {error}") from error

@@ -1,0 +1,78 @@
+"""The JetStream streams and consumers that gateways and batchers share.
+
+Both sides call `ensure_streams` at start, so their order does not matter: creating a stream that exists with the same
+configuration does nothing.
+"""
+
+from typing import Final
+
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from sluice.wire import subjects
+
+ACK_WAIT_S: Final = 10.0
+"""A task that nobody acknowledged for this long is delivered again, seconds."""
+
+ACK_PROGRESS_S: Final = ACK_WAIT_S / 3
+"""How often a batcher says that it still works on a task, seconds."""
+
+MAX_DELIVER: Final = 5
+"""A task that was delivered this often becomes a dead letter."""
+
+TASKS_MAX_BYTES: Final = 1024 * 1024 * 1024
+DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
+
+
+def tasks_stream() -> StreamConfig:
+    """The work queue: a message leaves it when it is acknowledged; when it is full, publishing fails."""
+    return StreamConfig(
+        name=subjects.TASKS_STREAM,
+        subjects=[f"{subjects.TASKS}.>"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_bytes=TASKS_MAX_BYTES,
+        duplicate_window=120,
+    )
+
+
+def dead_letters_stream() -> StreamConfig:
+    """Tasks that were given up, kept for operators; the oldest make room."""
+    return StreamConfig(
+        name=subjects.DEAD_LETTERS_STREAM,
+        subjects=[f"{subjects.DEAD_LETTERS}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=DEAD_LETTERS_MAX_BYTES,
+    )
+
+
+def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> ConsumerConfig:
+    """The durable pull consumer of one model and class.
+
+    ``max_ack_pending`` bounds what all batchers hold together; the default of 1,000 would let one batcher hoard.
+    ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up.
+    """
+    return ConsumerConfig(
+        durable_name=subjects.tasks_consumer(model, priority_class),
+        filter_subject=subjects.tasks(model, priority_class),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=MAX_DELIVER + 1,
+        max_ack_pending=max_ack_pending,
+    )
+
+
+async def ensure_streams(js: JetStreamContext) -> None:
+    """Creates the streams, or leaves them as they are."""
+    for config in (tasks_stream(), dead_letters_stream()):
+        await js.add_stream(config)

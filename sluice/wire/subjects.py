@@ -1,0 +1,61 @@
+"""Names on NATS. Both ends build every subject here.
+
+| subject | from, to | what |
+|---|---|---|
+| ``sluice.tasks.<model>.<class>`` | gateway, batcher (JetStream) | ``Task`` |
+| ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
+| ``sluice.held.<gateway>`` | batcher, gateway (request) | ``HeldTokensRequest`` |
+| ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
+| ``sluice.reports`` | batcher, all gateways | ``BatcherReport`` |
+| ``sluice.dead_letters.<model>.<class>`` | batcher, operators (JetStream) | the task as it was, reason in headers |
+"""
+
+import re
+from typing import Final
+
+TASKS_STREAM: Final = "SLUICE_TASKS"
+DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
+TASKS: Final = "sluice.tasks"
+DEAD_LETTERS: Final = "sluice.dead_letters"
+CONTROL: Final = "sluice.control"
+REPORTS: Final = "sluice.reports"
+
+CLASSES: Final = ("interactive", "standard", "bulk")
+"""Priority classes, most urgent first."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_token(name: str) -> bool:
+    """Whether ``name`` may stand between two dots of a subject."""
+    return _TOKEN.fullmatch(name) is not None
+
+
+def _token(name: str) -> str:
+    assert is_token(name), f"{name!r} cannot be part of a subject"
+    return name
+
+
+def tasks(model: str, priority_class: str) -> str:
+    """Subject of the tasks of one model and class."""
+    return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
+
+
+def tasks_consumer(model: str, priority_class: str) -> str:
+    """Name of the durable consumer that all batchers share for one model and class."""
+    return f"batchers-{_token(model)}-{_token(priority_class)}"
+
+
+def dead_letters(model: str, priority_class: str) -> str:
+    """Subject of tasks that were given up."""
+    return f"{DEAD_LETTERS}.{_token(model)}.{_token(priority_class)}"
+
+
+def frames(gateway: str) -> str:
+    """Subject that one gateway gets its frames on."""
+    return f"sluice.frames.{_token(gateway)}"
+
+
+def held(gateway: str) -> str:
+    """Subject that one gateway answers ``HeldTokensRequest`` on."""
+    return f"sluice.held.{_token(gateway)}"
