@@ -134,7 +134,7 @@ class TelemetrySettings(_Section):
     """Where traces go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches them on."""
 
     otlp_http_endpoint: str | None = None
-    """OTLP over HTTP for Triton's own spans, the only protocol it speaks; unset: port 4318 of the gRPC endpoint's host."""
+    """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -216,13 +216,14 @@ def resolve_model_path(path: str) -> str:
     """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
 
     Raises:
-        SettingsError: there is no shipped tier of that name, or the folder named by an absolute or dotted path is missing.
+        SettingsError: there is no shipped tier of that name, or the folder of an absolute or dotted path is missing.
     """
     if path.startswith("builtin:"):
         import importlib.util
 
         spec = importlib.util.find_spec("model_workers")
-        assert spec is not None and spec.submodule_search_locations is not None
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
         folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
         if not folder.is_dir():
             raise SettingsError(

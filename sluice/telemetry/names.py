@@ -16,7 +16,7 @@ The spans of one request, by parent. Every request's trace holds all of them; ``
           sluice-worker   decode
       sluice-gateway  stream                                 (first frame to Finished)
 
-Attributes follow OpenTelemetry's GenAI and messaging conventions where there is one (both in Development), else "sluice.*".
+Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*".
 """
 
 from typing import Final

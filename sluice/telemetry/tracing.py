@@ -21,8 +21,8 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 def start_tracing(service: str) -> TracerProvider:
     """Makes the process's tracer provider.
 
-    Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it they are made (requests have trace ids)
-    and dropped. The caller ends it with ``shutdown()``, which sends what is left.
+    Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it they are made (requests have trace
+    ids) and dropped. The caller ends it with ``shutdown()``, which sends what is left.
     """
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.version": __version__})

@@ -1,0 +1,66 @@
+"""Every error survives the wire: class, code, reason, details."""
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from sluice import errors
+
+
+@pytest.mark.parametrize("kind", errors.BY_REASON.values(), ids=lambda kind: kind.reason)
+def test_an_error_comes_back_as_its_class(kind: type[errors.SluiceError]) -> None:
+    sent = kind(
+        "say what to do",
+        metadata={"known": "small, large"},
+        violations=[errors.FieldViolation("sampling.top_p", "must be in (0, 1]")],
+        retry_after_s=1.5,
+    )
+    received = errors.from_status(
+        status_pb2.Status.FromString(sent.to_status().SerializeToString())
+    )
+    assert type(received) is kind
+    assert received.message == sent.message
+    assert received.metadata == sent.metadata
+    assert received.violations == sent.violations
+    assert received.retry_after_s == 1.5
+
+
+def test_every_class_has_a_reason_of_its_own() -> None:
+    classes = _subclasses(errors.SluiceError)
+    assert set(errors.BY_REASON.values()) == classes
+    assert len(errors.BY_REASON) == len(classes)
+
+
+def test_the_docstring_lists_every_class_with_its_code_and_reason() -> None:
+    assert errors.__doc__ is not None
+    for kind in errors.BY_REASON.values():
+        assert f"| `{kind.__name__}` | {kind.code.name} | {kind.reason} |" in errors.__doc__
+
+
+def test_details_are_left_out_where_there_are_none() -> None:
+    status = errors.UnknownModel("no model 'x'").to_status()
+    assert [detail.type_url.rsplit(".", 1)[1] for detail in status.details] == ["ErrorInfo"]
+    received = errors.from_status(status)
+    assert received is not None
+    assert received.retry_after_s is None
+    assert received.violations == ()
+
+
+def test_a_status_of_another_system_is_not_taken_for_ours() -> None:
+    status = status_pb2.Status(code=grpc.StatusCode.NOT_FOUND.value[0], message="elsewhere")
+    assert errors.from_status(status) is None
+    detail = status.details.add()
+    detail.Pack(error_details_pb2.ErrorInfo(reason="MODEL_UNKNOWN", domain="elsewhere"))
+    assert errors.from_status(status) is None
+
+
+def test_a_newer_servers_unknown_reason_is_still_an_error_of_ours() -> None:
+    status = status_pb2.Status(code=13, message="new kind")
+    detail = status.details.add()
+    detail.Pack(error_details_pb2.ErrorInfo(reason="FROM_THE_FUTURE", domain=errors.DOMAIN))
+    assert isinstance(errors.from_status(status), errors.InternalError)
+
+
+def _subclasses(kind: type[errors.SluiceError]) -> set[type[errors.SluiceError]]:
+    direct = set(kind.__subclasses__())
+    return direct.union(*(_subclasses(sub) for sub in direct))

@@ -1,0 +1,94 @@
+"""The settings file: defaults work, mistakes are told with their key."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice import settings
+
+
+def load(tmp_path: Path, text: str) -> settings.Settings:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(text, encoding="utf-8")
+    return settings.load(path)
+
+
+def test_without_a_file_both_shipped_tiers_are_served() -> None:
+    loaded = settings.load()
+    assert [(model.name, model.tier) for model in loaded.models] == [
+        ("small", "small"),
+        ("large", "large"),
+    ]
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, "") == settings.load()
+
+
+def test_a_written_file_loads_as_the_same_settings(tmp_path: Path) -> None:
+    original = settings.load()
+    assert load(tmp_path, original.to_yaml()) == original
+
+
+def test_the_environment_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_NATS__URL", "nats://10.0.0.1:4222")
+    assert load(tmp_path, "nats: {url: 'nats://127.0.0.1:1'}").nats.url == "nats://10.0.0.1:4222"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("gatway: {}", "gatway"),
+        ("gateway: {adress: 'x'}", "gateway.adress"),
+        ("gateway: {drain_s: -1}", "gateway.drain_s"),
+        ("nats: {port: 70000}", "nats.port"),
+        ("models: []", "models"),
+        ("models: [{name: a, path: x}, {name: a, path: y}]", "models"),
+        ("models: [{name: auto, path: x}]", "models"),
+        ("models: [{name: 'a.b', path: x}]", "models.0.name"),
+        ("models: [{name: a}]", "models.0.path"),
+        ("models: [{name: a, path: x, engine: magic}]", "models.0.engine"),
+        ("routing: {default: huge}", "routing.default"),
+        ("routing: {rules: [{model: large, reason: r}]}", "routing.rules.0"),
+        ("routing: {rules: [{model: x, reason: r, min_numbers: 1}]}", "routing.rules.0.model"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(settings.SettingsError, match=key):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a: [", "not YAML"), ("- a", "mapping"), ("a: \x00", "not YAML")],
+)
+def test_a_file_that_is_not_a_mapping_is_told(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(settings.SettingsError, match=says):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(settings.SettingsError, match="cannot be read"):
+        settings.load(tmp_path / "none.yaml")
+
+
+def test_unknown_builtin_and_missing_folder_are_told(tmp_path: Path) -> None:
+    with pytest.raises(settings.SettingsError, match="builtin:small"):
+        settings.resolve_model_path("builtin:medium")
+    with pytest.raises(settings.SettingsError, match="does not exist"):
+        settings.resolve_model_path(str(tmp_path / "none"))
+
+
+def test_a_hub_id_is_left_alone() -> None:
+    assert settings.resolve_model_path("org/model") == "org/model"
+
+
+def test_triton_spans_go_to_the_http_port_of_the_grpc_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert settings.otlp_http_endpoint(settings.load()) is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://jaeger:4317")
+    assert settings.otlp_http_endpoint(settings.load()) == "http://jaeger:4318/v1/traces"

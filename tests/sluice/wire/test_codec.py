@@ -1,0 +1,38 @@
+"""Messages survive packing; what is not a message is told apart."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.wire import codec
+
+token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=200)
+
+
+@given(prompt=token_ids, produced=token_ids)
+def test_a_task_survives(prompt: list[int], produced: list[int]) -> None:
+    task = task_pb2.Task(request_id="req-1", prompt_token_ids=prompt, produced_token_ids=produced)
+    assert codec.unpack(task_pb2.Task, codec.pack(task)) == task
+
+
+def test_a_message_over_the_limit_is_told_with_both_numbers() -> None:
+    task = task_pb2.Task(prompt_token_ids=[300] * 1000)
+    with pytest.raises(codec.OversizedMessage) as caught:
+        codec.pack(task, limit=1024)
+    assert caught.value.size == task.ByteSize()
+    assert caught.value.limit == 1024
+
+
+@given(junk=st.binary(min_size=1, max_size=64))
+def test_junk_raises_nothing_but_malformed(junk: bytes) -> None:
+    with contextlib.suppress(codec.MalformedMessage):
+        assert isinstance(codec.unpack(frame_pb2.FrameBundle, junk), frame_pb2.FrameBundle)
+
+
+def test_a_truncated_message_is_malformed() -> None:
+    whole = codec.pack(task_pb2.Task(request_id="req-1", model="small"))
+    with pytest.raises(codec.MalformedMessage):
+        codec.unpack(task_pb2.Task, whole[:-1])
