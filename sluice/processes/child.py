@@ -1,0 +1,161 @@
+"""One run of one program: started so that nothing of it can outlive us, and awaited without polling.
+
+Rules:
+- Each child leads a session and process group of its own: a terminal's Ctrl-C reaches the supervisor alone, which then
+  stops its children in order.
+- Each child dies with the thread that started it (parent-death signal, see `launch`). So children are started on the
+  event loop's thread, never in a pool.
+- The group is killed while its dead leader is not reaped yet: until then no other process can have that number.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+LOG_MAX_BYTES: Final = 16 * 1024 * 1024
+"""A log that is larger when its process starts moves to NAME.log.1."""
+
+_LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """A program to run.
+
+    Attributes:
+        name: in logs and tables.
+        argv: program and arguments.
+        env: the whole environment.
+        log: where output goes, appended; None leaves it on our own.
+        port: where it listens, for people.
+        stop_s: how long it may take to end after SIGTERM, seconds.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    log: Path | None = None
+    port: int | None = None
+    stop_s: float = 10.0
+
+
+class Child:
+    """A running process.
+
+    Attributes:
+        pid: also the number of its process group.
+        started_at: monotonic seconds.
+        started_unix_ms: the same moment for people.
+        log_start: how long the log was when it started, bytes.
+        exited: done with the exit code (negative: the signal) when it has ended and is reaped.
+    """
+
+    def __init__(self, spec: ChildSpec) -> None:
+        """Starts ``spec``; needs a running event loop, and raises OSError when there is no room for a process."""
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        with _open_log(spec.log) as log:
+            self.log_start = log.tell() if log is not None else 0
+            self._process = _spawn(spec, log)
+        self.pid = self._process.pid
+        self.started_at = time.monotonic()
+        self.started_unix_ms = time.time_ns() // 1_000_000
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self._process.returncode is None
+
+    def terminate(self) -> None:
+        """Asks it to end (SIGTERM to the process itself)."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, alone; its group follows when its end is seen."""
+        if self.alive:
+            self._process.kill()
+
+    async def end(self, bound_s: float) -> int:
+        """SIGTERM, and SIGKILL when it has not ended after ``bound_s`` seconds; returns its exit code."""
+        self.terminate()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.exited), bound_s)
+        except TimeoutError:
+            self.kill()
+            return await self.exited
+
+    def kill_now(self) -> None:
+        """Kills it with its group and reaps it without the loop's help: the last resort of a shutdown."""
+        if not self.alive:
+            return
+        self._process.kill()
+        self._loop.remove_reader(self._pidfd)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._reap()
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._reap()
+
+    def _reap(self) -> None:
+        os.close(self._pidfd)
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the leader was alone
+        code = self._process.wait()
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+
+def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
+    launch = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()))
+    return subprocess.Popen(
+        (*launch, *spec.argv),
+        env=dict(spec.env),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    if path is None:
+        return nullcontext()
+    if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
+    return path.open("ab")
+
+
+def exit_words(code: int) -> str:
+    """An exit code for people."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def log_tail(path: Path, start: int = 0, lines: int = 5) -> list[str]:
+    """The last non-empty lines that were written to ``path`` after its first ``start`` bytes."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(start if start <= size else 0, size - 65_536))
+            text = log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]

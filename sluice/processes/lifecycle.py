@@ -1,0 +1,85 @@
+"""The life of a supervised process: which phases follow each other, and how long to wait before a restart.
+
+A core without clock and processes: `now` is monotonic seconds.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+BACKOFF_MIN_S: Final = 0.2
+BACKOFF_MAX_S: Final = 5.0
+STEADY_S: Final = 10.0
+"""A process that was up for this long starts again at the shortest wait."""
+
+
+class Phase(enum.StrEnum):
+    """Where a process is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    BACKING_OFF = "backing_off"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+MOVES: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.BACKING_OFF, Phase.STOPPED}),
+    Phase.RUNNING: frozenset({Phase.BACKING_OFF, Phase.STOPPING}),
+    Phase.BACKING_OFF: frozenset({Phase.RUNNING, Phase.BACKING_OFF, Phase.STOPPED}),
+    Phase.STOPPING: frozenset({Phase.STOPPED}),
+    Phase.STOPPED: frozenset(),
+}
+
+
+class Lifecycle:
+    """Phase, restarts and waits of one process.
+
+    Attributes:
+        phase: where it is now.
+        restarts: how often it was started again.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.WAITING
+        self.restarts = 0
+        self._failures = 0
+        self._started_at: float | None = None
+
+    def started(self, now: float) -> None:
+        """The process runs."""
+        if self.phase is Phase.BACKING_OFF:
+            self.restarts += 1
+        self._move(Phase.RUNNING)
+        self._started_at = now
+
+    def exited(self, now: float) -> float:
+        """The process ended, or could not be started, though nobody asked for it; returns the wait in seconds."""
+        if self._started_at is not None and now - self._started_at >= STEADY_S:
+            self._failures = 0
+        self._started_at = None
+        self._move(Phase.BACKING_OFF)
+        # The exponent is bounded, or a process that fails for days overflows the float.
+        wait_s = BACKOFF_MIN_S * 2.0 ** min(self._failures, 16)
+        self._failures += 1
+        return min(wait_s, BACKOFF_MAX_S)
+
+    def stop(self) -> None:
+        """The process shall end: it is asked to when it runs, and is gone for good when it does not."""
+        if self.phase is Phase.RUNNING:
+            self._move(Phase.STOPPING)
+        elif self.phase in (Phase.WAITING, Phase.BACKING_OFF):
+            self._move(Phase.STOPPED)
+
+    def stopped(self) -> None:
+        """The process that was asked to end has ended."""
+        self._move(Phase.STOPPED)
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is on its way out, or gone."""
+        return self.phase in (Phase.STOPPING, Phase.STOPPED)
+
+    def _move(self, phase: Phase) -> None:
+        assert phase in MOVES[self.phase], f"{self.phase} cannot become {phase}"
+        self.phase = phase
