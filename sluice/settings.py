@@ -6,7 +6,7 @@ Errors name the key (`SettingsError`).
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,9 +16,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-AUTO: Final = "auto"
-"""The model name that means: route."""
+from sluice.defaults import AUTO as AUTO
+from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 
 
 class SettingsError(ValueError):

@@ -1,0 +1,61 @@
+"""What a command says when it could not do what was asked: one line on stderr, and an object on stdout with --json."""
+
+import json
+import sys
+from typing import Any, Final
+
+import typer
+
+UNEXPECTED: Final = "INTERNAL"
+
+
+class CommandFailed(Exception):
+    """A command ran, and what was asked did not happen; ``reason`` is a word in capitals."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def report(error: Exception, as_json: bool) -> int:
+    """Writes `error` where people and programs look for it; returns the exit code."""
+    described = describe(error)
+    if as_json:
+        print(json.dumps({"error": described}), flush=True)
+    message = " ".join(described["message"].split())
+    print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, typer.TyperException) else 1
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """`reason` and `message`, with what else is known: code, metadata, violations, retry_after_s."""
+    # Imported when something failed, so that a command that works does not wait for them.
+    from sluice.errors import SluiceError
+    from sluice.processes.errors import SetupError
+    from sluice.settings import SettingsError
+
+    if isinstance(error, SluiceError):
+        return _of_mesh(error)
+    if isinstance(error, CommandFailed):
+        return {"reason": error.reason, "message": str(error)}
+    if isinstance(error, typer.TyperException):
+        return {"reason": "USAGE", "message": error.format_message()}
+    if isinstance(error, SetupError | SettingsError):
+        return {"reason": "SETUP", "message": str(error)}
+    return {"reason": UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
+
+
+def _of_mesh(error: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "reason": error.reason,
+        "message": error.message,
+        "code": error.code.name,
+        "metadata": error.metadata,
+    }
+    if error.violations:
+        described["violations"] = [
+            {"field": v.field, "description": v.description} for v in error.violations
+        ]
+    if error.retry_after_s is not None:
+        described["retry_after_s"] = error.retry_after_s
+    return described
