@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -110,10 +110,8 @@ class Child:
 
     def _reap(self) -> None:
         os.close(self._pidfd)
-        try:
+        with suppress(ProcessLookupError):  # the leader was alone
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the leader was alone
         code = self._process.wait()
         if not self.exited.done():
             self.exited.set_result(code)

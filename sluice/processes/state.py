@@ -88,13 +88,13 @@ class MeshState:
         Raises:
             ValueError: it is not one, or of another version.
         """
-        values: dict[str, Any] = json.loads(text)
-        if values.pop("version", None) != _VERSION:
-            raise ValueError("written by another version of Sluice")
+        values: Any = json.loads(text)
         try:
+            if values.pop("version") != _VERSION:
+                raise ValueError("written by another version of Sluice")
             processes = tuple(ProcessState(**process) for process in values.pop("processes"))
             return cls(processes=processes, **values)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a state file: {error}") from error
 
 
@@ -199,7 +199,10 @@ class Lock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -219,6 +222,8 @@ def is_same_process(pid: int, started_unix_ms: int | None) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         # The kernel counts from boot in ticks of 10 ms, and the wall clock may have been set since.
-        return started_unix_ms is None or abs(process.create_time() * 1000 - started_unix_ms) < 5_000
+        return (
+            started_unix_ms is None or abs(process.create_time() * 1000 - started_unix_ms) < 5_000
+        )
     except psutil.Error:
         return False
