@@ -1,0 +1,179 @@
+"""An OTLP receiver for tests: gRPC and HTTP on free ports of loopback, spans as typed records.
+
+The gRPC server runs on the loop that opened the receiver. `SpanStore` may be read and waited for from any thread
+and any loop, because the mesh of the whole suite lives on a loop of its own.
+"""
+
+import asyncio
+import gzip
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from tests.support.spans import SpanRecord, read_spans
+
+TRACES_PATH: Final = "/v1/traces"
+_READ_TIMEOUT_S: Final = 10.0
+
+
+class SpanStore:
+    """The spans that came in, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._spans: list[SpanRecord] = []
+        self._changed = threading.Condition()
+
+    def add(self, spans: Iterable[SpanRecord]) -> None:
+        """Keeps ``spans`` and wakes everybody who waits."""
+        with self._changed:
+            self._spans.extend(spans)
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[SpanRecord]:
+        """What is here now."""
+        with self._changed:
+            return list(self._spans)
+
+    def of_trace(self, trace_id: str) -> list[SpanRecord]:
+        """The spans of one trace that are here now."""
+        return [span for span in self.snapshot() if span.trace_id == trace_id]
+
+    async def wait_for(
+        self, predicate: Callable[[Sequence[SpanRecord]], bool], timeout_s: float = 10.0
+    ) -> list[SpanRecord]:
+        """Waits until ``predicate`` holds for all spans so far, and returns them.
+
+        Raises:
+            TimeoutError: it did not hold within ``timeout_s``; the message lists the spans that are here.
+        """
+        return await asyncio.to_thread(self._wait, predicate, timeout_s)
+
+    def _wait(
+        self, predicate: Callable[[Sequence[SpanRecord]], bool], timeout_s: float
+    ) -> list[SpanRecord]:
+        give_up_at = time.monotonic() + timeout_s
+        with self._changed:
+            while not predicate(tuple(self._spans)):
+                left_s = give_up_at - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise TimeoutError(f"after {timeout_s} s there are {_summary(self._spans)}")
+            return list(self._spans)
+
+
+@dataclass(frozen=True)
+class OtlpReceiver:
+    """Where to send spans, and the spans.
+
+    Attributes:
+        grpc_endpoint: for OTEL_EXPORTER_OTLP_ENDPOINT.
+        http_endpoint: full URL of the HTTP endpoint, for senders that know no gRPC.
+    """
+
+    grpc_endpoint: str
+    http_endpoint: str
+    spans: SpanStore
+
+    async def wait_for(
+        self, predicate: Callable[[Sequence[SpanRecord]], bool], timeout_s: float = 10.0
+    ) -> list[SpanRecord]:
+        """See `SpanStore.wait_for`."""
+        return await self.spans.wait_for(predicate, timeout_s)
+
+
+@asynccontextmanager
+async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
+    """A running receiver."""
+    spans = SpanStore()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_TraceService(spans), server)
+    grpc_port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    http = _HttpServer(spans)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield OtlpReceiver(
+            grpc_endpoint=f"http://127.0.0.1:{grpc_port}",
+            http_endpoint=f"http://127.0.0.1:{http.server_address[1]}{TRACES_PATH}",
+            spans=spans,
+        )
+    finally:
+        await asyncio.to_thread(http.shutdown)
+        await asyncio.to_thread(thread.join)
+        http.server_close()
+        await server.stop(grace=None)
+
+
+class _TraceService(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, spans: SpanStore) -> None:
+        self._spans = spans
+
+    async def Export(
+        self,
+        request: trace_service_pb2.ExportTraceServiceRequest,
+        context: object,
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        self._spans.add(read_spans(request))
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """OTLP over HTTP with protobuf bodies; JSON is refused, for nobody here sends it."""
+
+    daemon_threads = True
+
+    def __init__(self, spans: SpanStore) -> None:
+        super().__init__(("127.0.0.1", 0), _TracesHandler)
+        self.spans = spans
+
+
+class _TracesHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _READ_TIMEOUT_S
+    server: _HttpServer
+
+    def do_POST(self) -> None:
+        """Takes one export."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path != TRACES_PATH:
+            self._answer(HTTPStatus.NOT_FOUND)
+        elif self.headers.get_content_type() != "application/x-protobuf":
+            self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        else:
+            self._export(body)
+
+    def _export(self, body: bytes) -> None:
+        try:
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+        except (DecodeError, OSError, EOFError):
+            self._answer(HTTPStatus.BAD_REQUEST)
+            return
+        self.server.spans.add(read_spans(request))
+        answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
+        self._answer(HTTPStatus.OK, answer)
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing: a test's output is for its failures."""
+
+
+def _summary(spans: Sequence[SpanRecord]) -> str:
+    names = sorted({f"{span.service} {span.name}" for span in spans})
+    return f"{len(spans)} spans: {', '.join(names)}"
