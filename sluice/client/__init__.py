@@ -1,0 +1,65 @@
+"""The client of a Sluice mesh, with asyncio (`AsyncClient`) and without (`Client`).
+
+    with Client() as client:
+        for event in client.generate("Sort: 7 3 12", model="small", timeout_s=30):
+            if isinstance(event, Delta):
+                print(event.text, end="")
+
+    answer = client.generate("Sort: 7 3 12").answer()
+    print(answer.text, answer.tier, answer.usage.completion_tokens)
+
+A stream that breaks is resumed at the token where it was. Errors are the classes of `sluice.errors`.
+"""
+
+from sluice.client.aio import AsyncAnswerStream, AsyncClient
+from sluice.client.answer import Answer, AnswerBuilder, collect
+from sluice.client.blocking import AnswerStream, Client
+from sluice.client.catalog import Model, TokenCount
+from sluice.client.events import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    NoticeKind,
+    Route,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokenLogprobs,
+    Usage,
+)
+from sluice.client.failures import ConnectionLost
+from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
+from sluice.client.retry import RetryPolicy
+
+__all__ = [
+    "Answer",
+    "AnswerBuilder",
+    "AnswerStream",
+    "AsyncAnswerStream",
+    "AsyncClient",
+    "Client",
+    "ConnectionLost",
+    "Delta",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "GenerateOptions",
+    "Message",
+    "Model",
+    "Notice",
+    "NoticeKind",
+    "PriorityName",
+    "Prompt",
+    "RetryPolicy",
+    "Route",
+    "SamplingOptions",
+    "Started",
+    "Timings",
+    "TokenCount",
+    "TokenLogprob",
+    "TokenLogprobs",
+    "Usage",
+    "collect",
+]

@@ -1,0 +1,173 @@
+"""The client for programs without asyncio. Safe to share between threads; one stream belongs to one thread."""
+
+import time
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from sluice.client import catalog, channel, failures
+from sluice.client.answer import Answer, AnswerBuilder
+from sluice.client.catalog import Model, TokenCount
+from sluice.client.events import Event
+from sluice.client.exchange import Exchange
+from sluice.client.request import GenerateOptions, Prompt, count_request, generate_request
+from sluice.client.retry import Retries, RetryPolicy
+from sluice.defaults import AUTO
+from sluice.errors import SluiceError
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+
+
+class AnswerStream(Iterator[Event]):
+    """The events of one answer. The call begins with the first event that is asked for.
+
+    Leave it with ``with`` or `close` when it is not read to its end: that tells the mesh to stop.
+    """
+
+    def __init__(self, events: Generator[Event, None, None]) -> None:
+        self._events = events
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def answer(self) -> Answer:
+        """Reads to the end and gives the whole answer.
+
+        Raises:
+            SluiceError: the answer did not come to its end.
+        """
+        builder = AnswerBuilder()
+        with self:
+            for event in self:
+                builder.add(event)
+        return builder.build()
+
+    def close(self) -> None:
+        """Cancels the call if it still runs."""
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """Asks a Sluice gateway, and waits.
+
+    Use it as ``with Client() as client``. Errors are the classes of `sluice.errors`.
+
+    Args:
+        address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
+        retry: how often and how soon to try again.
+    """
+
+    def __init__(self, address: str | None = None, retry: RetryPolicy | None = None) -> None:
+        self.address = channel.resolve_address(address)
+        self._retry = retry or RetryPolicy()
+        self._channel = grpc.insecure_channel(self.address, options=channel.OPTIONS)
+        self._stub = InferenceServiceStub(self._channel)
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AnswerStream:
+        """Asks for an answer to `prompt`, a text or a conversation; `GenerateOptions` says what else can be set.
+
+        A stream that breaks is resumed where it was, a few times and within the deadline. The current OpenTelemetry
+        span becomes the parent of the request's spans.
+
+        Raises:
+            InvalidRequest: at once, when a value cannot travel. Every other error comes from the stream.
+        """
+        timeout_s = options.get("timeout_s")
+        channel.check_timeout(timeout_s)
+        request = generate_request(prompt, options)
+        return AnswerStream(self._events(request, timeout_s, channel.trace_metadata()))
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        model: str = AUTO,
+        *,
+        raw_prompt: bool = False,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> TokenCount:
+        """Counts the tokens that `prompt` takes of the model's context.
+
+        Raises:
+            SluiceError: it cannot be counted.
+        """
+        request = count_request(prompt, model, raw_prompt)
+        return catalog.count_of(self._lookup(self._stub.CountTokens, request, timeout_s))
+
+    def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[Model]:
+        """The models, in the order of the mesh's configuration.
+
+        Raises:
+            SluiceError: the gateway does not answer.
+        """
+        request = pb.ListModelsRequest()
+        return catalog.models_of(self._lookup(self._stub.ListModels, request, timeout_s))
+
+    def close(self) -> None:
+        """Closes the connection; what still runs is cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _events(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> Generator[Event, None, None]:
+        exchange = Exchange(request)
+        retries = Retries(self._retry, timeout_s, time.monotonic())
+        while not exchange.complete:
+            call = self._stub.Generate(
+                exchange.next_request(),
+                timeout=retries.timeout_s(time.monotonic()),
+                metadata=metadata,
+            )
+            error: SluiceError = failures.ended_early()
+            try:
+                for response in call:
+                    if (event := exchange.accept(response)) is not None:
+                        retries.saw(event)
+                        yield event
+            except grpc.RpcError as failed:
+                error = failures.error_of(failed)
+            finally:
+                call.cancel()  # gRPC leaves a call running that nobody reads any more
+            if not exchange.complete:
+                time.sleep(retries.wait_s_after(error, time.monotonic()))
+
+    def _lookup(
+        self, method: grpc.UnaryUnaryMultiCallable[_Q, _R], request: _Q, timeout_s: float
+    ) -> _R:
+        channel.check_timeout(timeout_s)
+        retries = Retries(self._retry, timeout_s, time.monotonic())
+        while True:
+            try:
+                return method(request, timeout=retries.timeout_s(time.monotonic()))
+            except grpc.RpcError as failed:
+                error = failures.error_of(failed)
+            time.sleep(retries.wait_s_after(error, time.monotonic()))

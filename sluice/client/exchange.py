@@ -1,0 +1,139 @@
+"""One answer over as many calls as it takes.
+
+Rules:
+- A new call repeats the request with its idempotency key and adds what the client holds: the token ids, and the seed in
+  force, so that the rest is drawn as it would have been.
+- The gateway goes on behind those tokens, or replays the answer from an earlier index. What the caller has seen is not
+  given again: tokens are counted by index, text by its length.
+- Text may lag behind tokens (a character or a stop string may be incomplete), but how much of it is out after n tokens
+  depends on those tokens alone. So the length noted when token n came is where a call that begins at n begins.
+- An answer that contradicts what the caller has seen ends with an error; it is never mended in silence.
+
+A core without I/O: `next_request`, then `accept` for each message, until `complete` or the call breaks.
+"""
+
+from sluice.client.events import (
+    Delta,
+    Event,
+    Finished,
+    Notice,
+    NoticeKind,
+    Started,
+    delta_of,
+    finished_of,
+    notice_of,
+    started_of,
+)
+from sluice.errors import InternalError
+from sluice.v1 import inference_pb2 as pb
+
+
+class Exchange:
+    """What the client holds of one answer.
+
+    Attributes:
+        started: the first `Started`, or None before it.
+        complete: whether `Finished` has come.
+    """
+
+    def __init__(self, request: pb.GenerateRequest) -> None:
+        self.started: Started | None = None
+        self.complete = False
+        self._request = request
+        self._token_ids: list[int] = []
+        self._text_length = 0
+        self._text_length_at = {0: 0}
+        self._leg = _Leg()
+
+    def next_request(self) -> pb.GenerateRequest:
+        """The message that opens the next call."""
+        self._leg = _Leg()
+        if self.started is None:
+            return self._request
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.resume.seed = self.started.seed
+        request.resume.token_ids.extend(self._token_ids)
+        return request
+
+    def accept(self, response: pb.GenerateResponse) -> Event | None:
+        """The event in `response`, or None when the caller has seen all of it.
+
+        Raises:
+            InternalError: the message does not follow what came before it.
+        """
+        kind = response.WhichOneof("event")
+        if kind != "started" and not self._leg.started:
+            raise InternalError(f"the stream began with {kind} instead of started")
+        match kind:
+            case "started":
+                return self._accept_started(started_of(response.started))
+            case "delta":
+                return self._accept_delta(delta_of(response.delta))
+            case "notice":
+                return notice_of(response.notice)
+            case "finished":
+                return self._accept_finished(finished_of(response.finished))
+        return None  # an event that this client is too old to know
+
+    def _accept_started(self, event: Started) -> Event:
+        self._leg.started = True
+        if self.started is None:
+            self.started = event
+            return event
+        if self._token_ids and event.model != self.started.model:
+            raise InternalError(
+                f"the answer of {self.started.model} came back from {event.model}: it cannot go on"
+            )
+        return Notice(
+            NoticeKind.RECONNECTED,
+            f"goes on as request {event.request_id}, trace {event.trace_id}",
+        )
+
+    def _accept_delta(self, delta: Delta) -> Delta | None:
+        known = self._known_tokens(delta)
+        if self._leg.text_position is None:
+            self._leg.text_position = self._text_length_at.get(delta.index)
+        position = self._leg.text_position
+        if position is None:
+            raise InternalError(f"the answer goes on at token {delta.index}, inside a piece")
+        skipped = max(0, self._text_length - position)
+        self._leg.text_position = position + len(delta.text)
+        return self._keep(
+            Delta(
+                text=delta.text[skipped:],
+                token_ids=delta.token_ids[known:],
+                index=delta.index + known,
+                logprobs=delta.logprobs[known:],
+            )
+        )
+
+    def _known_tokens(self, delta: Delta) -> int:
+        """How many tokens of `delta` the caller has; they must be the same ones."""
+        held = len(self._token_ids)
+        if delta.index > held:
+            raise InternalError(f"tokens {held} to {delta.index - 1} of the answer are missing")
+        known = min(held - delta.index, len(delta.token_ids))
+        if tuple(self._token_ids[delta.index : delta.index + known]) != delta.token_ids[:known]:
+            raise InternalError("the answer differs from what came before the reconnect")
+        return known
+
+    def _keep(self, new: Delta) -> Delta | None:
+        if not new.text and not new.token_ids:
+            return None
+        self._token_ids.extend(new.token_ids)
+        self._text_length += len(new.text)
+        self._text_length_at.setdefault(len(self._token_ids), self._text_length)
+        return new
+
+    def _accept_finished(self, event: Finished) -> Finished:
+        self.complete = True
+        return event
+
+
+class _Leg:
+    """What is known of the present call: whether it has begun, and how much text of the answer it has told."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.text_position: int | None = None

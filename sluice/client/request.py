@@ -1,0 +1,128 @@
+"""Makes requests out of arguments. What a field may hold is the gateway's to judge; here it only must fit the wire."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypedDict, get_args
+
+from sluice.defaults import AUTO
+from sluice.errors import InvalidRequest
+from sluice.v1 import inference_pb2 as pb
+
+PriorityName = Literal["interactive", "standard", "bulk"]
+PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is "system" (first only), "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[Message]
+"""The text of a single user turn, or a conversation whose last turn is the user's."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are drawn; what is not given takes the model's default. Ranges are in inference.proto."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: Sequence[str]
+    repetition_penalty: float
+    logprobs: int
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """What `generate` takes beside the prompt.
+
+    Keys:
+        model: a name, or "auto" (the default): the gateway routes.
+        priority: "interactive" (the default), "standard" or "bulk".
+        timeout_s: seconds from the start of the stream until the answer must be complete; it is the gRPC deadline.
+        labels: for routing rules and accounting.
+        idempotency_key: names the answer across reconnects; made by the client when not given.
+        raw_prompt: tokenize the prompt as it stands, without the chat template.
+    """
+
+    model: str
+    priority: PriorityName
+    timeout_s: float
+    labels: Mapping[str, str]
+    idempotency_key: str
+    raw_prompt: bool
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+    """The message for `generate`.
+
+    Raises:
+        InvalidRequest: a value cannot travel: text that is not UTF-8, a number that its field cannot hold.
+    """
+    priority = options.get("priority", "interactive")
+    if priority not in PRIORITIES:
+        raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
+    request = pb.GenerateRequest(priority=pb.Priority.Value(f"PRIORITY_{priority.upper()}"))
+    _set_prompt(request, prompt)
+    _set(request, "model", options.get("model", AUTO))
+    _set(request, "raw_prompt", options.get("raw_prompt", False))
+    _set(request, "idempotency_key", options.get("idempotency_key") or uuid.uuid4().hex)
+    for name in SamplingOptions.__annotations__:
+        if (value := options.get(name)) is not None:
+            _set(request.sampling, name, value, "sampling.")
+    for key, value in options.get("labels", {}).items():
+        with _Field(f"labels.{key}"):
+            request.labels[key] = value
+    return request
+
+
+def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountTokensRequest:
+    """The message for `count_tokens`.
+
+    Raises:
+        InvalidRequest: a value cannot travel.
+    """
+    request = pb.CountTokensRequest(raw_prompt=raw_prompt)
+    _set_prompt(request, prompt)
+    _set(request, "model", model)
+    return request
+
+
+def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        _set(request, "prompt", prompt)
+        return
+    request.chat.SetInParent()
+    for i, turn in enumerate(prompt):
+        message = request.chat.messages.add()
+        _set(message, "role", turn.role, f"chat.messages[{i}].")
+        _set(message, "content", turn.content, f"chat.messages[{i}].")
+
+
+def _set(message: Any, name: str, value: Any, path: str = "") -> None:
+    with _Field(path + name):
+        if isinstance(value, str | int | float):
+            setattr(message, name, value)
+        else:
+            getattr(message, name).extend(value)
+
+
+class _Field:
+    """Names the field in the error when protobuf does not take a value."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UnicodeError):
+            raise InvalidRequest.of(self._path, "is not valid UTF-8") from error
+        if isinstance(error, TypeError | ValueError):
+            raise InvalidRequest.of(self._path, str(error)) from error

@@ -1,0 +1,79 @@
+"""When to try again: bounded tries, waits that grow and are spread, never past the deadline.
+
+A core without a clock: `now` is monotonic seconds; `dice` gives numbers in [0, 1).
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice.client.events import Delta, Event, Started
+from sluice.client.failures import may_resume
+from sluice.errors import SluiceError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How stubborn a client is.
+
+    Attributes:
+        start_tries: calls until the gateway has accepted the request once.
+        resume_tries: calls in a row without a new token, after it was accepted. With the waits below the last one comes
+            about 8 s after the break: enough for a gateway to be started again.
+        first_wait_s: before the second call, seconds; doubles with each call.
+        wait_s_max: the longest wait, seconds.
+    """
+
+    start_tries: int = 3
+    resume_tries: int = 8
+    first_wait_s: float = 0.1
+    wait_s_max: float = 2.0
+
+    def wait_s(self, failures: int, dice: float) -> float:
+        """Seconds to wait after so many failures in a row: half of the step is fixed, half is thrown."""
+        step = min(self.wait_s_max, self.first_wait_s * 2.0 ** (failures - 1))
+        return step * (0.5 + dice / 2)
+
+
+class Retries:
+    """Counts the failures of one request that began at `now` and has `timeout_s` seconds (None: no limit)."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout_s: float | None,
+        now: float,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._policy = policy
+        self._deadline = None if timeout_s is None else now + timeout_s
+        self._dice = dice
+        self._tries = policy.start_tries
+        self._failures = 0
+
+    def saw(self, event: Event) -> None:
+        """Counts anew after new tokens; from `Started` on a break is worth more tries."""
+        if isinstance(event, Started):
+            self._tries = self._policy.resume_tries
+        elif isinstance(event, Delta):
+            self._failures = 0
+
+    def wait_s_after(self, error: SluiceError, now: float) -> float:
+        """Seconds to wait before the next call.
+
+        Raises:
+            SluiceError: `error`, when there is no next call: another try cannot help, there were enough, or the
+                deadline would be over by then.
+        """
+        self._failures += 1
+        if not may_resume(error) or self._failures >= self._tries:
+            raise error
+        step_s = self._policy.wait_s(self._failures, self._dice())
+        wait_s = max(step_s, error.retry_after_s or 0.0)
+        if self._deadline is not None and now + wait_s >= self._deadline:
+            raise error
+        return wait_s
+
+    def timeout_s(self, now: float) -> float | None:
+        """What is left until the deadline, seconds; None without one."""
+        return None if self._deadline is None else self._deadline - now
