@@ -1,0 +1,106 @@
+"""What Triton's Python backend calls: unpacks requests and hands them to the `Worker`, which decides.
+
+The model is decoupled: `execute` returns at once, and responses leave later through each request's response sender,
+always ended by the FINAL flag. A stub process serves one model instance, so process-wide settings are made here.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
+from model_workers.worker import Worker
+from sluice.internal.v1 import worker_pb2
+from sluice.settings import ModelSettings
+from sluice.telemetry.names import SERVICE_WORKER
+from sluice.telemetry.tracing import TRACEPARENT, start_tracing, tracer
+from sluice.wire.codec import MalformedMessage, unpack
+
+log = logging.getLogger(__name__)
+
+FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPort:
+    """One request's response sender; see `model_workers.channel.Port`."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, response: worker_pb2.WorkerResponse, *, last: bool = False) -> None:
+        """Blocks for one round trip through shared memory."""
+        payload = np.frombuffer(response.SerializeToString(), dtype=np.uint8)
+        tensor = pb_utils.Tensor(RESPONSE, payload)
+        message = pb_utils.InferenceResponse(output_tensors=[tensor])
+        if last:
+            self._sender.send(message, flags=FINAL)
+        else:
+            self._sender.send(message)
+
+    def close(self) -> None:
+        """Sends the FINAL flag alone."""
+        self._sender.send(flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has cancelled its stream."""
+        return bool(self._sender.is_cancelled())
+
+    def refuse(self, message: str) -> None:
+        """Ends the request with INVALID_ARGUMENT."""
+        error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+        self._sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+
+
+class TritonPythonModel:
+    """The model as Triton sees it."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        settings = _settings(args["model_config"])
+        # Before torch is imported: OpenMP reads it once.
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+        from model_workers.engines import build_engine
+
+        engine = build_engine(settings)
+        self._provider = start_tracing(SERVICE_WORKER)
+        self._worker = Worker(settings.name, engine, tracer(SERVICE_WORKER))
+        self._worker.start()
+        log.info("worker %s serves %s", self._worker.worker_id, settings.name)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Takes requests; their responses come later."""
+        for request in requests:
+            port = TritonPort(request.get_response_sender())
+            try:
+                self._worker.handle(_message(request), port, _traceparent(request))
+            except MalformedMessage as error:
+                port.refuse(str(error))
+
+    def finalize(self) -> None:
+        """Ends the threads, then sends the spans that are left."""
+        self._worker.stop()
+        self._provider.shutdown()
+
+
+def _settings(model_config: str) -> ModelSettings:
+    parameters = json.loads(model_config)["parameters"]
+    return ModelSettings.model_validate_json(parameters[PARAMETER]["string_value"])
+
+
+def _message(request: Any) -> worker_pb2.WorkerRequest:
+    tensor = pb_utils.get_input_tensor_by_name(request, REQUEST)
+    if tensor is None:
+        raise MalformedMessage(f"the tensor {REQUEST!r} is missing")
+    return unpack(worker_pb2.WorkerRequest, tensor.as_numpy().tobytes())
+
+
+def _traceparent(request: Any) -> str:
+    """The context of Triton's own span, empty when the request is not traced."""
+    context = request.trace().get_context()
+    return str(json.loads(context).get(TRACEPARENT, "")) if context else ""

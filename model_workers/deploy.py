@@ -1,0 +1,82 @@
+"""Renders the Triton model repository of a configuration, and checks model folders before anything is started.
+
+``python -m model_workers.deploy --config FILE --out DIR`` writes the repository.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from sluice.settings import ModelSettings, Settings, SettingsError, load, resolve_model_path
+
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+PARAMETER: Final = "model_settings"
+"""The parameter of config.pbtxt that carries the `ModelSettings` as JSON."""
+
+_CONFIG: Final = """\
+name: "{name}"
+backend: "python"
+max_batch_size: 0
+model_transaction_policy {{ decoupled: true }}
+input [ {{ name: "{request}" data_type: TYPE_UINT8 dims: [ -1 ] }} ]
+output [ {{ name: "{response}" data_type: TYPE_UINT8 dims: [ -1 ] }} ]
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+parameters [ {{ key: "{parameter}" value: {{ string_value: {settings} }} }} ]
+"""
+
+_MODEL: Final = '''\
+"""The entry point of Triton's Python backend; all code is in the model_workers package."""
+
+from model_workers.backend import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+
+
+def render_repository(settings: Settings, folder: Path) -> None:
+    """Writes one Triton model per configured model into ``folder``, which is made when missing.
+
+    Raises:
+        SettingsError: a relative model folder is missing.
+    """
+    for model in settings.models:
+        version = folder / model.name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (folder / model.name / "config.pbtxt").write_text(_config(model), encoding="utf-8")
+        (version / "model.py").write_text(_MODEL, encoding="utf-8")
+
+
+def _config(model: ModelSettings) -> str:
+    path = model.path
+    if not path.startswith("builtin:"):
+        # Triton has another working folder than the one a relative path was written for.
+        path = resolve_model_path(path)
+    values = model.model_copy(update={"path": path}).model_dump_json()
+    return _CONFIG.format(
+        name=model.name,
+        request=REQUEST,
+        response=RESPONSE,
+        parameter=PARAMETER,
+        settings=json.dumps(values, ensure_ascii=False),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m model_workers.deploy", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the repository")
+    options = parser.parse_args(arguments)
+    try:
+        render_repository(load(options.config), options.out)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The door of a worker: a row of the wire becomes a valid `RowSpec`, or is refused. Inside, rows are trusted."""
+
+import math
+
+from model_workers.engine.protocol import RowInvalid, RowSpec, Sampling
+from sluice.internal.v1 import task_pb2, worker_pb2
+
+TOP_LOGPROBS_MAX = 32
+"""Most alternatives per token that a row may ask for."""
+
+
+def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
+    """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
+
+    Raises:
+        RowInvalid: a field has a value that cannot be computed with.
+    """
+    task = row.task
+    if not task.request_id:
+        raise RowInvalid("request_id is empty")
+    return RowSpec(
+        request_id=task.request_id,
+        owner=owner,
+        attempt=row.attempt,
+        prompt=tuple(task.prompt_token_ids),
+        produced=tuple(task.produced_token_ids),
+        sampling=_sampling(task.sampling),
+        deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
+    )
+
+
+def _sampling(sampling: task_pb2.Sampling) -> Sampling:
+    _require(sampling.max_tokens >= 1, "max_tokens must be at least 1")
+    _require(_within(sampling.temperature, 0, 100), "temperature must be in [0, 100]")
+    _require(_within(sampling.top_p, 0, 1) and sampling.top_p > 0, "top_p must be in (0, 1]")
+    _require(
+        _within(sampling.repetition_penalty, 0.01, 100), "repetition_penalty must be in [0.01, 100]"
+    )
+    _require(
+        sampling.top_logprobs <= TOP_LOGPROBS_MAX, f"top_logprobs is at most {TOP_LOGPROBS_MAX}"
+    )
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        logprobs=sampling.logprobs,
+        top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+    )
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise RowInvalid(message)

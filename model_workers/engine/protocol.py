@@ -1,0 +1,172 @@
+"""The seam between a worker and an engine.
+
+An engine computes rows together, one step at a time: rows join and leave between any two steps (continuous batching).
+It is driven by one thread and never looks at a clock: ``now`` is monotonic seconds and comes from the caller.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Protocol
+
+from sluice.internal.v1 import frame_pb2
+
+
+class RowEnd(IntEnum):
+    """Why a row ended; the numbers are those of the wire."""
+
+    STOP = frame_pb2.ROW_END_STOP
+    LENGTH = frame_pb2.ROW_END_LENGTH
+    CANCELLED = frame_pb2.ROW_END_CANCELLED
+    DEADLINE = frame_pb2.ROW_END_DEADLINE
+    FAILED = frame_pb2.ROW_END_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens of a row are drawn; already validated. Fields as in the wire's ``Sampling``."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """One row to compute.
+
+    Attributes:
+        owner: the batcher that gets its frames.
+        attempt: a higher one replaces a row of the same request.
+        prompt: at least one token.
+        produced: tokens of the answer that exist already; the row goes on behind them.
+        deadline: monotonic seconds; None means none.
+    """
+
+    request_id: str
+    owner: str
+    attempt: int
+    prompt: tuple[int, ...]
+    produced: tuple[int, ...]
+    sampling: Sampling
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position, after temperature and penalties, before top-k and top-p.
+
+    ``top`` holds (token, log-probability), most probable first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What one step did to one row: tokens, its end, or both.
+
+    Attributes:
+        start_index: index of the first of ``token_ids`` in the answer.
+        logprobs: one per token when asked for, else empty.
+        end: set in the last step of a row, and only there.
+        error: one sentence when ``end`` is FAILED.
+    """
+
+    request_id: str
+    owner: str
+    attempt: int
+    start_index: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    end: RowEnd | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an engine is; fields as in the wire's ``WorkerLoad``."""
+
+    slots: int
+    running: int
+    waiting: int
+    context_tokens: int
+    steps: int
+
+
+class Refused(Exception):
+    """A row was not taken.
+
+    Attributes:
+        reason: an ErrorInfo reason of `sluice.errors`.
+        retryable: whether another worker, or this one later, may take it.
+    """
+
+    reason: ClassVar[str]
+    retryable: ClassVar[bool]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RowInvalid(Refused):
+    """The row cannot be computed as it is."""
+
+    reason = "REQUEST_INVALID"
+    retryable = False
+
+
+class RowStale(RowInvalid):
+    """A row of the same request with this or a higher attempt is here already."""
+
+
+class RowTooLong(Refused):
+    """The prompt leaves no room for an answer in the model's context."""
+
+    reason = "PROMPT_TOO_LONG"
+    retryable = False
+
+
+class EngineFull(Refused):
+    """All slots and waiting places are taken."""
+
+    reason = "OVERLOADED"
+    retryable = True
+
+
+class WorkerAway(Refused):
+    """The worker cannot take rows now: it is closing, or the batcher has no channel to it."""
+
+    reason = "MODEL_UNAVAILABLE"
+    retryable = True
+
+
+class Engine(Protocol):
+    """Computes rows. Not thread-safe: one thread drives it."""
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """Takes ``row``; it joins at one of the next steps. Replaces a row of the same request and lower attempt.
+
+        Raises:
+            Refused: one of the kinds above; nothing has changed.
+        """
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Removes rows before the next step, which reports their end; unknown ones are ignored."""
+
+    def step(self, now: float) -> list[RowStep]:
+        """Drops what is cancelled or past its deadline, then computes at most one token for every row in a slot."""
+
+    def abort(self, message: str) -> list[RowStep]:
+        """Ends all rows as FAILED, after `step` has raised. The engine is empty and usable behind it."""
+
+    def load(self) -> Load:
+        """How busy it is; without rows in slots or waiting, `step` has nothing to do."""

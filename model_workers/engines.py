@@ -1,0 +1,24 @@
+"""Which engine serves a model."""
+
+from typing import Final
+
+from model_workers.engine.echo import EchoEngine
+from model_workers.engine.protocol import Engine
+from sluice.settings import ModelSettings
+
+ECHO_CONTEXT_TOKENS: Final = 4096
+
+
+def build_engine(settings: ModelSettings) -> Engine:
+    """The engine that ``settings`` name, ready to take rows.
+
+    Raises:
+        SettingsError: the model cannot be served.
+    """
+    if settings.engine == "echo":
+        context = settings.context_tokens or ECHO_CONTEXT_TOKENS
+        return EchoEngine(settings.slots, settings.max_waiting_rows, context)
+    # Imported here: an echo worker needs no torch.
+    from model_workers.engine.transformers_engine import load_engine
+
+    return load_engine(settings)

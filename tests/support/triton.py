@@ -1,0 +1,167 @@
+"""A real Triton with rendered models for a test, and a client that speaks the worker's wire over raw stubs."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from model_workers.deploy import REQUEST, RESPONSE, render_repository
+from sluice.internal.v1 import worker_pb2
+from sluice.processes import triton
+from sluice.processes.ports import free_port
+from sluice.settings import ModelSettings, RoutingSettings, Settings
+
+START_S = 60.0
+STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class RunningTriton:
+    """A server for the length of a ``with``."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextmanager
+def running_triton(
+    folder: Path, models: tuple[ModelSettings, ...], environment: Mapping[str, str] | None = None
+) -> Iterator[RunningTriton]:
+    """Serves ``models`` on a free port; files go to ``folder``."""
+    settings = Settings(models=models, routing=RoutingSettings(default=models[0].name))
+    render_repository(settings, folder / "repository")
+    triton.prepare_runtime(folder / "runtime")
+    prefix = f"sluice_test_{os.getpid()}_{folder.name[-20:]}_"
+    config = triton.TritonConfig(
+        repository=folder / "repository",
+        models=tuple(model.name for model in models),
+        runtime=folder / "runtime",
+        port=free_port(),
+        secret="test",
+        exit_timeout_s=3,
+        shm_prefix=prefix,
+    )
+    log = folder / "triton.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            triton.triton_command(config),
+            env={**triton.triton_environment(config.runtime), **(environment or {})},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        address = f"127.0.0.1:{config.port}"
+        asyncio.run(_ready(process, address, log))
+        yield RunningTriton(address, process, log)
+    finally:
+        _end(process)
+        triton.remove_shared_memory(prefix)
+
+
+class WorkerClient:
+    """One gRPC channel to Triton, speaking WorkerRequest and WorkerResponse."""
+
+    def __init__(self, address: str, model: str) -> None:
+        self._channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._model = model
+
+    async def __aenter__(self) -> "WorkerClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    def stream(self, traceparent: str = "") -> "WorkerStream":
+        """A stream of its own; leave it with ``async with``."""
+        metadata = (("traceparent", traceparent),) if traceparent else ()
+        return WorkerStream(self._stub.ModelStreamInfer(metadata=metadata), self._model)
+
+    async def ask(
+        self, request: worker_pb2.WorkerRequest, traceparent: str = ""
+    ) -> worker_pb2.Admission:
+        """Sends one request on a stream of its own, and returns the admission."""
+        async with self.stream(traceparent) as stream:
+            await stream.send(request)
+            response = await anext(stream.responses())
+            return response.admission
+
+
+class WorkerStream:
+    """One ModelStreamInfer."""
+
+    def __init__(self, call: Any, model: str) -> None:
+        self._call = call
+        self._model = model
+
+    async def __aenter__(self) -> "WorkerStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._call.cancel()
+
+    async def send(self, request: worker_pb2.WorkerRequest) -> None:
+        """Sends a request."""
+        await self.send_bytes(request.SerializeToString())
+
+    async def send_bytes(self, payload: bytes) -> None:
+        """Sends what may be no request at all."""
+        message = service_pb2.ModelInferRequest(model_name=self._model)
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        message.inputs.add(name=REQUEST, datatype="UINT8", shape=[len(payload)])
+        message.raw_input_contents.append(payload)
+        await self._call.write(message)
+
+    async def replies(self) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
+        """Everything that Triton answers."""
+        async for reply in self._call:
+            yield reply
+
+    async def responses(self) -> AsyncIterator[worker_pb2.WorkerResponse]:
+        """What the worker answers."""
+        async for reply in self.replies():
+            assert not reply.error_message, reply.error_message
+            contents = reply.infer_response.raw_output_contents
+            if contents:
+                assert reply.infer_response.outputs[0].name == RESPONSE
+                yield worker_pb2.WorkerResponse.FromString(contents[0])
+
+
+async def _ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    waiting = asyncio.ensure_future(triton.wait_for_triton(address, START_S))
+    exiting = asyncio.ensure_future(asyncio.to_thread(_poll_exit, process, waiting))
+    await asyncio.wait({waiting, exiting}, return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done() or waiting.exception() is not None:
+        waiting.cancel()
+        raise AssertionError(f"Triton did not start:\n{log.read_text()[-4000:]}")
+
+
+def _poll_exit(process: subprocess.Popen[bytes], waiting: "asyncio.Future[None]") -> None:
+    while not waiting.done():
+        try:
+            process.wait(timeout=0.1)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_S)
