@@ -18,8 +18,8 @@ import nats
 import nats.errors
 import nats.js.errors
 
+from sluice.processes.errors import SetupError
 from sluice.processes.ports import LOOPBACK
-from sluice.processes.triton import ProcessSetupError
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 """Largest message; what is larger travels by the object store."""
@@ -56,14 +56,14 @@ def find_nats_server() -> Path:
     """The program: the wheel's, else the first on PATH.
 
     Raises:
-        ProcessSetupError: there is none.
+        SetupError: there is none.
     """
     for program in _wheel_programs():
         if os.access(program, os.X_OK):
             return program
     on_path = shutil.which(_PROGRAM)
     if on_path is None:
-        raise ProcessSetupError(f"{_PROGRAM} is not installed; run: pip install {_WHEEL}")
+        raise SetupError(f"{_PROGRAM} is not installed; run: pip install {_WHEEL}")
     return Path(on_path)
 
 
@@ -71,10 +71,10 @@ def render_config(config: NatsConfig) -> str:
     """The configuration file's text.
 
     Raises:
-        ProcessSetupError: ``host`` can be reached from other machines.
+        SetupError: ``host`` can be reached from other machines.
     """
     if not _is_loopback(config.host):
-        raise ProcessSetupError(
+        raise SetupError(
             f"nats-server without credentials may listen on loopback only, not on {config.host}; "
             f"use {LOOPBACK} or run a server with accounts of its own"
         )
@@ -97,7 +97,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     """Writes the configuration file to ``path``; returns program and arguments.
 
     Raises:
-        ProcessSetupError: as `find_nats_server` and `render_config`, or a folder cannot be written.
+        SetupError: as `find_nats_server` and `render_config`, or a folder cannot be written.
     """
     program, text = find_nats_server(), render_config(config)
     try:
@@ -105,7 +105,7 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ProcessSetupError(
+        raise SetupError(
             f"{error.filename}: {error.strerror}; choose a folder to write to"
         ) from error
     return (str(program), "--config", str(path))

@@ -13,6 +13,7 @@ Rules:
 docs/notes-triton.md holds what was measured.
 """
 
+import asyncio
 import importlib.util
 import os
 import sys
@@ -38,10 +39,6 @@ _STUB: Final = "triton_python_backend_stub"
 _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
 _SECRET_KEY: Final = "sluice-secret"
 _SHARED_MEMORY: Final = Path("/dev/shm")
-
-
-class ProcessSetupError(SetupError):
-    """A server that comes in a wheel cannot be started here; the message is one line that says what to do."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +93,11 @@ def find_wheel() -> TritonWheel:
     """The installed wheel's parts.
 
     Raises:
-        ProcessSetupError: it is not installed, not complete, or has no stub for this Python version.
+        SetupError: it is not installed, not complete, or has no stub for this Python version.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
-        raise ProcessSetupError(
-            "nvidia-pytriton is not installed; run: pip install nvidia-pytriton"
-        )
+        raise SetupError("nvidia-pytriton is not installed; run: pip install nvidia-pytriton")
     root = Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     wheel = TritonWheel(
@@ -111,12 +106,12 @@ def find_wheel() -> TritonWheel:
         stub=root / "python_backend_stubs" / version / _STUB,
     )
     if not wheel.stub.is_file() and wheel.server.is_file():
-        raise ProcessSetupError(
+        raise SetupError(
             f"nvidia-pytriton has no stub for Python {version}; use Python 3.11 or 3.12"
         )
     for program in (wheel.server, wheel.stub):
         if not os.access(program, os.X_OK):
-            raise ProcessSetupError(
+            raise SetupError(
                 f"{program} is missing or may not be executed; "
                 "run: pip install --force-reinstall nvidia-pytriton"
             )
@@ -127,7 +122,7 @@ def find_libpython() -> Path:
     """The shared library of the running interpreter, from a virtual environment too.
 
     Raises:
-        ProcessSetupError: this interpreter was built or installed without one.
+        SetupError: this interpreter was built or installed without one.
     """
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     # Relocated builds (uv, conda) may name the build machine's folder as LIBDIR, so the prefix is asked as well.
@@ -136,7 +131,7 @@ def find_libpython() -> Path:
         library = Path(folder) / name
         if library.is_file():
             return library.resolve()
-    raise ProcessSetupError(
+    raise SetupError(
         f"{name} of {sys.base_prefix} was not found; install a Python with a shared library "
         "(pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared, Debian: the libpython3 package)"
     )
@@ -146,7 +141,7 @@ def prepare_runtime(folder: Path) -> None:
     """Fills ``folder`` with the links that the server needs; what is right already stays.
 
     Raises:
-        ProcessSetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
+        SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
     """
     wheel, library = find_wheel(), find_libpython()
     links = {_backends(folder) / "python" / name: wheel.backend / name for name in _BACKEND_FILES}
@@ -158,7 +153,7 @@ def prepare_runtime(folder: Path) -> None:
         for link, target in links.items():
             _link(link, target)
     except OSError as error:
-        raise ProcessSetupError(f"{folder}: {error.strerror}; choose a folder to write to") from error
+        raise SetupError(f"{folder}: {error.strerror}; choose a folder to write to") from error
 
 
 def triton_command(config: TritonConfig) -> tuple[str, ...]:
@@ -168,7 +163,7 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
     configuration must be complete: completing it would start every stub twice.
 
     Raises:
-        ProcessSetupError: as `find_wheel`.
+        SetupError: as `find_wheel`.
     """
     return (
         str(find_wheel().server),
@@ -225,7 +220,7 @@ async def wait_for_triton(address: str, bound_s: float) -> None:
         ("grpc.use_local_subchannel_pool", 1),
     ]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
-        await _wait_ready(channel, bound_s)
+        await asyncio.wait_for(channel.channel_ready(), bound_s)
 
 
 def stub_pids(server_pid: int) -> dict[str, int]:
@@ -301,18 +296,15 @@ def _import_folders() -> list[str]:
     """Where this interpreter finds packages beyond its standard library."""
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     standard |= {f"{folder}/lib-dynload" for folder in standard}
-    return [entry for entry in sys.path if entry not in standard and Path(entry).is_absolute()
-            and Path(entry).is_dir()]
+    return [entry for entry in sys.path if entry not in standard and _is_folder(Path(entry))]
+
+
+def _is_folder(entry: Path) -> bool:
+    return entry.is_absolute() and entry.is_dir()
 
 
 def _joined(folders: Iterable[str]) -> str:
     return os.pathsep.join(filter(None, folders))
-
-
-async def _wait_ready(channel: grpc.aio.Channel, bound_s: float) -> None:
-    import asyncio
-
-    await asyncio.wait_for(channel.channel_ready(), bound_s)
 
 
 def _instance(child: psutil.Process) -> tuple[str, int] | None:

@@ -5,8 +5,8 @@ import os
 import select
 import threading
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
+
 from sluice.processes.ports import LOOPBACK  # proves that our own packages are found here
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
