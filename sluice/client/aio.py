@@ -153,7 +153,7 @@ class AsyncClient:
                 await asyncio.sleep(retries.wait_s_after(error, time.monotonic()))
 
     async def _lookup(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[_Q, _R], request: _Q, timeout_s: float
+        self, method: "grpc.aio.UnaryUnaryMultiCallable[_Q, _R]", request: _Q, timeout_s: float
     ) -> _R:
         channel.check_timeout(timeout_s)
         retries = Retries(self._retry, timeout_s, time.monotonic())

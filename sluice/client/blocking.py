@@ -161,7 +161,7 @@ class Client:
                 time.sleep(retries.wait_s_after(error, time.monotonic()))
 
     def _lookup(
-        self, method: grpc.UnaryUnaryMultiCallable[_Q, _R], request: _Q, timeout_s: float
+        self, method: "grpc.UnaryUnaryMultiCallable[_Q, _R]", request: _Q, timeout_s: float
     ) -> _R:
         channel.check_timeout(timeout_s)
         retries = Retries(self._retry, timeout_s, time.monotonic())

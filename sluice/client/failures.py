@@ -1,7 +1,8 @@
 """Turns what gRPC raises into the classes of `sluice.errors`, and says after which a new call may go on."""
 
 import re
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -34,11 +35,12 @@ def may_resume(error: SluiceError) -> bool:
 
 
 def _typed(call: grpc.RpcError) -> SluiceError | None:
-    packed = next((v for k, v in call.trailing_metadata() or () if k == STATUS_KEY), None)
-    if packed is None:
+    # The stubs do not say so, but both kinds of call give pairs, or None.
+    trailer = dict(cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()))
+    if STATUS_KEY not in trailer:
         return None
     try:
-        return errors.from_status(status_pb2.Status.FromString(packed))
+        return errors.from_status(status_pb2.Status.FromString(trailer[STATUS_KEY]))
     except DecodeError:
         return None
 

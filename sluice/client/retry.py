@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sluice.client.events import Delta, Event, Started
 from sluice.client.failures import may_resume
-from sluice.errors import SluiceError
+from sluice.errors import DeadlinePassed, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +75,13 @@ class Retries:
         return wait_s
 
     def timeout_s(self, now: float) -> float | None:
-        """What is left until the deadline, seconds; None without one."""
-        return None if self._deadline is None else self._deadline - now
+        """What is left until the deadline, seconds; None without one.
+
+        Raises:
+            DeadlinePassed: nothing is left. (gRPC's asyncio calls take a timeout of 0 for none at all.)
+        """
+        if self._deadline is None:
+            return None
+        if now >= self._deadline:
+            raise DeadlinePassed("the deadline has passed already")
+        return self._deadline - now

@@ -1,0 +1,365 @@
+"""Both clients against a real gRPC server that breaks, refuses and stalls by script."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from sluice import errors
+from sluice.client import (
+    Answer,
+    AsyncClient,
+    Client,
+    ConnectionLost,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Model,
+    NoticeKind,
+    Prompt,
+    RetryPolicy,
+    Started,
+)
+from sluice.v1 import inference_pb2 as pb
+from tests.support.scripted import (
+    Fail,
+    Hold,
+    Relay,
+    ScriptedService,
+    Step,
+    delta,
+    finished,
+    started,
+)
+
+QUICK = RetryPolicy(start_tries=3, resume_tries=4, first_wait_s=0.01, wait_s_max=0.05)
+Kind = Literal["async", "blocking"]
+BOUND_S = 10.0
+
+
+@pytest.fixture(params=["async", "blocking"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    return chosen
+
+
+async def ask(
+    kind: Kind, address: str, prompt: Prompt = "p", **options: Unpack[GenerateOptions]
+) -> Answer:
+    if kind == "async":
+        async with AsyncClient(address, QUICK) as client:
+            return await client.generate(prompt, **options).answer()
+    return await asyncio.to_thread(ask_blocking, address, prompt, options)
+
+
+def ask_blocking(address: str, prompt: Prompt, options: GenerateOptions) -> Answer:
+    with Client(address, QUICK) as client:
+        return client.generate(prompt, **options).answer()
+
+
+async def models(kind: Kind, address: str) -> list[Model]:
+    if kind == "async":
+        async with AsyncClient(address, QUICK) as client:
+            return await client.list_models()
+
+    def blocking() -> list[Model]:
+        with Client(address, QUICK) as client:
+            return client.list_models()
+
+    return await asyncio.to_thread(blocking)
+
+
+WHOLE: Sequence[Step] = [started(), delta(0, "ab"), delta(2, "c"), finished()]
+
+
+async def test_answer_holds_everything(kind: Kind) -> None:
+    async with ScriptedService.serve([WHOLE]) as service:
+        answer = await ask(kind, service.address, "hello", model="small", max_tokens=9)
+    assert (answer.text, answer.token_ids) == ("abc", (100, 101, 102))
+    assert (answer.request_id, answer.model, answer.tier) == ("r1", "small", "small")
+    assert answer.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert answer.finish_reason is FinishReason.STOP
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 3)
+    assert (answer.timings.time_to_first_token_ms, answer.timings.total_ms) == (1.5, 4.25)
+    (request,) = service.requests
+    assert (request.prompt, request.model, request.sampling.max_tokens) == ("hello", "small", 9)
+    assert len(request.idempotency_key) == 32
+
+
+async def test_every_option_travels(kind: Kind) -> None:
+    async with ScriptedService.serve([WHOLE]) as service:
+        await ask(
+            kind,
+            service.address,
+            [Message("system", "s"), Message("user", "u")],
+            priority="bulk",
+            temperature=0.5,
+            top_p=0.25,
+            top_k=4,
+            seed=11,
+            stop=["\n", "END"],
+            repetition_penalty=1.5,
+            logprobs=2,
+            labels={"team": "desk"},
+            idempotency_key="mine",
+            raw_prompt=True,
+            timeout_s=60.0,
+        )
+    (request,) = service.requests
+    turns = [(m.role, m.content) for m in request.chat.messages]
+    assert turns == [("system", "s"), ("user", "u")]
+    assert request.sampling == pb.SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=4,
+        seed=11,
+        stop=["\n", "END"],
+        repetition_penalty=1.5,
+        logprobs=2,
+    )
+    assert request.priority == pb.PRIORITY_BULK
+    assert (dict(request.labels), request.idempotency_key) == ({"team": "desk"}, "mine")
+    assert (request.model, request.raw_prompt) == ("auto", True)
+    (left_s,) = service.timeouts
+    assert left_s is not None
+    assert 0 < left_s < 61  # gRPC rounds up
+
+
+async def test_cut_connection_is_resumed_where_it_was(kind: Kind) -> None:
+    hold = Hold()
+    scripts: list[Sequence[Step]] = [
+        [started(seed=3), delta(0, "ab"), hold],
+        [started(request_id="r2"), delta(2, "c"), finished()],
+    ]
+    async with ScriptedService.serve(scripts) as service, Relay.to(service.address) as relay:
+        asking = asyncio.create_task(ask(kind, relay.address, timeout_s=BOUND_S))
+        await asyncio.wait_for(hold.reached.wait(), BOUND_S)
+        relay.cut()
+        answer = await asking
+        await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
+    assert (answer.text, answer.token_ids) == ("abc", (100, 101, 102))
+    assert [notice.kind for notice in answer.notices] == [NoticeKind.RECONNECTED]
+    first, second = service.requests
+    assert not first.HasField("resume")
+    assert second.idempotency_key == first.idempotency_key
+    assert (list(second.resume.token_ids), second.resume.seed) == ([100, 101], 3)
+
+
+async def test_gateway_that_shuts_down_is_followed_by_the_next(kind: Kind) -> None:
+    leaving = Fail(errors.ShuttingDown("bye", retry_after_s=0.01))
+    scripts: list[Sequence[Step]] = [
+        [started(), delta(0, "a"), leaving],
+        [leaving],
+        [started(), delta(1, "bc"), finished()],
+    ]
+    async with ScriptedService.serve(scripts) as service:
+        answer = await ask(kind, service.address)
+    assert answer.text == "abc"
+    assert len(service.requests) == 3
+
+
+async def test_server_that_is_started_anew_is_found_again(kind: Kind) -> None:
+    hold = Hold()
+    async with ScriptedService.serve([[started(), delta(0, "a"), hold]]) as first:
+        asking = asyncio.create_task(ask(kind, first.address))
+        await asyncio.wait_for(hold.reached.wait(), BOUND_S)
+    again = [[started(), delta(1, "bc"), finished()]]
+    async with ScriptedService.serve(again, first.address) as second:
+        answer = await asking
+    assert answer.text == "abc"
+    assert list(second.requests[0].resume.token_ids) == [100]
+
+
+async def test_no_says_no_once(kind: Kind) -> None:
+    full = Fail(errors.Overloaded("full", retry_after_s=2.5))
+    async with ScriptedService.serve([[started(), delta(0, "a"), full]]) as service:
+        with pytest.raises(errors.Overloaded, match="full") as caught:
+            await ask(kind, service.address)
+    assert caught.value.retry_after_s == 2.5
+    assert len(service.requests) == 1
+
+
+async def test_fields_of_an_invalid_request_come_back(kind: Kind) -> None:
+    wrong = Fail(errors.InvalidRequest.of("sampling.max_tokens", "must be at least 1"))
+    async with ScriptedService.serve([[wrong]]) as service:
+        with pytest.raises(errors.InvalidRequest) as caught:
+            await ask(kind, service.address, max_tokens=0)
+    assert [v.field for v in caught.value.violations] == ["sampling.max_tokens"]
+
+
+async def test_tries_are_bounded(kind: Kind) -> None:
+    gone = Fail(code=grpc.StatusCode.UNAVAILABLE, details="gone")
+    async with ScriptedService.serve([[gone]]) as service:
+        with pytest.raises(ConnectionLost, match="gone"):
+            await ask(kind, service.address)
+        assert len(service.requests) == QUICK.start_tries
+    async with ScriptedService.serve([[started(), gone]]) as service:
+        with pytest.raises(ConnectionLost, match="gone"):
+            await ask(kind, service.address)
+        assert len(service.requests) == QUICK.resume_tries
+
+
+async def test_stream_without_an_end_is_resumed(kind: Kind) -> None:
+    scripts = [[started(), delta(0, "a")], [started(), delta(1, "b"), finished()]]
+    async with ScriptedService.serve(scripts) as service:
+        answer = await ask(kind, service.address)
+    assert answer.text == "ab"
+
+
+async def test_status_of_somebody_else_is_named(kind: Kind) -> None:
+    other = Fail(code=grpc.StatusCode.UNIMPLEMENTED, details="no such method")
+    async with ScriptedService.serve([[other]]) as service:
+        with pytest.raises(errors.InternalError, match="UNIMPLEMENTED: no such method") as caught:
+            await ask(kind, service.address)
+    assert caught.value.metadata == {"code": "UNIMPLEMENTED"}
+
+
+async def test_deadline_ends_the_call(kind: Kind) -> None:
+    hold = Hold()
+    async with ScriptedService.serve([[started(), hold]]) as service:
+        with pytest.raises(errors.DeadlinePassed):
+            await ask(kind, service.address, timeout_s=0.2)
+        await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
+
+
+async def test_deadline_bounds_the_tries(kind: Kind) -> None:
+    later = Fail(errors.ModelUnavailable("loading", retry_after_s=60))
+    async with ScriptedService.serve([[later]]) as service:
+        with pytest.raises(errors.ModelUnavailable):
+            await ask(kind, service.address, timeout_s=5.0)
+    assert len(service.requests) == 1
+
+
+async def test_every_call_has_the_deadline(kind: Kind) -> None:
+    leaving = Fail(errors.ShuttingDown("bye"))
+    scripts: list[Sequence[Step]] = [[started(), leaving], WHOLE]
+    async with ScriptedService.serve(scripts) as service:
+        await ask(kind, service.address, timeout_s=BOUND_S)
+    assert [left_s is not None for left_s in service.timeouts] == [True, True]
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+async def test_deadline_that_has_passed(kind: Kind, timeout_s: float) -> None:
+    async with ScriptedService.serve([WHOLE]) as service:
+        with pytest.raises(errors.DeadlinePassed):
+            await ask(kind, service.address, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf])
+async def test_timeout_that_is_no_time(kind: Kind, timeout_s: float) -> None:
+    with pytest.raises(errors.InvalidRequest, match="timeout_s"):
+        await ask(kind, "127.0.0.1:1", timeout_s=timeout_s)
+
+
+async def test_nobody_there(kind: Kind) -> None:
+    async with ScriptedService.serve() as service:
+        pass
+    with pytest.raises(ConnectionLost, match=service.address.split(":")[1]):
+        await ask(kind, service.address)
+
+
+async def test_leaving_the_async_stream_cancels_the_call() -> None:
+    hold = Hold()
+    async with (
+        ScriptedService.serve([[started(), delta(0, "a"), hold]]) as service,
+        AsyncClient(service.address) as client,
+    ):
+        async with client.generate("p") as stream:
+            assert isinstance(await anext(stream), Started)
+            assert isinstance(await anext(stream), Delta)
+        await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
+
+
+async def test_cancelling_the_reading_task_cancels_the_call() -> None:
+    hold = Hold()
+    async with (
+        ScriptedService.serve([[started(), hold]]) as service,
+        AsyncClient(service.address) as client,
+    ):
+        task = asyncio.create_task(client.generate("p").answer())
+        await asyncio.wait_for(hold.reached.wait(), BOUND_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
+
+
+async def test_leaving_the_blocking_stream_cancels_the_call() -> None:
+    hold = Hold()
+
+    def leave(address: str) -> None:
+        with Client(address) as client, client.generate("p") as stream:
+            assert isinstance(next(stream), Started)
+
+    async with ScriptedService.serve([[started(), hold]]) as service:
+        await asyncio.to_thread(leave, service.address)
+        await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
+
+
+async def test_events_come_as_they_are_sent() -> None:
+    hold = Hold()
+    async with (
+        ScriptedService.serve([[started(), delta(0, "a"), hold, finished(1)]]) as service,
+        AsyncClient(service.address) as client,
+    ):
+        stream = client.generate("p")
+        assert isinstance(await anext(stream), Started)
+        piece = await anext(stream)
+        assert isinstance(piece, Delta)
+        assert piece.text == "a"
+        hold.release.set()
+        assert [type(event) async for event in stream] == [Finished]
+
+
+async def test_current_span_becomes_the_parent(kind: Kind) -> None:
+    tracer = TracerProvider().get_tracer("test")
+    async with ScriptedService.serve([WHOLE]) as service:
+        with tracer.start_as_current_span("caller") as span:
+            await ask(kind, service.address)
+        context = span.get_span_context()
+        await ask(kind, service.address)
+    with_span, without = service.metadata
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-"
+    assert with_span["traceparent"].startswith(parent)
+    assert "traceparent" not in without
+
+
+async def test_list_of_models_survives_a_hiccup(kind: Kind) -> None:
+    async with ScriptedService.serve() as service:
+        service.lookup_failures = [Fail(code=grpc.StatusCode.UNAVAILABLE)]
+        small, large = await models(kind, service.address)
+    assert small == Model("small", "small", 512, True, 32, 0, 0)
+    assert (large.name, large.ready) == ("large", False)
+
+
+async def test_error_of_a_lookup_is_typed(kind: Kind) -> None:
+    async with ScriptedService.serve() as service:
+        service.lookup_failures = [Fail(errors.UnknownModel("no", metadata={"models": "small"}))]
+        with pytest.raises(errors.UnknownModel) as caught:
+            await models(kind, service.address)
+    assert caught.value.metadata == {"models": "small"}
+
+
+async def test_counting_tokens() -> None:
+    async with ScriptedService.serve() as service, AsyncClient(service.address) as client:
+        count = await client.count_tokens("hello", "small")
+        turns = await client.count_tokens([Message("user", "hi")])
+    assert (count.token_count, count.context_tokens, count.model) == (5, 512, "small")
+    assert (turns.token_count, turns.model) == (2, "auto")
+
+
+async def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_ADDRESS", "10.0.0.1:7")
+    with Client() as client:
+        assert client.address == "10.0.0.1:7"
+    with Client("10.0.0.2:8") as client:
+        assert client.address == "10.0.0.2:8"
+    monkeypatch.delenv("SLUICE_ADDRESS")
+    with Client() as client:
+        assert client.address == "127.0.0.1:50051"

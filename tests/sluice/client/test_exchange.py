@@ -1,0 +1,168 @@
+"""What a client holds of an answer, over calls that break anywhere."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.client.events import Delta, Event, Finished, Notice, NoticeKind, Started
+from sluice.client.exchange import Exchange
+from sluice.errors import InternalError
+from sluice.v1 import inference_pb2 as pb
+from tests.support.scripted import delta, finished, started
+
+
+def exchange() -> Exchange:
+    return Exchange(pb.GenerateRequest(prompt="p", idempotency_key="k"))
+
+
+def play(subject: Exchange, messages: Sequence[pb.GenerateResponse]) -> list[Event]:
+    events = [subject.accept(message) for message in messages]
+    return [event for event in events if event is not None]
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [t for event in events if isinstance(event, Delta) for t in event.token_ids]
+
+
+def test_undisturbed_answer_passes_as_it_is() -> None:
+    subject = exchange()
+    assert subject.next_request() == pb.GenerateRequest(prompt="p", idempotency_key="k")
+    events = play(subject, [started(), delta(0, "ab"), delta(2, "c"), finished()])
+    assert [type(event) for event in events] == [Started, Delta, Delta, Finished]
+    assert text_of(events) == "abc"
+    assert subject.complete
+
+
+def test_next_call_names_seed_and_tokens() -> None:
+    subject = exchange()
+    play(subject, [started(seed=41), delta(0, "ab")])
+    request = subject.next_request()
+    assert request.idempotency_key == "k"
+    assert request.prompt == "p"
+    assert request.resume.seed == 41
+    assert list(request.resume.token_ids) == [100, 101]
+
+
+def test_next_call_of_a_request_that_never_started_is_the_same() -> None:
+    subject = exchange()
+    subject.next_request()
+    assert subject.next_request() == pb.GenerateRequest(prompt="p", idempotency_key="k")
+
+
+def test_second_started_is_a_notice_with_the_new_names() -> None:
+    subject = exchange()
+    play(subject, [started(), delta(0, "a")])
+    subject.next_request()
+    (event,) = play(subject, [started(request_id="r2")])
+    assert isinstance(event, Notice)
+    assert event.kind is NoticeKind.RECONNECTED
+    assert "r2" in event.message
+
+
+def test_replay_from_the_beginning_gives_only_what_is_new() -> None:
+    subject = exchange()
+    play(subject, [started(), delta(0, "ab"), delta(2, "c")])
+    subject.next_request()
+    events = play(subject, [started(), delta(0, "abcde"), finished()])
+    assert text_of(events) == "de"
+    assert tokens_of(events) == [103, 104]
+
+
+def test_text_that_was_flushed_at_the_end_is_not_repeated() -> None:
+    subject = exchange()
+    held_back = delta(0, "a", token_ids=[1, 2])
+    flush = delta(2, "b", token_ids=[])
+    assert text_of(play(subject, [started(), held_back, flush])) == "ab"
+    subject.next_request()
+    events = play(subject, [started(), flush, finished()])
+    assert text_of(events) == ""
+    assert subject.complete
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([delta(0, "a")], "began with delta"),
+        ([started(), delta(1, "b")], "missing"),
+        ([started(), delta(0, "a"), delta(2, "c")], "tokens 1 to 1"),
+    ],
+)
+def test_stream_against_the_rules_is_an_error(
+    messages: list[pb.GenerateResponse], says: str
+) -> None:
+    with pytest.raises(InternalError, match=says):
+        play(exchange(), messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([started(), delta(0, "ab", token_ids=[100, 7])], "differs"),
+        ([started(), delta(1, "b")], "inside a piece"),
+        ([started(model="large"), delta(2, "c")], "came back from large"),
+    ],
+)
+def test_contradiction_after_a_reconnect_is_an_error(
+    messages: list[pb.GenerateResponse], says: str
+) -> None:
+    subject = exchange()
+    play(subject, [started(), delta(0, "ab")])
+    subject.next_request()
+    with pytest.raises(InternalError, match=says):
+        play(subject, messages)
+
+
+@st.composite
+def broken_answers(draw: st.DrawFn) -> tuple[str, list[int], list[list[pb.GenerateResponse]]]:
+    """An answer whose text lags behind its tokens, told by calls that break and begin at a place the client knows.
+
+    The text that is out after n tokens is the same in each call, as in a detokenizer.
+    """
+    pieces = draw(st.lists(st.text("xyz", max_size=3), min_size=1, max_size=12))
+    tail = draw(st.text("xyz", max_size=2))
+    tokens = list(range(len(pieces)))
+
+    def call(begin: int, end: int, cuts: set[int], flushed: bool) -> list[pb.GenerateResponse]:
+        marks = sorted({begin, end} | {c for c in cuts if begin < c < end})
+        told = [delta(a, "".join(pieces[a:b]), token_ids=tokens[a:b]) for a, b in pairwise(marks)]
+        return [started(), *told, *([delta(end, tail, token_ids=[])] if flushed else [])]
+
+    calls, held = [], 0
+    boundaries = {0}
+    for _ in range(draw(st.integers(0, 4))):
+        begin = draw(st.sampled_from(sorted(boundaries)))
+        end = draw(st.integers(begin, len(pieces)))
+        cuts = draw(st.sets(st.integers(0, len(pieces))))
+        flushed = end == len(pieces) and draw(st.booleans())
+        calls.append(call(begin, end, cuts, flushed))
+        for message in calls[-1][1:]:
+            reached = message.delta.index + len(message.delta.token_ids)
+            if reached >= held:
+                held = reached
+                boundaries.add(reached)
+    begin = draw(st.sampled_from(sorted(boundaries)))
+    calls.append([*call(begin, len(pieces), set(), flushed=True), finished()])
+    return "".join(pieces) + tail, tokens, calls
+
+
+@given(broken_answers())
+def test_what_the_caller_sees_is_the_undisturbed_answer(
+    case: tuple[str, list[int], list[list[pb.GenerateResponse]]],
+) -> None:
+    text, tokens, calls = case
+    subject = exchange()
+    events = []
+    for messages in calls:
+        subject.next_request()
+        events += play(subject, messages)
+    assert text_of(events) == text
+    assert tokens_of(events) == tokens
+    assert subject.complete
+    assert sum(isinstance(event, Started) for event in events) == 1

@@ -1,0 +1,59 @@
+"""Arguments that cannot travel are named; everything else is the gateway's to judge."""
+
+from typing import Any
+
+import pytest
+
+from sluice.client.request import Message, count_request, generate_request
+from sluice.errors import InvalidRequest
+
+NOT_UTF8 = "caf\udce9"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        (NOT_UTF8, {}, "prompt"),
+        ([Message("user", NOT_UTF8)], {}, "chat.messages[0].content"),
+        ("p", {"model": NOT_UTF8}, "model"),
+        ("p", {"max_tokens": -1}, "sampling.max_tokens"),
+        ("p", {"max_tokens": 2**32}, "sampling.max_tokens"),
+        ("p", {"seed": 2**64}, "sampling.seed"),
+        ("p", {"stop": [NOT_UTF8]}, "sampling.stop"),
+        ("p", {"labels": {"team": NOT_UTF8}}, "labels.team"),
+        ("p", {"idempotency_key": NOT_UTF8}, "idempotency_key"),
+        ("p", {"priority": "urgent"}, "priority"),
+        ("p", {"temperature": "warm"}, "sampling.temperature"),
+    ],
+)
+def test_value_that_cannot_travel_is_named(prompt: Any, options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        generate_request(prompt, options)
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_what_is_only_wrong_is_left_to_the_gateway() -> None:
+    request = generate_request("", {"max_tokens": 0, "temperature": -1.0})
+    assert request.WhichOneof("input") == "prompt"
+    assert request.sampling.HasField("max_tokens")
+    assert request.sampling.temperature == -1.0
+
+
+def test_conversation_without_turns_is_still_a_conversation() -> None:
+    assert generate_request([], {}).WhichOneof("input") == "chat"
+
+
+def test_unset_options_stay_unset() -> None:
+    request = generate_request("p", {})
+    assert not request.sampling.ListFields()
+    assert request.model == "auto"
+
+
+def test_each_request_has_a_key_of_its_own() -> None:
+    keys = {generate_request("p", {}).idempotency_key for _ in range(3)}
+    assert len(keys) == 3
+
+
+def test_count_of_text_that_is_not_utf8() -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        count_request(NOT_UTF8, "auto", raw_prompt=False)

@@ -1,0 +1,69 @@
+"""Tries are bounded, waits grow, and no wait goes past the deadline."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.client.events import Delta, Route, Started
+from sluice.client.failures import ConnectionLost
+from sluice.client.retry import Retries, RetryPolicy
+from sluice.errors import DeadlinePassed, Overloaded, ShuttingDown
+
+POLICY = RetryPolicy(start_tries=2, resume_tries=4, first_wait_s=1.0, wait_s_max=3.0)
+LOST = ConnectionLost("lost")
+STARTED = Started("r", "t", "small", Route("small", "rules", "default"), 1, 1)
+
+
+def retries(timeout_s: float | None = None) -> Retries:
+    return Retries(POLICY, timeout_s, now=100.0, dice=lambda: 1.0)
+
+
+def test_request_that_was_never_accepted_gets_few_tries() -> None:
+    subject = retries()
+    assert subject.wait_s_after(LOST, 100.0) == 1.0
+    with pytest.raises(ConnectionLost):
+        subject.wait_s_after(LOST, 101.0)
+
+
+def test_accepted_request_gets_more_with_growing_waits() -> None:
+    subject = retries()
+    subject.saw(STARTED)
+    assert [subject.wait_s_after(LOST, 100.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    with pytest.raises(ConnectionLost):
+        subject.wait_s_after(LOST, 106.0)
+
+
+def test_new_tokens_count_anew() -> None:
+    subject = retries()
+    subject.saw(STARTED)
+    for _ in range(10):
+        assert subject.wait_s_after(LOST, 100.0) == 1.0
+        subject.saw(Delta("a", (1,), 0))
+
+
+def test_server_says_when() -> None:
+    assert retries().wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0) == 7.0
+
+
+def test_refusal_is_final() -> None:
+    with pytest.raises(Overloaded):
+        retries().wait_s_after(Overloaded("full", retry_after_s=0.1), 100.0)
+
+
+def test_wait_past_the_deadline_is_not_begun() -> None:
+    assert retries(timeout_s=1.5).wait_s_after(LOST, 100.0) == 1.0
+    with pytest.raises(ConnectionLost):
+        retries(timeout_s=1.5).wait_s_after(LOST, 100.6)
+
+
+def test_what_is_left_of_the_deadline() -> None:
+    assert retries(timeout_s=5.0).timeout_s(102.0) == 3.0
+    assert retries().timeout_s(102.0) is None
+    with pytest.raises(DeadlinePassed):
+        retries(timeout_s=5.0).timeout_s(105.0)
+
+
+@given(st.integers(1, 1000), st.floats(0, 1))
+def test_waits_are_spread_and_bounded(failures: int, dice: float) -> None:
+    wait_s = POLICY.wait_s(failures, dice)
+    assert POLICY.first_wait_s / 2 <= wait_s <= POLICY.wait_s_max
