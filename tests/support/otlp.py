@@ -5,7 +5,9 @@ and any loop, because the mesh of the whole suite lives on a loop of its own.
 """
 
 import asyncio
+import base64
 import gzip
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -16,13 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import grpc
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from tests.support.spans import SpanRecord, read_spans
 
 TRACES_PATH: Final = "/v1/traces"
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
 _READ_TIMEOUT_S: Final = 10.0
+_Request = trace_service_pb2.ExportTraceServiceRequest
 
 
 class SpanStore:
@@ -119,7 +125,7 @@ class _TraceService(trace_service_pb2_grpc.TraceServiceServicer):
 
     async def Export(
         self,
-        request: trace_service_pb2.ExportTraceServiceRequest,
+        request: _Request,
         context: object,
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         self._spans.add(read_spans(request))
@@ -127,7 +133,7 @@ class _TraceService(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """OTLP over HTTP with protobuf bodies; JSON is refused, for nobody here sends it."""
+    """OTLP over HTTP; Triton sends JSON."""
 
     daemon_threads = True
 
@@ -144,34 +150,48 @@ class _TracesHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Takes one export."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind = self.headers.get_content_type()
         if self.path != TRACES_PATH:
             self._answer(HTTPStatus.NOT_FOUND)
-        elif self.headers.get_content_type() != "application/x-protobuf":
+        elif kind not in (PROTOBUF, JSON):
             self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         else:
-            self._export(body)
+            self._export(body, kind)
 
-    def _export(self, body: bytes) -> None:
+    def _export(self, body: bytes, kind: str) -> None:
         try:
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-        except (DecodeError, OSError, EOFError):
+            request = _from_json(body) if kind == JSON else _Request.FromString(body)
+        except (DecodeError, json_format.ParseError, ValueError, OSError, EOFError):
             self._answer(HTTPStatus.BAD_REQUEST)
             return
         self.server.spans.add(read_spans(request))
-        answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
-        self._answer(HTTPStatus.OK, answer)
+        self._answer(HTTPStatus.OK, b"{}" if kind == JSON else b"", kind)
 
-    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+    def _answer(self, status: HTTPStatus, body: bytes = b"", kind: str = PROTOBUF) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing: a test's output is for its failures."""
+
+
+def _from_json(body: bytes) -> _Request:
+    """OTLP's JSON is protobuf's, but for ids: they are hex digits instead of base64."""
+    document = json.loads(body, object_hook=_ids_in_base64)
+    return json_format.ParseDict(document, _Request(), ignore_unknown_fields=True)
+
+
+def _ids_in_base64(fields: dict[str, object]) -> dict[str, object]:
+    for name in ("traceId", "spanId", "parentSpanId"):
+        digits = fields.get(name)
+        if isinstance(digits, str):
+            fields[name] = base64.b64encode(bytes.fromhex(digits)).decode("ascii")
+    return fields
 
 
 def _summary(spans: Sequence[SpanRecord]) -> str:

@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+import json
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -105,11 +106,33 @@ async def test_spans_over_http_become_records(receiver: OtlpReceiver, packed: bo
     assert (span.start_ns, span.end_ns) == (1, 3)
 
 
+async def test_spans_in_json_have_their_ids_in_hex(receiver: OtlpReceiver) -> None:
+    trace_id, span_id, parent_id = "00112233445566778899aabbccddeeff", "a1" * 8, "b2" * 8
+    span: dict[str, object] = {
+        "traceId": trace_id,
+        "spanId": span_id,
+        "parentSpanId": parent_id,
+        "name": "compute",
+    }
+    span |= {"startTimeUnixNano": "5", "endTimeUnixNano": "7", "later": "field"}
+    service = {"key": "service.name", "value": {"stringValue": "triton"}}
+    resource_spans = {"resource": {"attributes": [service]}, "scopeSpans": [{"spans": [span]}]}
+    body = json.dumps({"resourceSpans": [resource_spans]}).encode()
+
+    assert post(receiver.http_endpoint, body, **{"Content-Type": "application/json"}) == 200
+
+    (record,) = await receiver.wait_for(bool)
+    assert (record.service, record.name, record.parent_id) == ("triton", "compute", parent_id)
+    assert record.key == SpanKey(trace_id, span_id)
+    assert (record.start_ns, record.end_ns) == (5, 7)
+
+
 @pytest.mark.parametrize(
     ("path", "content_type", "body", "status"),
     [
         ("/v1/metrics", "application/x-protobuf", b"", 404),
-        ("/v1/traces", "application/json", b"{}", 415),
+        ("/v1/traces", "text/plain", b"spans", 415),
+        ("/v1/traces", "application/json", b"{", 400),
         ("/v1/traces", "application/x-protobuf", b"\xff\xff", 400),
     ],
 )

@@ -1,0 +1,199 @@
+"""compose.yaml is valid, and everything it names exists in the project. No container engine is needed."""
+
+import importlib.resources
+import importlib.util
+import ipaddress
+import json
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema.validators import validator_for
+
+from sluice.settings import load, otlp_http_endpoint
+from tests.support.compose import (
+    COMPOSE_FILES,
+    FOLDER,
+    ROOT,
+    compose,
+    services,
+    used_variables,
+    variables,
+)
+
+PROCESSES = ("triton", "batcher", "gateway")
+"""Services that run our code."""
+
+
+def text_of(service: dict[str, Any]) -> str:
+    return json.dumps(service)
+
+
+def schema_problems(document: object) -> list[str]:
+    # check-jsonschema carries the schema of the compose specification (Apache-2.0).
+    vendored = importlib.resources.files("check_jsonschema") / "builtin_schemas/vendor"
+    schema = json.loads((vendored / "compose-spec.json").read_text(encoding="utf-8"))
+    validator = validator_for(schema)
+    validator.check_schema(schema)
+    return [error.message for error in validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("name", COMPOSE_FILES)
+def test_file_is_valid_by_the_official_schema(name: str) -> None:
+    for document in (yaml.safe_load((FOLDER / name).read_text(encoding="utf-8")), compose(name)):
+        assert schema_problems(document) == []
+
+
+def test_the_schema_would_see_a_wrong_key() -> None:
+    (problem,) = schema_problems({"services": {"nats": {"image": "nats", "comand": []}}})
+
+    assert "comand" in problem
+
+
+def test_every_variable_is_defined_and_used() -> None:
+    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in COMPOSE_FILES]
+    used = set().union(*(used_variables(text) for text in texts))
+
+    assert used == set(variables())
+
+
+def test_every_variable_has_a_comment_and_a_value() -> None:
+    lines = (FOLDER / ".env").read_text(encoding="utf-8").splitlines()
+
+    for above, line in pairwise(lines):
+        if line and not line.startswith("#"):
+            assert above.startswith("# "), line
+            assert line.split("=", 1)[1], line
+
+
+def test_images_have_a_version() -> None:
+    images = {name: value for name, value in variables().items() if name.endswith("_IMAGE")}
+
+    assert len(images) == 4
+    for name, image in images.items():
+        tag = image.rpartition(":")[2]
+        assert re.search(r"\d", tag), f"{name} is not pinned"
+
+
+def test_only_the_gateway_and_the_trace_page_are_published_and_only_on_loopback() -> None:
+    published = {
+        name: service["ports"] for name, service in services().items() if "ports" in service
+    }
+
+    assert set(published) == {"gateway", "jaeger"}
+    for (port,) in published.values():
+        host, outside, inside = port.rsplit(":", 2)
+        assert ipaddress.ip_address(host).is_loopback
+        assert outside == inside
+
+
+def test_nats_and_triton_are_on_the_inner_network_alone() -> None:
+    networks = compose()["networks"]
+
+    assert networks["mesh"]["internal"] is True
+    assert services()["nats"]["networks"] == services()["triton"]["networks"] == ["mesh"]
+
+
+def test_names_inside_the_file_exist() -> None:
+    for service in services().values():
+        assert set(service["networks"]) <= set(compose()["networks"])
+        for other, dependency in service.get("depends_on", {}).items():
+            assert dependency["condition"] == "service_healthy"
+            assert "healthcheck" in services()[other]
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (FOLDER / source).is_file()
+            else:
+                assert source in compose()["volumes"]
+
+
+def test_every_service_has_a_health_check_on_a_port_of_its_own() -> None:
+    for name, service in services().items():
+        check = " ".join(service["healthcheck"]["test"])
+        port = re.search(r"127\.0\.0\.1:(\d+)", check)
+        if name == "batcher":
+            assert port is None
+        else:
+            assert port is not None
+            assert port[1] in text_of({**service, "healthcheck": None})
+
+
+def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in services()["gateway"]["environment"].items():
+        monkeypatch.setenv(name, value)
+
+    settings = load(FOLDER / "sluice.yaml")
+
+    nats, triton, jaeger = (text_of(services()[name]) for name in ("nats", "triton", "jaeger"))
+    nats_port = str(settings.nats.url).removeprefix("nats://nats:")
+    assert f"--port={nats_port}" in nats
+    assert f"--port={str(settings.triton.url).removeprefix('triton:')}" in triton
+    assert f"127.0.0.1:{settings.gateway.address.removeprefix('0.0.0.0:')}" in text_of(
+        services()["gateway"]
+    )
+    spans = services()["gateway"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert f"0.0.0.0:{spans.removeprefix('http://jaeger:')}" in jaeger
+    http = str(otlp_http_endpoint(settings))
+    assert http.endswith("/v1/traces")
+    assert f"0.0.0.0:{http.removeprefix('http://jaeger:').removesuffix('/v1/traces')}" in jaeger
+
+
+def test_environment_is_the_same_for_all_processes() -> None:
+    first, *others = (services()[name]["environment"] for name in PROCESSES)
+
+    assert all(other == first for other in others)
+
+
+def test_settings_file_loads_by_itself_and_serves_the_shipped_tiers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLUICE_GATEWAY__ADDRESS", raising=False)
+
+    settings = load(FOLDER / "sluice.yaml")
+
+    assert [model.path for model in settings.models] == ["builtin:small", "builtin:large"]
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
+    service = services()[name]
+    commands = [" ".join(service["command"]), " ".join(service["healthcheck"]["test"])]
+    mounted = {volume.split(":")[1] for volume in service["volumes"]}
+
+    for command in commands:
+        for module in re.findall(r"-m (\w+)", command):
+            assert importlib.util.find_spec(f"{module}.__main__") is not None, module
+        for script in re.findall(r"/opt/sluice/(\S+\.py)", command):
+            assert (FOLDER / script).is_file()
+        for config in re.findall(r"--config[= ](\S+)", command):
+            assert config in mounted
+
+
+def test_gpu_file_adds_a_device_to_a_service_that_exists() -> None:
+    (name,) = compose("compose.gpu.yaml")["services"]
+
+    assert name in services()
+
+
+def test_docker_compose_reads_it() -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker here")
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30).returncode:
+        pytest.skip("docker has no compose here")
+    files = [argument for name in COMPOSE_FILES for argument in ("--file", str(FOLDER / name))]
+
+    result = subprocess.run(
+        ["docker", "compose", *files, "config", "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(ROOT),
+    )
+
+    assert result.returncode == 0, result.stderr

