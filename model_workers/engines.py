@@ -19,6 +19,6 @@ def build_engine(settings: ModelSettings) -> Engine:
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
         return EchoEngine(settings.slots, settings.max_waiting_rows, context)
     # Imported here: an echo worker needs no torch.
-    from model_workers.engine.transformers_engine import load_engine
+    from model_workers.engine.checkpoint import load_engine
 
     return load_engine(settings)

@@ -53,6 +53,8 @@ class ModelSettings(_Section):
     """Torch threads of the worker."""
     device: str = "auto"
     """"auto" takes CUDA where there is one, else the CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
     triton_url: str | None = None
     """Where this model is served; unset: ``triton.url``."""
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,7 +145,8 @@ async def _ready(process: subprocess.Popen[bytes], address: str, log: Path) -> N
     await asyncio.wait({waiting, exiting}, return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done() or waiting.exception() is not None:
         waiting.cancel()
-        raise AssertionError(f"Triton did not start:\n{log.read_text()[-4000:]}")
+        text = await asyncio.to_thread(log.read_text)
+        raise AssertionError(f"Triton did not start:\n{text[-4000:]}")
 
 
 def _poll_exit(process: subprocess.Popen[bytes], waiting: "asyncio.Future[None]") -> None:
