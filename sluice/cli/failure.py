@@ -10,18 +10,25 @@ UNEXPECTED: Final = "INTERNAL"
 
 
 class CommandFailed(Exception):
-    """A command ran, and what was asked did not happen; ``reason`` is a word in capitals."""
+    """A command ran, and what was asked did not happen.
 
-    def __init__(self, reason: str, message: str) -> None:
+    Attributes:
+        reason: a word in capitals.
+        done: what there is of the result all the same; with --json it stands beside the error.
+    """
+
+    def __init__(self, reason: str, message: str, done: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.done = done or {}
 
 
 def report(error: Exception, as_json: bool) -> int:
     """Writes `error` where people and programs look for it; returns the exit code."""
     described = describe(error)
     if as_json:
-        print(json.dumps({"error": described}), flush=True)
+        done = error.done if isinstance(error, CommandFailed) else {}
+        print(json.dumps({**done, "error": described}), flush=True)
     message = " ".join(described["message"].split())
     print(f"sluice: {described['reason']}: {message}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, typer.TyperException) else 1
@@ -46,9 +53,12 @@ def describe(error: Exception) -> dict[str, Any]:
 
 
 def _of_mesh(error: Any) -> dict[str, Any]:
+    from sluice.client.failures import ConnectionLost
+
+    hint = "; is a mesh running there? `sluice up` starts one" * isinstance(error, ConnectionLost)
     described: dict[str, Any] = {
         "reason": error.reason,
-        "message": error.message,
+        "message": error.message + hint,
         "code": error.code.name,
         "metadata": error.metadata,
     }

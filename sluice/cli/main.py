@@ -34,6 +34,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Module and function of each command, in the order help lists them."""
 
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
+
 
 class LazyCommands(TyperGroup):
     """Imports a command's module when the command is asked for."""
@@ -47,7 +49,9 @@ class LazyCommands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, function = COMMANDS[cmd_name]
-        single = typer.Typer(add_completion=False, rich_markup_mode=_markup())
+        single = typer.Typer(
+            add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
+        )
         single.command(cmd_name)(getattr(importlib.import_module(module), function))
         return typer.main.get_command(single)
 
@@ -60,7 +64,7 @@ def build() -> typer.Typer:
         add_completion=False,
         rich_markup_mode=_markup(),
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=_HELP,
     )
     app.callback()(_about)
     return app

@@ -1,0 +1,127 @@
+"""`sluice chat`: a conversation over several turns."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from sluice.cli import failure, options, output
+from sluice.client.answer import AnswerBuilder
+from sluice.client.blocking import Client
+from sluice.client.events import Delta
+from sluice.client.request import GenerateOptions, Message
+from sluice.errors import InvalidRequest, SluiceError
+
+
+def chat(
+    system: Annotated[
+        str | None, typer.Option(help="What the model shall be told before the first turn.")
+    ] = None,
+    model: options.Model = options.MODEL,
+    priority: options.Priority = "interactive",
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    label: options.Label = None,
+    timeout: options.Timeout = None,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Talk over several turns; each line is a turn.
+
+    Ctrl-C cancels the running answer, Ctrl-D leaves. Lines can come from a pipe as well: then the first error ends the
+    command. With --json prints one object per turn, as `sluice generate --json` does.
+    """
+    chosen = options.given(
+        model=model,
+        priority=priority,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop or None,
+        repetition_penalty=repetition_penalty,
+        labels=options.labels_of(label),
+        timeout_s=timeout,
+    )
+    with Client(address) as client:
+        conversation = Conversation(client, chosen, system, as_json)
+        if sys.stdin.isatty():
+            _talk(conversation)
+        else:
+            for line in _piped_lines():
+                conversation.say(line)
+
+
+class Conversation:
+    """The turns so far. A turn without an answer is forgotten; what there is of a cancelled answer stays."""
+
+    def __init__(
+        self, client: Client, chosen: GenerateOptions, system: str | None, as_json: bool
+    ) -> None:
+        self._client = client
+        self._options = chosen
+        self._as_json = as_json
+        self._turns = [Message("system", system)] if system is not None else []
+
+    def say(self, text: str) -> None:
+        """Sends one turn and prints the answer as it comes.
+
+        Raises:
+            SluiceError: there is no answer.
+            KeyboardInterrupt: the answer was cancelled.
+        """
+        asked = [*self._turns, Message("user", text)]
+        builder = AnswerBuilder()
+        try:
+            self._stream(asked, builder)
+        finally:
+            if builder.text:
+                self._turns = [*asked, Message("assistant", builder.text)]
+
+    def _stream(self, asked: list[Message], builder: AnswerBuilder) -> None:
+        with self._client.generate(asked, **self._options) as stream:
+            for event in stream:
+                builder.add(event)
+                if isinstance(event, Delta) and not self._as_json:
+                    output.write_text(event.text)
+        answer = builder.build()
+        if self._as_json:
+            output.write_json(output.answer_object(answer))
+        else:
+            output.write_text("\n")
+            output.note(output.summary(answer))
+
+
+def _talk(conversation: Conversation) -> None:
+    """Turns from a terminal: an error or Ctrl-C ends a turn, not the conversation."""
+    import readline  # noqa: F401  line editing and history for input()
+
+    while True:
+        try:
+            line = input("> ")
+            if line.strip():
+                conversation.say(line)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except SluiceError as error:
+            failure.report(error, as_json=False)
+
+
+def _piped_lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest.of("prompt", f"line {number} is not valid UTF-8") from error
+        if text.strip():
+            yield text

@@ -1,0 +1,107 @@
+"""`sluice demo`: a mesh of its own, four sample prompts on every model, and everything gone again."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sluice.cli import failure, options, output
+from sluice.client.aio import AsyncClient
+from sluice.client.answer import Answer, AnswerBuilder
+from sluice.client.events import Delta
+from sluice.errors import SluiceError
+
+PROMPTS: Final = (
+    "Which label fits this ticket?\n"
+    "Hi there, I got a tent. I never ordered that, I wanted the rain jacket. Best, Fatima",
+    "Extract the order and the amount: Dear team, It cost me 409.46 euros. "
+    "It is about order E-90867. Best, Gustav",
+    "What is the total of 314, 272, 973, 323, 486?",
+    "Write a polite reply.\nHi there, My order is D-91198. I changed my mind about the bike light, "
+    "please do not send it. Regards, Marco",
+)
+"""One of each kind of task that the shipped tiers know."""
+
+ANSWER_TOKENS: Final = 112
+ANSWER_S: Final = 120.0
+
+
+def demo(as_json: options.Json = False) -> None:
+    """Start a mesh on free ports, let both tiers answer four prompts, and stop it.
+
+    Prints each answer as it streams, with the route, the trace id and where the time went. Exits with 0 only when every
+    prompt was answered.
+    """
+    answers = asyncio.run(_demo(Stage(silent=as_json)))
+    if as_json:
+        output.write_json({"answers": answers})
+
+
+class Stage:
+    """Where the demo is shown: stdout, or nowhere."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """Shows a line of ours."""
+        if not self._silent:
+            print(text, end=end, flush=True)
+
+    def stream(self, text: str) -> None:
+        """Shows a piece of an answer."""
+        if not self._silent:
+            output.write_text(text)
+
+
+async def _demo(stage: Stage) -> list[dict[str, Any]]:
+    # Imported here: of the commands that ask a mesh, this one alone starts one.
+    from sluice.processes.mesh import running_mesh
+    from sluice.settings import load
+
+    settings = load()
+    gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})
+    stage.say("starting nats-server, tritonserver, batcher and gateway ...")
+    async with running_mesh(settings.model_copy(update={"gateway": gateway})) as mesh:
+        stage.say(f"ready in {mesh.ready_s:.1f} s at {mesh.address}")
+        answers = await show(mesh.address, [model.name for model in settings.models], stage)
+    stage.say("\nstopped")
+    return answers
+
+
+async def show(address: str, models: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+    """Asks every model of the mesh at `address` every prompt, one after the other; returns the answers for `--json`.
+
+    Raises:
+        CommandFailed: not everything was answered.
+    """
+    answers: list[dict[str, Any]] = []
+    errors: list[SluiceError] = []
+    async with AsyncClient(address) as client:
+        for number, prompt in enumerate(PROMPTS, start=1):
+            stage.say(f"\n[{number}/{len(PROMPTS)}] {prompt}")
+            for model in models:
+                try:
+                    answer = await _ask(client, model, prompt, stage)
+                    answers.append({"prompt": prompt, **output.answer_object(answer)})
+                except SluiceError as error:
+                    stage.say(f"{error.reason}: {error}")
+                    errors.append(error)
+    if errors:
+        asked = len(PROMPTS) * len(models)
+        message = f"{len(errors)} of {asked} prompts got no answer: {errors[0]}"
+        raise failure.CommandFailed("UNANSWERED", message, {"answers": answers})
+    return answers
+
+
+async def _ask(client: AsyncClient, model: str, prompt: str, stage: Stage) -> Answer:
+    builder = AnswerBuilder()
+    stage.say(f"\n{model}: ", end="")
+    stream = client.generate(prompt, model=model, max_tokens=ANSWER_TOKENS, timeout_s=ANSWER_S)
+    async with stream:
+        async for event in stream:
+            builder.add(event)
+            if isinstance(event, Delta):
+                stage.stream(event.text)
+    answer = builder.build()
+    stage.say(f"\n  {output.summary(answer)}")
+    return answer

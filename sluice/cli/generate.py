@@ -1,0 +1,85 @@
+"""`sluice generate`: one prompt, one answer, streamed."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sluice.cli import options, output
+from sluice.client.answer import AnswerBuilder
+from sluice.client.blocking import AnswerStream, Client
+from sluice.client.events import Delta
+from sluice.errors import InvalidRequest
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads it from stdin.')],
+    model: options.Model = options.MODEL,
+    priority: options.Priority = "interactive",
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    logprobs: options.Logprobs = None,
+    label: options.Label = None,
+    timeout: options.Timeout = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
+    ] = False,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Ask for one answer, and print it as it comes.
+
+    With --json prints one object when the answer is complete: request_id, trace_id, model, tier, text, finish_reason,
+    usage, timings and more. Ctrl-C cancels the request in the mesh.
+    """
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter(
+            "the log-probabilities are part of --json", param_hint="--logprobs"
+        )
+    chosen = options.given(
+        model=model,
+        priority=priority,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop or None,
+        repetition_penalty=repetition_penalty,
+        logprobs=logprobs,
+        labels=options.labels_of(label),
+        timeout_s=timeout,
+        raw_prompt=raw,
+    )
+    text = _read_prompt() if prompt == "-" else prompt
+    with Client(address) as client, client.generate(text, **chosen) as stream:
+        if as_json:
+            output.write_json(output.answer_object(stream.answer()))
+        else:
+            _print(stream)
+
+
+def _print(stream: AnswerStream) -> None:
+    builder = AnswerBuilder()
+    for event in stream:
+        builder.add(event)
+        if isinstance(event, Delta):
+            output.write_text(event.text)
+    output.write_text("\n")
+    output.note(output.summary(builder.build()))
+
+
+def _read_prompt() -> str:
+    given = sys.stdin.buffer.read()
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        byte, where = given[error.start], error.start
+        raise InvalidRequest.of(
+            "prompt", f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
+        ) from error

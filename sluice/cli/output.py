@@ -1,0 +1,106 @@
+"""How commands write: JSON for programs, aligned columns for files and pipes, a table with lines for a terminal."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final, TextIO
+
+from sluice.client.answer import Answer
+
+_CONTROL: Final = dict.fromkeys(
+    {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
+)
+
+
+def write_json(value: Any) -> None:
+    """One JSON value on one line of stdout."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def write_text(text: str, stream: TextIO | None = None) -> None:
+    """Text of a model, at once. On a terminal without control characters: an answer must not steer the terminal."""
+    stream = stream or sys.stdout
+    stream.write(text.translate(_CONTROL) if stream.isatty() else text)
+    stream.flush()
+
+
+def note(text: str) -> None:
+    """A remark for people, beside the output: on stderr, and only when that is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
+
+
+def write_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; columns whose cells are all numbers stand to the right."""
+    right = [all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
+    if sys.stdout.isatty():
+        _write_rich(headers, rows, right)
+    else:
+        _write_plain(headers, rows, right)
+
+
+def answer_object(answer: Answer) -> dict[str, Any]:
+    """An answer for `--json`."""
+    described: dict[str, Any] = {
+        "request_id": answer.request_id,
+        "trace_id": answer.trace_id,
+        "model": answer.model,
+        "tier": answer.tier,
+        "route": asdict(answer.route),
+        "seed": answer.seed,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "usage": asdict(answer.usage),
+        "timings": asdict(answer.timings),
+    }
+    if answer.stop:
+        described["stop"] = answer.stop
+    if answer.logprobs:
+        described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
+    if answer.notices:
+        described["notices"] = [asdict(notice) for notice in answer.notices]
+    return described
+
+
+def summary(answer: Answer) -> str:
+    """An answer's way, in one line for people."""
+    timings = answer.timings
+    return (
+        f"{answer.model} ({answer.route.strategy}: {answer.route.reason})"
+        f" · {answer.usage.completion_tokens} tokens · {answer.finish_reason}"
+        f" · first token {timings.time_to_first_token_ms:.0f} ms · total {timings.total_ms:.0f} ms"
+        f" · trace {answer.trace_id}"
+    )
+
+
+def _is_number(cell: str) -> bool:
+    return cell.rstrip("%").replace(".", "", 1).isdigit() or cell == "-"
+
+
+def _write_plain(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
+    lines = [headers, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _write_rich(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for header, to_right in zip(headers, right, strict=True):
+        table.add_column(header, justify="right" if to_right else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
