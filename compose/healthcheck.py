@@ -1,7 +1,7 @@
 """Whether a process of the mesh is well; exit code 0 when it is, else one line that says why not.
 
-    healthcheck.py grpc HOST:PORT          grpc.health.v1 says SERVING: gateway, Triton
-    healthcheck.py batcher NATS_URL ID     the batcher's report arrives over NATS
+healthcheck.py grpc HOST:PORT          grpc.health.v1 says SERVING: gateway, Triton
+healthcheck.py batcher NATS_URL ID     the batcher's report arrives over NATS
 """
 
 import asyncio

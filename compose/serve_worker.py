@@ -68,7 +68,9 @@ def _trace_arguments(url: str | None) -> tuple[str, ...]:
     )
 
 
-def watch(server: psutil.Popen, models: int, pause: Callable[[float], None] = time.sleep) -> int:
+def watch(
+    server: subprocess.Popen[bytes], models: int, pause: Callable[[float], None] = time.sleep
+) -> int:
     """Returns Triton's exit code when it has ended, or 1 when one of ``models`` lost its Python process."""
     most = 0
     while (code := server.poll()) is None:
@@ -83,9 +85,9 @@ def watch(server: psutil.Popen, models: int, pause: Callable[[float], None] = ti
     return int(code)
 
 
-def _stubs(server: psutil.Popen) -> int:
+def _stubs(server: subprocess.Popen[bytes]) -> int:
     try:
-        return sum(_is_stub(child) for child in server.children())
+        return sum(_is_stub(child) for child in psutil.Process(server.pid).children())
     except psutil.NoSuchProcess:
         return 0
 
@@ -100,7 +102,7 @@ def _is_stub(child: psutil.Process) -> bool:
 
 def serve(command: Sequence[str], models: int) -> int:
     """Runs ``command`` until it ends, a model is lost, or SIGTERM or SIGINT asks for the end (exit code 0)."""
-    server = psutil.Popen(command)
+    server = subprocess.Popen(command)
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -113,7 +115,7 @@ def serve(command: Sequence[str], models: int) -> int:
     server.terminate()
     try:
         server.wait(STOP_S)
-    except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
     return 0 if asked else (code or 1)

@@ -1,0 +1,20 @@
+"""Fixtures of the whole suite."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nats import running_nats
+
+# Nothing here asks a model hub, and torch threads that spin would only slow each other down.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+async def nats_url(tmp_path: Path) -> AsyncIterator[str]:
+    """A nats-server with JetStream of this test's own."""
+    async with running_nats(tmp_path) as url:
+        yield url

@@ -1,0 +1,49 @@
+"""A real nats-server for a test."""
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from sluice.processes.nats import NatsConfig, nats_command, wait_for_nats
+from sluice.processes.ports import free_port
+
+START_S: Final = 10.0
+STOP_S: Final = 5.0
+
+
+@asynccontextmanager
+async def running_nats(folder: Path, port: int | None = None) -> AsyncIterator[str]:
+    """Runs a server with JetStream on loopback, its files in ``folder``; gives its URL.
+
+    A second one with the same ``folder`` and ``port`` finds what the first one stored.
+    """
+    with nats_process(folder, port or free_port()) as url:
+        await wait_for_nats(url, START_S)
+        yield url
+
+
+@contextmanager
+def nats_process(folder: Path, port: int) -> Iterator[str]:
+    """As `running_nats`, but without waiting until it answers."""
+    config = NatsConfig(port=port, store=folder / "store")
+    command = nats_command(config, folder / "nats.conf")
+    with (
+        (folder / "nats.log").open("ab") as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield f"nats://{config.host}:{config.port}"
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for what does not listen."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
