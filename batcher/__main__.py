@@ -1,0 +1,64 @@
+"""``python -m batcher --config FILE [--id ID]``: one batcher process; ends after a drain on SIGTERM or SIGINT."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+from nats.errors import Error as NatsError
+
+from batcher.app import new_id, serve
+from batcher.connection import NatsUnreachable
+from sluice.settings import Settings, SettingsError, load
+from sluice.telemetry import names
+from sluice.telemetry.tracing import start_tracing, tracer
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    arguments = _arguments()
+    try:
+        settings = load(arguments.config)
+        _start_logging(settings)
+        uvloop.run(_serve(settings, arguments.id or new_id()))
+    except (SettingsError, NatsUnreachable) as error:
+        print(f"batcher: {error}", file=sys.stderr)
+        return 2
+    except NatsError as error:
+        print(f"batcher: JetStream of NATS does not work: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(settings: Settings, batcher: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    provider = start_tracing(names.SERVICE_BATCHER)
+    try:
+        await serve(settings, batcher, tracer(names.SERVICE_BATCHER), stop)
+    finally:
+        await asyncio.to_thread(provider.shutdown)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="batcher", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+    parser.add_argument("--id", default="", help="this batcher's id; made up when not given")
+    return parser.parse_args()
+
+
+def _start_logging(settings: Settings) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.telemetry.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The batcher process: start order, and backwards the drain."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+
+from nats.aio.client import Client
+from opentelemetry.trace import Tracer
+
+from batcher.connection import connect
+from batcher.delivery import Delivery
+from batcher.line import Line
+from batcher.reports import Reporter
+from batcher.spans import RowSpans
+from sluice.internal.v1 import control_pb2
+from sluice.settings import ModelSettings, Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+
+def new_id() -> str:
+    """An id that no other batcher has."""
+    return f"b-{secrets.token_hex(4)}"
+
+
+class Batcher:
+    """All models of one process on one connection to NATS."""
+
+    def __init__(
+        self, nats_client: Client, settings: Settings, batcher: str, tracer: Tracer
+    ) -> None:
+        self._settings = settings
+        self._spans = RowSpans(tracer)
+        self._delivery = Delivery(nats_client, batcher)
+        self._lines = [
+            Line(
+                nats_client,
+                batcher,
+                model,
+                triton_url(settings, model),
+                settings.batcher,
+                self._delivery,
+                self._spans,
+                self._on_readiness,
+            )
+            for model in settings.models
+        ]
+        self._reporter = Reporter(nats_client, batcher, self._report)
+
+    def on_control(self, message: control_pb2.ControlMessage) -> None:
+        """See `batcher.delivery.ControlEvents`."""
+        for line in self._lines:
+            line.on_control(message)
+
+    def on_reconnect(self) -> None:
+        """NATS stands again."""
+        for line in self._lines:
+            line.intake.restart()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until ``stop``, then drains."""
+        for line in self._lines:
+            await line.intake.prepare()
+        await self._delivery.listen(self)
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(self._reporter.run())
+            running = [group.create_task(line.run()) for line in self._lines]
+            pulling = [group.create_task(line.intake.run()) for line in self._lines]
+            await stop.wait()
+            await _end(reporting)
+            await self._reporter.leave()
+            await _end(*pulling)
+            await self._drain()
+            await _end(*running)
+        self._spans.close()
+        for line in self._lines:
+            await line.close()
+
+    async def _drain(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for line in self._lines:
+                group.create_task(self._drain_line(line))
+
+    async def _drain_line(self, line: Line) -> None:
+        await line.intake.settle()
+        await line.drain(self._settings.batcher.drain_s)
+
+    def _on_readiness(self) -> None:
+        self._reporter.changed()
+
+    def _report(self) -> list[control_pb2.ModelReport]:
+        return [line.report() for line in self._lines]
+
+
+def triton_url(settings: Settings, model: ModelSettings) -> str:
+    """Where ``model`` is served.
+
+    Raises:
+        SettingsError: the configuration does not say.
+    """
+    url = model.triton_url or settings.triton.url
+    if url is None:
+        raise SettingsError(f"triton.url: is not set, and model {model.name} has no triton_url")
+    return url.removeprefix("grpc://")
+
+
+async def serve(settings: Settings, batcher: str, tracer: Tracer, stop: asyncio.Event) -> None:
+    """Runs a batcher until ``stop``.
+
+    Raises:
+        SettingsError: an address is missing.
+        NatsUnreachable: NATS did not answer in time.
+    """
+    for model in settings.models:
+        triton_url(settings, model)
+    async with _connected(settings, batcher, tracer) as process:
+        log.info("batcher %s serves %s", batcher, ", ".join(m.name for m in settings.models))
+        await process.run(stop)
+    log.info("batcher %s has ended", batcher)
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: Settings, batcher: str, tracer: Tracer) -> AsyncIterator[Batcher]:
+    if settings.nats.url is None:
+        raise SettingsError("nats.url: is not set")
+    processes: list[Batcher] = []
+
+    async def on_reconnect() -> None:
+        for process in processes:
+            process.on_reconnect()
+
+    nats_client = await connect(
+        settings.nats.url, settings.nats.connect_s, f"batcher {batcher}", on_reconnect
+    )
+    try:
+        processes.append(Batcher(nats_client, settings, batcher, tracer))
+        yield processes[0]
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.nats.connect_s):
+                await nats_client.drain()
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

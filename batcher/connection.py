@@ -1,0 +1,60 @@
+"""The connection to NATS, which is made anew for ever once it stood."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+log = logging.getLogger(__name__)
+
+RECONNECT_WAIT_S: Final = 0.25
+PING_INTERVAL_S: Final = 10
+"""A dead link is noticed after two unanswered pings."""
+PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+"""What may wait to be written while NATS is away; beyond it frames are dropped, and the gateways ask for them again."""
+
+
+class NatsUnreachable(ConnectionError):
+    """No NATS server answered at the start; the message says where and what to do."""
+
+
+async def connect(
+    url: str, connect_s: float, name: str, on_reconnect: Callable[[], Awaitable[None]]
+) -> Client:
+    """Connects to NATS, waiting at most ``connect_s`` seconds.
+
+    Raises:
+        NatsUnreachable: nothing answered in time.
+    """
+
+    async def on_error(error: Exception) -> None:
+        log.warning("nats: %s", error)
+
+    async def on_disconnect() -> None:
+        log.warning("nats: connection lost")
+
+    async def reconnected() -> None:
+        log.info("nats: connected again")
+        await on_reconnect()
+
+    try:
+        async with asyncio.timeout(connect_s):
+            return await nats.connect(
+                url,
+                name=name,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+                reconnected_cb=reconnected,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_WAIT_S,
+                ping_interval=PING_INTERVAL_S,
+                pending_size=PENDING_BYTES_MAX,
+            )
+    except (TimeoutError, OSError, nats.errors.Error) as error:
+        raise NatsUnreachable(
+            f"no NATS server at {url} after {connect_s:g} s; start one or set nats.url"
+        ) from error

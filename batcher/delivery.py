@@ -1,0 +1,58 @@
+"""Frames to the gateways, and what gateways say to all batchers."""
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from batcher.core.frames import bundles
+from sluice.internal.v1 import control_pb2, frame_pb2
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+
+log = logging.getLogger(__name__)
+
+
+class ControlEvents(Protocol):
+    """Who is told what gateways want."""
+
+    def on_control(self, message: control_pb2.ControlMessage) -> None:
+        """A cancel, resend or confirm; requests that are not held are ignored."""
+
+
+class Delivery:
+    """Publishes frames under this batcher's id."""
+
+    def __init__(self, nats_client: Client, batcher: str) -> None:
+        self._nats = nats_client
+        self._batcher = batcher
+
+    async def send(self, frames: Iterable[tuple[str, frame_pb2.Frame]]) -> None:
+        """Sends frames, each to its gateway. What NATS does not take is dropped: gateways ask for what they miss."""
+        by_gateway: dict[str, list[frame_pb2.Frame]] = {}
+        for gateway, frame in frames:
+            by_gateway.setdefault(gateway, []).append(frame)
+        for gateway, members in by_gateway.items():
+            for bundle in bundles(self._batcher, members):
+                await self._publish(subjects.frames(gateway), bundle)
+
+    async def listen(self, events: ControlEvents) -> None:
+        """Takes control messages until the connection closes."""
+
+        async def take(message: Msg) -> None:
+            try:
+                events.on_control(unpack(control_pb2.ControlMessage, message.data))
+            except MalformedMessage as error:
+                log.warning("%s: %s", subjects.CONTROL, error)
+
+        await self._nats.subscribe(subjects.CONTROL, cb=take)
+        await self._nats.flush()
+
+    async def _publish(self, subject: str, bundle: frame_pb2.FrameBundle) -> None:
+        try:
+            await self._nats.publish(subject, pack(bundle))
+        except (nats.errors.Error, OversizedMessage) as error:
+            log.warning("%d frames for %s dropped: %s", len(bundle.frames), subject, error)

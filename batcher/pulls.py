@@ -1,0 +1,129 @@
+"""Pulls tasks from one durable consumer: one request is always open at the server, and costs nothing while it waits.
+
+A pull asks for as many messages as there is room for, expires after a minute, and gives signs of life in between;
+without them (NATS was started anew, say) it is asked again.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from sluice.wire import subjects
+
+log = logging.getLogger(__name__)
+
+EXPIRES_S: Final = 60.0
+HEARTBEAT_S: Final = 5.0
+SILENCE_MAX_S: Final = 2.5 * HEARTBEAT_S
+RETRY_S: Final = 0.5
+DRAIN_S: Final = 2.0
+
+_HEARTBEAT: Final = "100"
+_EXPIRED: Final = "408"
+
+
+class Puller:
+    """The open pull of one consumer.
+
+    Args:
+        prepare: makes sure that the consumer exists; called again when a pull fails.
+        room: how many tasks may come now.
+        on_task: takes one message; must not block.
+    """
+
+    def __init__(
+        self,
+        nats_client: Client,
+        consumer: str,
+        prepare: Callable[[], Awaitable[None]],
+        room: Callable[[], int],
+        on_task: Callable[[Msg], None],
+    ) -> None:
+        self._nats = nats_client
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.{consumer}"
+        self._prepare = prepare
+        self._room = room
+        self._on_task = on_task
+        self._inbox = nats_client.new_inbox()
+        self._numbers = 0
+        self._missing = 0
+        self._failure = ""
+        self._heard = asyncio.Event()
+        self._roomy = asyncio.Event()
+
+    def nudge(self) -> None:
+        """There may be more room than before."""
+        self._roomy.set()
+
+    def restart(self) -> None:
+        """The server has forgotten the pull."""
+        self._missing = 0
+        self._heard.set()
+
+    async def run(self) -> None:
+        """Pulls until it is cancelled; then what is still on its way is taken before this returns."""
+        subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._take)
+        try:
+            while True:
+                await self._pull(await self._wait_for_room())
+                if self._failure:
+                    await self._repair()
+        finally:
+            # Messages already sent to us would wait for their redelivery if nobody gave them back.
+            async with asyncio.timeout(DRAIN_S):
+                await subscription.drain()  # type: ignore[no-untyped-call]
+
+    async def _wait_for_room(self) -> int:
+        while (room := self._room()) <= 0:
+            self._roomy.clear()
+            await self._roomy.wait()
+        return room
+
+    async def _pull(self, room: int) -> None:
+        self._numbers += 1
+        self._missing, self._failure = room, ""
+        request = {
+            "batch": room,
+            "expires": int(EXPIRES_S * 1e9),
+            "idle_heartbeat": int(HEARTBEAT_S * 1e9),
+        }
+        reply = f"{self._inbox}.{self._numbers}"
+        try:
+            await self._nats.publish(self._subject, json.dumps(request).encode(), reply=reply)
+            await self._wait_for_messages()
+        except TimeoutError:
+            self._failure = "no sign of life"
+        except nats.errors.Error as error:
+            self._failure = str(error)
+
+    async def _wait_for_messages(self) -> None:
+        while self._missing > 0:
+            self._heard.clear()
+            async with asyncio.timeout(SILENCE_MAX_S):
+                await self._heard.wait()
+
+    async def _repair(self) -> None:
+        log.warning("pull on %s: %s", self._subject, self._failure)
+        await asyncio.sleep(RETRY_S)
+        try:
+            await self._prepare()
+        except (TimeoutError, nats.errors.Error) as error:
+            log.warning("pull on %s cannot be prepared: %s", self._subject, error)
+
+    async def _take(self, message: Msg) -> None:
+        headers = message.headers or {}
+        status = headers.get("Status")
+        if status is None:
+            self._missing -= 1
+            self._on_task(message)
+        elif status != _HEARTBEAT and message.subject == f"{self._inbox}.{self._numbers}":
+            if status != _EXPIRED:
+                self._failure = f"{status} {headers.get('Description', '')}"
+            self._missing = 0
+        self._heard.set()

@@ -1,0 +1,76 @@
+"""The JetStream messages of the tasks that this batcher holds, unsettled until the end of their rows."""
+
+import asyncio
+import logging
+from typing import Final
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from batcher.core.effects import Settlement
+from sluice.wire import subjects
+from sluice.wire.jetstream import ACK_PROGRESS_S
+
+log = logging.getLogger(__name__)
+
+REASON_HEADER: Final = "Sluice-Reason"
+BURY_TRIES: Final = 5
+BURY_S: Final = 2.0
+
+
+class HeldMessages:
+    """Messages by request id; keeps JetStream from delivering them to anybody else."""
+
+    def __init__(self, js: JetStreamContext) -> None:
+        self._js = js
+        self._messages: dict[str, Msg] = {}
+
+    def keep(self, request_id: str, message: Msg) -> bool:
+        """Holds ``message``; False when the request was held before: then this is a newer delivery of the same task."""
+        known = request_id in self._messages
+        self._messages[request_id] = message
+        return not known
+
+    async def settle(self, request_id: str, how: Settlement) -> None:
+        """Tells JetStream; a request that is not held is ignored."""
+        message = self._messages.pop(request_id, None)
+        if message is None or how is Settlement.LEAVE:
+            return
+        try:
+            await (message.ack() if how is Settlement.ACK else message.nak())
+        except nats.errors.Error as error:
+            # It will be delivered again, and the gateway will say that it does not wait.
+            log.warning("request %s cannot be settled: %s", request_id, error)
+
+    async def bury(self, request_id: str, reason: str) -> None:
+        """Makes the task of a held request a dead letter."""
+        # Not held from here on: the confirmation of its end must not acknowledge what is terminated.
+        message = self._messages.pop(request_id, None)
+        if message is not None:
+            await self.bury_message(message, reason)
+
+    async def bury_message(self, message: Msg, reason: str) -> None:
+        """Copies a message to the dead letters, and takes it out of the work queue when it is stored there."""
+        subject = subjects.DEAD_LETTERS + message.subject.removeprefix(subjects.TASKS)
+        headers = {**(message.headers or {}), REASON_HEADER: reason}
+        for _ in range(BURY_TRIES):
+            try:
+                await self._js.publish(subject, message.data, timeout=BURY_S, headers=headers)
+                await message.term()
+            except nats.errors.Error as error:
+                log.warning("dead letter on %s is not stored yet: %s", subject, error)
+                continue
+            log.error("dead letter on %s: %s", subject, reason)
+            return
+
+    async def keep_alive(self) -> None:
+        """Says every `ACK_PROGRESS_S` that the held tasks are worked on, until it is cancelled."""
+        while True:
+            await asyncio.sleep(ACK_PROGRESS_S)
+            for message in list(self._messages.values()):
+                try:
+                    await message.in_progress()
+                except nats.errors.Error as error:
+                    log.warning("in-progress acknowledgement: %s", error)
+                    break

@@ -1,0 +1,149 @@
+"""The spans of every row held: task, queue, batch, as sluice/telemetry/names.py describes them.
+
+They follow the moves of the rows: a row that is sent twice has two queue and two batch spans under one task span.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+
+from batcher.core.effects import Formed, Move
+from batcher.core.rows import Row, RowState
+from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.telemetry import names
+from sluice.telemetry.tracing import context_of, traceparent_of
+from sluice.wire import subjects
+
+_FINISH_REASONS: Mapping[int, str] = {
+    frame_pb2.ROW_END_STOP: "stop",
+    frame_pb2.ROW_END_LENGTH: "length",
+    frame_pb2.ROW_END_CANCELLED: "cancelled",
+    frame_pb2.ROW_END_DEADLINE: "deadline",
+    frame_pb2.ROW_END_FAILED: "failed",
+    frame_pb2.ROW_END_REFUSED: "refused",
+}
+
+
+@dataclass(slots=True)
+class _Spans:
+    task: Span
+    context: Context
+    queue: Span | None = None
+    batch: Span | None = field(default=None)
+
+
+class RowSpans:
+    """Open spans by request id."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, _Spans] = {}
+
+    def arrived(self, task: task_pb2.Task, headers: Mapping[str, str] | None) -> None:
+        """Opens the task span under the context in the NATS headers."""
+        span = self._tracer.start_span(
+            names.SPAN_TASK, context_of(headers), SpanKind.CONSUMER, _task_attributes(task)
+        )
+        self._open[task.request_id] = _Spans(span, trace.set_span_in_context(span, Context()))
+
+    def moved(self, move: Move) -> None:
+        """Opens and closes what belongs to the states of a row."""
+        spans = self._open.get(move.row.id)
+        if spans is None:
+            return
+        if spans.queue is not None and move.before is RowState.WAITING:
+            spans.queue.end()
+            spans.queue = None
+        if spans.batch is not None and move.before is RowState.SENT:
+            _end_batch(spans.batch, move)
+            spans.batch = None
+        if move.after is RowState.WAITING:
+            spans.queue = self._start_queue(move.row, spans.context)
+        elif move.after in (RowState.ENDED, RowState.CLOSED):
+            _end_task(spans.task, move.row)
+            del self._open[move.row.id]
+
+    def formed(self, batch: Formed, worker: str) -> list[str]:
+        """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
+
+        The first row's batch span stands for the batch.
+        """
+        members = [self._open[member.row.id] for member in batch.rows]
+        links = [Link(spans.task.get_span_context()) for spans in members]
+        for member, spans in zip(batch.rows, members, strict=True):
+            attributes = _batch_attributes(batch, member.row, worker)
+            spans.batch = self._start_batch(spans.context, links, attributes)
+            if spans is members[0]:
+                links = [Link(spans.batch.get_span_context())]
+        own = members[0].batch
+        assert own is not None
+        return [traceparent_of(own), *(traceparent_of(spans.task) for spans in members)]
+
+    def close(self) -> None:
+        """Ends what is open."""
+        for spans in self._open.values():
+            for span in (spans.queue, spans.batch, spans.task):
+                if span is not None:
+                    span.end()
+        self._open.clear()
+
+    def _start_queue(self, row: Row, context: Context) -> Span:
+        attributes: dict[str, str | int] = {
+            names.PRIORITY_CLASS: row.task.priority_class,
+            names.ATTEMPT: row.attempt,
+        }
+        return self._tracer.start_span(names.SPAN_QUEUE, context, attributes=attributes)
+
+    def _start_batch(
+        self, context: Context, links: Sequence[Link], attributes: Mapping[str, str | int]
+    ) -> Span:
+        return self._tracer.start_span(
+            names.SPAN_BATCH, context, attributes=attributes, links=links
+        )
+
+
+def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
+    return {
+        names.REQUEST_ID: task.request_id,
+        names.PRIORITY_CLASS: task.priority_class,
+        names.TENANT: task.tenant,
+        names.GEN_AI_REQUEST_MODEL: task.model,
+        names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
+        names.GEN_AI_INPUT_TOKENS: len(task.prompt_token_ids),
+        names.MESSAGING_SYSTEM: "nats",
+        names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
+        names.MESSAGING_OPERATION: "process",
+    }
+
+
+def _batch_attributes(batch: Formed, row: Row, worker: str) -> dict[str, str | int]:
+    return {
+        names.BATCH_ID: batch.batch_id,
+        names.BATCH_ROWS: len(batch.rows),
+        names.BATCH_CAUSE: batch.cause.value,
+        names.WORKER_ID: worker,
+        names.ATTEMPT: row.attempt,
+    }
+
+
+def _end_batch(span: Span, move: Move) -> None:
+    if move.after is RowState.WAITING:
+        span.set_status(StatusCode.ERROR, "the worker did not take the row")
+    span.end()
+
+
+def _end_task(span: Span, row: Row) -> None:
+    span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
+    span.set_attribute(names.ATTEMPT, row.attempt)
+    if row.final is not None:
+        reason = _FINISH_REASONS.get(row.final.end, "unspecified")
+        span.set_attribute(names.GEN_AI_FINISH_REASONS, (reason,))
+        if row.final.HasField("error"):
+            span.set_attribute(names.ERROR_REASON, row.final.error.reason)
+            span.set_status(StatusCode.ERROR, row.final.error.message)
+    else:
+        span.set_status(StatusCode.ERROR, "given back")
+    span.end()
