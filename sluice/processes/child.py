@@ -55,12 +55,14 @@ class Child:
         started_at: monotonic seconds.
         started_unix_ms: the same moment for people.
         log_start: how long the log was when it started, bytes.
+        ending: whether it was asked to end.
         exited: done with the exit code (negative: the signal) when it has ended and is reaped.
     """
 
     def __init__(self, spec: ChildSpec) -> None:
         """Starts ``spec``; needs a running event loop, and raises OSError when there is no room for a process."""
         self._loop = asyncio.get_running_loop()
+        self.ending = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
         with _open_log(spec.log) as log:
             self.log_start = log.tell() if log is not None else 0
@@ -76,23 +78,19 @@ class Child:
         """Whether it has not been seen to end."""
         return self._process.returncode is None
 
-    def terminate(self) -> None:
-        """Asks it to end (SIGTERM to the process itself)."""
+    def send(self, sent: signal.Signals) -> None:
+        """Sends a signal to the process itself; after SIGKILL its group follows when its end is seen."""
         if self.alive:
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ends it at once, alone; its group follows when its end is seen."""
-        if self.alive:
-            self._process.kill()
+            self._process.send_signal(sent)
 
     async def end(self, bound_s: float) -> int:
         """SIGTERM, and SIGKILL when it has not ended after ``bound_s`` seconds; returns its exit code."""
-        self.terminate()
+        self.ending = True
+        self.send(signal.SIGTERM)
         try:
             return await asyncio.wait_for(asyncio.shield(self.exited), bound_s)
         except TimeoutError:
-            self.kill()
+            self.send(signal.SIGKILL)
             return await self.exited
 
     def kill_now(self) -> None:

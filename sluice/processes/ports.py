@@ -1,6 +1,7 @@
 """Addresses of this machine: parsing, free ports, and who holds a port that is not free."""
 
 import errno
+import ipaddress
 import random
 import socket
 from collections.abc import Collection
@@ -60,6 +61,14 @@ def listen_problem(host: str, port: int) -> str | None:
     except OSError as error:
         return _bind_problem(error, port)
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:

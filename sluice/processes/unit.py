@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -143,4 +144,4 @@ class Unit:
         except Exception:
             # Its task would end silently, and with it the watch over the process.
             logger.exception("the watch over %s failed; restarting it", self.spec.name)
-            child.kill()
+            child.send(signal.SIGKILL)
