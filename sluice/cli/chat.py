@@ -9,7 +9,6 @@ import typer
 from sluice.cli import failure, options, output
 from sluice.client.answer import AnswerBuilder
 from sluice.client.blocking import Client
-from sluice.client.events import Delta
 from sluice.client.request import GenerateOptions, Message
 from sluice.errors import InvalidRequest, SluiceError
 
@@ -87,16 +86,13 @@ class Conversation:
 
     def _stream(self, asked: list[Message], builder: AnswerBuilder) -> None:
         with self._client.generate(asked, **self._options) as stream:
-            for event in stream:
-                builder.add(event)
-                if isinstance(event, Delta) and not self._as_json:
-                    output.write_text(event.text)
-        answer = builder.build()
-        if self._as_json:
-            output.write_json(output.answer_object(answer))
-        else:
-            output.write_text("\n")
-            output.note(output.summary(answer))
+            if self._as_json:
+                for event in stream:
+                    builder.add(event)
+                output.write_json(output.answer_object(builder.build()))
+            else:
+                output.write_events(stream, builder)
+                output.note(output.summary(builder.build()))
 
 
 def _talk(conversation: Conversation) -> None:

@@ -21,7 +21,12 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Chooses the questions.")] = 1,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help='May be repeated.  [default: every model, and "auto"]'),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help='May be repeated.  [default: every model, and "auto"]',
+        ),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
     timeout: Annotated[

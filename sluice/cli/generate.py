@@ -7,13 +7,18 @@ import typer
 
 from sluice.cli import options, output
 from sluice.client.answer import AnswerBuilder
-from sluice.client.blocking import AnswerStream, Client
-from sluice.client.events import Delta
+from sluice.client.blocking import Client
 from sluice.errors import InvalidRequest
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads it from stdin.')],
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT",
+            help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
+        ),
+    ],
     model: options.Model = options.MODEL,
     priority: options.Priority = "interactive",
     max_tokens: options.MaxTokens = None,
@@ -56,30 +61,23 @@ def generate(
         timeout_s=timeout,
         raw_prompt=raw,
     )
-    text = _read_prompt() if prompt == "-" else prompt
+    text = _read_prompt(raw) if prompt == "-" else prompt
     with Client(address) as client, client.generate(text, **chosen) as stream:
         if as_json:
             output.write_json(output.answer_object(stream.answer()))
         else:
-            _print(stream)
+            builder = AnswerBuilder()
+            output.write_events(stream, builder)
+            output.note(output.summary(builder.build()))
 
 
-def _print(stream: AnswerStream) -> None:
-    builder = AnswerBuilder()
-    for event in stream:
-        builder.add(event)
-        if isinstance(event, Delta):
-            output.write_text(event.text)
-    output.write_text("\n")
-    output.note(output.summary(builder.build()))
-
-
-def _read_prompt() -> str:
+def _read_prompt(raw: bool) -> str:
     given = sys.stdin.buffer.read()
     try:
-        return given.decode()
+        text = given.decode()
     except UnicodeDecodeError as error:
         byte, where = given[error.start], error.start
         raise InvalidRequest.of(
             "prompt", f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
         ) from error
+    return text if raw else text.removesuffix("\n")

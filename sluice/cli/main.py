@@ -34,6 +34,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Module and function of each command, in the order help lists them."""
 
+INTERRUPTED: Final = 130
+"""What Typer makes of Ctrl-C."""
+
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
@@ -82,10 +85,10 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone (`sluice models | head -1`); nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
     except Exception as error:
         return failure.report(error, as_json)
+    if code == INTERRUPTED:
+        failure.report(failure.CommandFailed("CANCELLED", "interrupted"), as_json)
     return code if isinstance(code, int) else 0
 
 

@@ -16,7 +16,10 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
 ]
 Model = Annotated[
-    str, typer.Option("--model", "-m", help='A name out of `sluice models`, or "auto" to route.')
+    str,
+    typer.Option(
+        "--model", "-m", metavar="NAME", help='A name out of `sluice models`, or "auto" to route.'
+    ),
 ]
 Priority = Annotated[
     PriorityName,
@@ -41,7 +44,8 @@ Seed = Annotated[
     int | None, typer.Option(help="Makes draws repeatable.  [default: the gateway picks one]")
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option(help="A string that ends the answer; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A string that ends the answer; may be repeated."),
 ]
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]")

@@ -2,11 +2,12 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
-from sluice.client.answer import Answer
+from sluice.client.answer import Answer, AnswerBuilder
+from sluice.client.events import Delta, Event
 
 _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"
@@ -23,6 +24,18 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     stream.write(text.translate(_CONTROL) if stream.isatty() else text)
     stream.flush()
+
+
+def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
+    """Writes the text of `events` as they come and adds them to `builder`; ends the line even when they break off."""
+    try:
+        for event in events:
+            builder.add(event)
+            if isinstance(event, Delta):
+                write_text(event.text)
+    finally:
+        if builder.text:
+            write_text("\n")
 
 
 def note(text: str) -> None:
