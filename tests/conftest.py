@@ -1,11 +1,12 @@
 """Fixtures of the whole suite."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.mesh import RunningMesh, mesh_on_a_thread
 from tests.support.nats import running_nats
 
 # Nothing here asks a model hub, and torch threads that spin would only slow each other down.
@@ -18,3 +19,10 @@ async def nats_url(tmp_path: Path) -> AsyncIterator[str]:
     """A nats-server with JetStream of this test's own."""
     async with running_nats(tmp_path) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def mesh() -> Iterator[RunningMesh]:
+    """The suite's mesh: started by the first test that asks, ended after the last test."""
+    with mesh_on_a_thread() as running:
+        yield running

@@ -1,0 +1,197 @@
+"""One trace per request: who emits which span, every parent edge, every link (sluice/telemetry/names.py)."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import grpc
+import pytest
+
+from sluice.telemetry import names
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.support.mesh import RunningMesh
+from tests.support.spans import SpanRecord
+
+pytestmark = pytest.mark.mesh
+
+Name = tuple[str, str]
+"""A span by service and name."""
+
+GENERATE: Name = (names.SERVICE_GATEWAY, names.SPAN_GENERATE)
+PUBLISH: Name = (names.SERVICE_GATEWAY, names.SPAN_PUBLISH)
+TASK: Name = (names.SERVICE_BATCHER, names.SPAN_TASK)
+BATCH: Name = (names.SERVICE_BATCHER, names.SPAN_BATCH)
+
+PARENTS: dict[Name, Name] = {
+    (names.SERVICE_GATEWAY, names.SPAN_SAFETY): GENERATE,
+    (names.SERVICE_GATEWAY, names.SPAN_ROUTE): GENERATE,
+    (names.SERVICE_GATEWAY, names.SPAN_TOKENIZE): GENERATE,
+    PUBLISH: GENERATE,
+    (names.SERVICE_GATEWAY, names.SPAN_STREAM): GENERATE,
+    TASK: PUBLISH,  # over NATS
+    (names.SERVICE_BATCHER, names.SPAN_QUEUE): TASK,
+    BATCH: TASK,
+    (names.SERVICE_WORKER, names.SPAN_PREFILL): TASK,  # over Triton
+    (names.SERVICE_WORKER, names.SPAN_DECODE): TASK,
+}
+"""Every span of a request but Triton's, by its parent."""
+
+WAIT_S = 20.0
+TIMEOUT_S = 60.0
+CONCURRENT = 8
+ROUNDS = 5
+
+
+async def ask(
+    mesh: RunningMesh, prompt: str, metadata: tuple[tuple[str, str], ...] = ()
+) -> pb.Started:
+    """Reads one whole answer; returns its first event."""
+    request = pb.GenerateRequest(
+        prompt=prompt, model="small", sampling=pb.SamplingParams(max_tokens=8)
+    )
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        call = InferenceServiceStub(channel).Generate(request, timeout=TIMEOUT_S, metadata=metadata)
+        events = [event async for event in call]
+    assert events[-1].WhichOneof("event") == "finished"
+    return events[0].started
+
+
+async def finished_traces(
+    mesh: RunningMesh, trace_ids: Iterable[str]
+) -> dict[str, list[SpanRecord]]:
+    """The spans of each trace once all that must come have come."""
+    wanted = set(trace_ids)
+
+    def complete(spans: Sequence[SpanRecord]) -> bool:
+        ours = [span for span in spans if span.trace_id in wanted]
+        seen = {trace_id: set[Name]() for trace_id in wanted}
+        for span in ours:
+            seen[span.trace_id].add(name_of(span))
+        parents_of_triton = {
+            span.parent_id for span in ours if span.service == names.SERVICE_TRITON
+        }
+        return all(found >= {GENERATE, *PARENTS} for found in seen.values()) and all(
+            batch.span_id in parents_of_triton for batch in owners(ours)
+        )
+
+    await mesh.otlp.wait_for(complete, WAIT_S)
+    return {trace_id: mesh.otlp.spans.of_trace(trace_id) for trace_id in wanted}
+
+
+def owners(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
+    """The batch spans that stand for their batch: those that link to tasks."""
+    tasks = {span.key for span in spans if name_of(span) == TASK}
+    return [span for span in spans if name_of(span) == BATCH and set(span.links) & tasks]
+
+
+def name_of(span: SpanRecord) -> Name:
+    return span.service, span.name
+
+
+def the(spans: Iterable[SpanRecord], name: Name) -> SpanRecord:
+    """The only span of that name."""
+    found = [span for span in spans if name_of(span) == name]
+    assert len(found) == 1, f"{name}: {len(found)} spans"
+    return found[0]
+
+
+def assert_parents(spans: Sequence[SpanRecord]) -> None:
+    by_id = {span.span_id: span for span in spans}
+    for name, parent in PARENTS.items():
+        span = the(spans, name)
+        assert span.parent_id in by_id, f"{name} has no parent in its trace"
+        assert name_of(by_id[span.parent_id]) == parent, name
+
+
+async def test_a_request_without_a_caller_is_a_root_with_every_hop_below(mesh: RunningMesh) -> None:
+    started = await ask(mesh, "classify: my parcel is late")
+
+    spans = (await finished_traces(mesh, [started.trace_id]))[started.trace_id]
+
+    assert the(spans, GENERATE).parent_id == ""
+    assert_parents(spans)
+    services = {span.service for span in spans}
+    assert services == {
+        names.SERVICE_GATEWAY,
+        names.SERVICE_BATCHER,
+        names.SERVICE_WORKER,
+        names.SERVICE_TRITON,
+    }
+
+
+async def test_a_callers_traceparent_is_the_parent_of_the_request(mesh: RunningMesh) -> None:
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    metadata = (("traceparent", f"00-{trace_id}-{span_id}-01"),)
+
+    started = await ask(mesh, "classify: the box was empty", metadata)
+
+    assert started.trace_id == trace_id
+    spans = (await finished_traces(mesh, [trace_id]))[trace_id]
+    assert the(spans, GENERATE).parent_id == span_id
+    assert_parents(spans)
+
+
+async def test_tritons_own_spans_hang_under_the_batch(mesh: RunningMesh) -> None:
+    started = await ask(mesh, "classify: wrong colour")
+
+    spans = (await finished_traces(mesh, [started.trace_id]))[started.trace_id]
+
+    batch = the(spans, BATCH)
+    triton = {span.span_id: span for span in spans if span.service == names.SERVICE_TRITON}
+    tops = [span for span in triton.values() if span.parent_id not in triton]
+    assert tops
+    assert {span.parent_id for span in tops} == {batch.span_id}
+    assert batch.links == (the(spans, TASK).key,)
+
+
+async def test_batches_and_their_rows_are_linked_both_ways(mesh: RunningMesh) -> None:
+    """Asks again until some requests shared a batch, which is up to the moment they arrive."""
+    for _ in range(ROUNDS):
+        prompts = [f"classify: order {number} is missing" for number in range(CONCURRENT)]
+        started = await asyncio.gather(*(ask(mesh, prompt) for prompt in prompts))
+        traces = await finished_traces(mesh, [event.trace_id for event in started])
+        assert len(traces) == CONCURRENT
+        for spans in traces.values():
+            assert_parents(spans)
+        if max(assert_links(list(traces.values()))) > 1:
+            return
+    raise AssertionError(f"{ROUNDS} times {CONCURRENT} requests never shared a batch")
+
+
+def assert_links(traces: Sequence[Sequence[SpanRecord]]) -> list[int]:
+    """Checks every batch of these requests; returns their numbers of rows."""
+    rows_of: dict[str, list[tuple[SpanRecord, SpanRecord]]] = defaultdict(list)
+    for spans in traces:
+        batch, task = the(spans, BATCH), the(spans, TASK)
+        rows_of[str(batch.attributes[names.BATCH_ID])].append((batch, task))
+    for rows in rows_of.values():
+        tasks = {task.key for _, task in rows}
+        (owner,) = (batch for batch, _ in rows if set(batch.links) & tasks)
+        assert set(owner.links) == tasks
+        for batch, _ in rows:
+            assert batch.attributes[names.BATCH_ROWS] == len(rows)
+            assert batch is owner or batch.links == (owner.key,)
+        assert sum(has_triton_spans(batch, traces) for batch, _ in rows) == 1
+        assert has_triton_spans(owner, traces)
+    return [len(rows) for rows in rows_of.values()]
+
+
+def has_triton_spans(batch: SpanRecord, traces: Sequence[Sequence[SpanRecord]]) -> bool:
+    return any(
+        span.parent_id == batch.span_id and span.service == names.SERVICE_TRITON
+        for spans in traces
+        for span in spans
+    )
+
+
+async def test_the_hop_over_nats_says_so(mesh: RunningMesh) -> None:
+    started = await ask(mesh, "classify: where is my refund")
+
+    spans = (await finished_traces(mesh, [started.trace_id]))[started.trace_id]
+
+    for name in (PUBLISH, TASK):
+        attributes = the(spans, name).attributes
+        assert attributes[names.MESSAGING_SYSTEM] == "nats"
+        assert attributes[names.MESSAGING_DESTINATION] == "sluice.tasks.small.interactive"
+    assert the(spans, GENERATE).attributes[names.REQUEST_ID] == started.request_id

@@ -1,0 +1,110 @@
+"""One embedded mesh for the whole suite, with a receiver of its traces.
+
+It runs on a loop and a thread of its own: pytest gives every test a fresh loop, and the supervisor's must turn all the
+time. Tests that kill processes or need other settings start a mesh of their own with `running_mesh`.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from sluice.processes.mesh import running_mesh
+from sluice.settings import (
+    BatcherSettings,
+    GatewaySettings,
+    ModelSettings,
+    Settings,
+    TelemetrySettings,
+    TritonSettings,
+)
+from tests.support.otlp import OtlpReceiver, otlp_receiver
+
+START_S: Final = 120.0
+STOP_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class RunningMesh:
+    """The suite's mesh.
+
+    Attributes:
+        address: of the gateway.
+        settings: with every address filled in.
+        otlp: all spans of all its processes.
+    """
+
+    address: str
+    settings: Settings
+    otlp: OtlpReceiver
+
+
+def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
+    """Both shipped tiers and an echo model, few slots, free ports, spans sent soon."""
+    return Settings(
+        models=(
+            ModelSettings(name="small", tier="small", path="builtin:small", slots=16),
+            ModelSettings(name="large", tier="large", path="builtin:large", slots=8),
+            ModelSettings(name="echo", tier="echo", path="builtin:small", engine="echo", slots=64),
+        ),
+        gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
+        batcher=BatcherSettings(drain_s=2.0),
+        triton=TritonSettings(start_s=90.0),
+        telemetry=TelemetrySettings(otlp_http_endpoint=otlp_http_endpoint),
+    )
+
+
+@contextmanager
+def mesh_on_a_thread() -> Iterator[RunningMesh]:
+    """The mesh with `small_settings`, ready when the block begins and gone when it ends."""
+    ready: Future[RunningMesh] = Future()
+    stop = threading.Event()
+    thread = threading.Thread(target=_run, args=(ready, stop), name="mesh")
+    thread.start()
+    try:
+        yield ready.result(START_S)
+    finally:
+        stop.set()
+        thread.join(STOP_S)
+        assert not thread.is_alive(), "the mesh did not stop"
+
+
+def _run(ready: Future[RunningMesh], stop: threading.Event) -> None:
+    try:
+        asyncio.run(_serve(ready, stop))
+    except BaseException as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)
+
+
+async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
+    async with otlp_receiver() as receiver:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+        with _environment(environment):
+            settings = small_settings(receiver.http_endpoint)
+            async with running_mesh(settings) as mesh:
+                ready.set_result(RunningMesh(mesh.address, mesh.settings, receiver))
+                await asyncio.to_thread(stop.wait)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that children inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
