@@ -1,0 +1,80 @@
+"""``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains.
+
+The order of start is the order of reading; the way out goes backwards.
+"""
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from gateway.catalog import load_catalog
+from gateway.server import running
+from sluice import settings as configuration
+from sluice.processes.errors import SetupError
+from sluice.settings import Settings, SettingsError
+from sluice.telemetry.names import SERVICE_GATEWAY
+from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.wire.subjects import is_token
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 after a clean end, 1 when the gateway cannot start."""
+    options = _parse(arguments)
+    try:
+        settings, gateway_id = _load(options.config), _id(options.id)
+        logging.basicConfig(
+            level=settings.telemetry.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+            stream=sys.stderr,
+        )
+        uvloop.run(_serve(settings, gateway_id))
+    except (SettingsError, SetupError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(settings: Settings, gateway_id: str) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    catalog = load_catalog(settings)
+    provider = start_tracing(SERVICE_GATEWAY)
+    try:
+        async with running(settings, gateway_id, catalog, tracer(SERVICE_GATEWAY)):
+            await stop.wait()
+    finally:
+        await asyncio.to_thread(provider.shutdown)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gateway", description="The gateway of a Sluice mesh.")
+    parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+    parser.add_argument("--id", help="name of this process, unique in the mesh; unset: random")
+    return parser.parse_args(arguments)
+
+
+def _load(path: Path) -> Settings:
+    settings = configuration.load(path)
+    if settings.nats.url is None:
+        raise SettingsError(f"{path}: nats.url: a gateway by itself needs a running NATS")
+    return settings
+
+
+def _id(name: str | None) -> str:
+    """Anything else could not be part of a subject."""
+    gateway_id = name or f"gw-{secrets.token_hex(4)}"
+    if not is_token(gateway_id):
+        raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")
+    return gateway_id
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The gateway's connection to NATS: reconnects for ever, and says when something may have been lost."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError, SlowConsumerError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
+
+from sluice.processes.errors import SetupError
+from sluice.wire.jetstream import ensure_streams
+
+_log = logging.getLogger(__name__)
+
+_RECONNECT_WAIT_S: Final = 0.25
+_RETRY_S: Final = 0.05
+# A dead link is noticed after two missed pings.
+_PING_INTERVAL_S: Final = 2
+
+
+async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], None]) -> Client:
+    """A connection to ``url`` whose streams exist.
+
+    ``on_loss`` is called when messages to this process may have been dropped.
+
+    Raises:
+        SetupError: nobody answered within ``connect_s`` seconds.
+    """
+    client = Client()
+
+    async def on_error(error: Exception) -> None:
+        # Denied publishes, slow consumers and broken links arrive here, and only here.
+        _log.warning("NATS: %s: %s", type(error).__name__, error)
+        if isinstance(error, SlowConsumerError):
+            on_loss()
+
+    async def on_reconnected() -> None:
+        _log.info("NATS: connected again")
+        on_loss()
+
+    async def on_disconnected() -> None:
+        _log.warning("NATS: connection lost")
+
+    try:
+        async with asyncio.timeout(connect_s):
+            await client.connect(
+                url,
+                name=name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
+                ping_interval=_PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                error_cb=on_error,
+                reconnected_cb=on_reconnected,
+                disconnected_cb=on_disconnected,
+            )
+            await _ensure_streams(client)
+    except (TimeoutError, OSError, NatsError) as error:
+        await client.close()
+        raise SetupError(
+            f"NATS with JetStream at {url} does not answer within {connect_s:g} s; start it or set nats.url"
+        ) from error
+    return client
+
+
+async def _ensure_streams(client: Client) -> None:
+    """A server takes connections a moment before its JetStream answers."""
+    while True:
+        try:
+            return await ensure_streams(client.jetstream())
+        except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
+            await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,1 @@
+"""The door: a wire request becomes a `ValidRequest` or a typed error. Inside, the types are trusted."""

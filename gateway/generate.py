@@ -1,0 +1,201 @@
+"""One call of Generate, from the request to its last event."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind, Tracer
+
+from gateway.admission import Admission, Admitted
+from gateway.dispatch import Dispatch
+from gateway.door.requests import ValidRequest, validate
+from gateway.opening import TENANT, open_stream, task_of
+from gateway.spans import CallSpans
+from gateway.streams.endings import Hops
+from gateway.streams.reader import Reader
+from gateway.streams.registry import Registry
+from gateway.streams.states import StreamState
+from gateway.streams.stream import Stream
+from sluice.errors import DeadlinePassed, SluiceError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import AUTO, GatewaySettings
+from sluice.telemetry import names
+from sluice.telemetry.tracing import headers_of
+from sluice.v1.inference_pb2 import (
+    NOTICE_KIND_REPLAYED,
+    FinishReason,
+    GenerateRequest,
+    GenerateResponse,
+    Notice,
+)
+from sluice.wire import subjects
+
+_REPLAYED: Final = Notice(
+    kind=NOTICE_KIND_REPLAYED, message="the answer to an earlier request with this idempotency key"
+)
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Answers calls; holds what all of them share."""
+
+    settings: GatewaySettings
+    admission: Admission
+    registry: Registry
+    dispatch: Dispatch
+    tracer: Tracer
+
+    async def answer(
+        self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
+    ) -> None:
+        """Writes all events of the answer to ``context``, a grpc.aio ServicerContext.
+
+        Raises:
+            SluiceError: the call ends with it.
+        """
+        spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
+        with spans.whole():
+            await _Call(self, spans, context).run(request)
+
+
+class _Call:
+    """The state of one call."""
+
+    def __init__(self, shared: Generator, spans: CallSpans, context: Any) -> None:
+        self._shared = shared
+        self._registry = shared.registry
+        self._spans = spans
+        self._context = context
+        self._hops = Hops(arrived_at=time.monotonic())
+        self._news = asyncio.Event()
+        self._replayed = False
+
+    async def run(self, wire: GenerateRequest) -> None:
+        catalog, settings = self._shared.admission.catalog, self._shared.settings
+        remaining_s = self._context.time_remaining()
+        request = validate(wire, catalog, remaining_s, settings.default_timeout_s)
+        self._record_request(wire, request)
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                await self._answer(request)
+        except TimeoutError:
+            raise DeadlinePassed("the deadline passed before the answer was complete") from None
+
+    async def _answer(self, request: ValidRequest) -> None:
+        stream = self._find(request) or await self._admit(request)
+        self._replayed = stream.finished is not None and stream.first_frame_at is not None
+        limit = self._shared.settings.reader_buffer_tokens
+        reader = Reader(len(request.resume), limit, self._news.set)
+        self._registry.join(stream, reader)
+        joined_at = time.monotonic()
+        try:
+            await self._deliver(stream, reader)
+        finally:
+            self._registry.leave(stream, reader)
+            self._record_stream(stream, joined_at)
+
+    def _find(self, request: ValidRequest) -> Stream | None:
+        now = time.monotonic()
+        return self._registry.find(request.key, request.fingerprint, request.resume, now)
+
+    async def _admit(self, request: ValidRequest) -> Stream:
+        """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
+        admitted = await self._shared.admission.admit(request, self._spans, self._hops)
+        # Another call with the same key may have come while this one was tokenized.
+        found = self._find(request)
+        if found is not None:
+            return found
+        stall_s = self._shared.settings.stall_s
+        stream = open_stream(request, admitted, self._hops, self._spans.trace_id, stall_s)
+        self._registry.open(stream)
+        if stream.ended:
+            self._registry.close(stream, time.monotonic())
+        else:
+            self._submit(stream, request, admitted)
+        return stream
+
+    def _submit(self, stream: Stream, request: ValidRequest, admitted: Admitted) -> None:
+        dispatch = self._shared.dispatch
+        task = task_of(stream, request, admitted, dispatch.gateway_id)
+        dispatch.submit(task.request_id, self._publish(stream, task))
+
+    async def _publish(self, stream: Stream, task: Task) -> None:
+        start = time.monotonic()
+        attributes = {
+            names.MESSAGING_SYSTEM: "nats",
+            names.MESSAGING_OPERATION: "send",
+            names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
+        }
+        with self._spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
+            await self._shared.dispatch.publish(task, headers_of(span), stream.ticket.deadline)
+        self._hops.publish_ms = (time.monotonic() - start) * 1000
+        stream.published()
+
+    async def _deliver(self, stream: Stream, reader: Reader) -> None:
+        await self._wait_until_published(stream)
+        self._record_started(stream)
+        await self._write(GenerateResponse(started=stream.ticket.started))
+        if self._replayed:
+            await self._write(GenerateResponse(notice=_REPLAYED))
+        while True:
+            self._news.clear()
+            for event in stream.read(reader):
+                await self._write(event)
+                if event.HasField("finished"):
+                    return
+            await self._news.wait()
+
+    async def _wait_until_published(self, stream: Stream) -> None:
+        try:
+            await self._shared.dispatch.submitted(stream.request_id)
+        except SluiceError:
+            # Without an acknowledgement the task may have been stored all the same: frames are proof.
+            if stream.state is StreamState.PUBLISHING:
+                raise
+
+    async def _write(self, event: GenerateResponse) -> None:
+        await self._context.write(event)
+
+    def _record_request(self, wire: GenerateRequest, request: ValidRequest) -> None:
+        self._spans.server.set_attributes(
+            {
+                names.GEN_AI_OPERATION: "text_completion" if wire.raw_prompt else "chat",
+                names.GEN_AI_SYSTEM: "sluice",
+                names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
+                names.PRIORITY_CLASS: request.priority_class,
+                names.TENANT: TENANT,
+            }
+        )
+        if request.sampling.max_tokens is not None:
+            self._spans.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
+
+    def _record_started(self, stream: Stream) -> None:
+        started = stream.ticket.started
+        self._spans.server.set_attributes(
+            {
+                names.REQUEST_ID: started.request_id,
+                names.GEN_AI_RESPONSE_MODEL: started.model,
+                names.TIER: started.route.tier,
+                names.ROUTE_STRATEGY: started.route.strategy,
+                names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
+            }
+        )
+
+    def _record_stream(self, stream: Stream, joined_at: float) -> None:
+        """The stream span, and the end on the server span. A replay has no stream."""
+        if stream.finished is not None:
+            reason = FinishReason.Name(stream.finished.reason).removeprefix("FINISH_REASON_")
+            self._spans.server.set_attributes(
+                {
+                    names.GEN_AI_FINISH_REASONS: [reason.lower()],
+                    names.GEN_AI_OUTPUT_TOKENS: stream.finished.usage.completion_tokens,
+                }
+            )
+        if stream.first_token_at is not None:
+            ttft_s = stream.first_token_at - stream.ticket.hops.arrived_at
+            self._spans.server.set_attribute(names.GEN_AI_TTFT, ttft_s)
+        if stream.first_frame_at is not None and not self._replayed:
+            lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
+            self._spans.past(names.SPAN_STREAM, lasted_s, {names.ATTEMPT: stream.attempt})

@@ -1,0 +1,91 @@
+"""Around every method of our services: requests that are no messages, and errors, become ``google.rpc.Status``.
+
+grpc answers a request that it cannot parse with INTERNAL. So the parsing is done here: it yields the message or the
+error, and the error is raised where errors are turned into status.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+
+_log = logging.getLogger(__name__)
+
+_OURS: Final = "/sluice."
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Parses requests and turns errors into status, for the methods of ``sluice.*``."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the method that is called."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not str(handler_call_details.method).startswith(_OURS):
+            return handler
+        streams = handler.response_streaming
+        make = (
+            grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+        )
+        behaviour = handler.unary_stream if streams else handler.unary_unary
+        return make(
+            _guarded(behaviour),
+            request_deserializer=self._deserializer(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
+        def deserialize(payload: bytes) -> Message | SluiceError:
+            if len(payload) > self._max_message_bytes:
+                return _too_large(len(payload), self._max_message_bytes)
+            try:
+                return parse(payload)
+            except DecodeError:
+                return InvalidRequest(
+                    "the bytes are no such message: a string is not UTF-8, or a field is broken"
+                )
+
+        return deserialize
+
+
+def _guarded(behaviour: Behaviour) -> Behaviour:
+    async def guarded(request: Message | SluiceError, context: Any) -> Any:
+        try:
+            if isinstance(request, SluiceError):
+                raise request
+            return await behaviour(request, context)
+        except SluiceError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception:  # grpc would show the text of the exception to the caller
+            _log.exception("a call failed")
+            await abort(context, InternalError("the gateway failed; its log has the reason"))
+
+    return guarded
+
+
+async def abort(context: Any, error: SluiceError) -> None:
+    """Ends the call of ``context`` with ``error``; always raises."""
+    details = error.to_status().SerializeToString()
+    await context.abort(error.code, error.message, ((STATUS_DETAILS, details),))
+
+
+def _too_large(size: int, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"the request has {size} bytes, the limit is {limit}",
+        metadata={"bytes": str(size), "limit_bytes": str(limit)},
+    )

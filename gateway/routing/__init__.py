@@ -1,0 +1,1 @@
+"""Which model answers. Plain code: features of a request in, a plan out."""

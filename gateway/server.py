@@ -1,0 +1,171 @@
+"""A whole gateway: opened in the order of its parts, closed backwards."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry.trace import Tracer
+
+from gateway.admission import Admission
+from gateway.catalog import Catalog
+from gateway.connection import connect
+from gateway.dispatch import Dispatch
+from gateway.generate import Generator
+from gateway.health import SERVICE, Health
+from gateway.interceptor import ErrorInterceptor
+from gateway.models import Directory
+from gateway.routing.router import RuleRouter
+from gateway.safety.inspector import ControlInspector
+from gateway.service import InferenceService
+from gateway.streams.registry import Registry
+from gateway.streams.replays import Replays
+from sluice.errors import ShuttingDown
+from sluice.processes.errors import SetupError
+from sluice.processes.ports import listen_problem, split_address
+from sluice.settings import Settings
+from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+
+_log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+"""How often deadlines, silence and readiness are looked at, seconds."""
+RETRY_AFTER_S: Final = 1.0
+_CLOSE_S: Final = 1.0
+_KEEPALIVE_MS: Final = 30_000
+_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+_CLIENT_PINGS_MS: Final = 5_000
+
+
+class Gateway:
+    """The parts, wired.
+
+    Attributes:
+        address: where gRPC is served, "host:port".
+        registry: the live requests.
+    """
+
+    def __init__(
+        self, settings: Settings, gateway_id: str, catalog: Catalog, tracer: Tracer
+    ) -> None:
+        limits = settings.gateway
+        self.address = limits.address
+        self._settings = settings
+        self._directory = Directory()
+        self._dispatch = Dispatch(gateway_id)
+        replays = Replays(limits.replay_entries, limits.replay_s)
+        self.registry = Registry(self._dispatch.outbox, replays)
+        router = RuleRouter(settings.routing, catalog.tiers)
+        admission = Admission(catalog, self._directory, ControlInspector(), router)
+        generator = Generator(limits, admission, self.registry, self._dispatch, tracer)
+        self._service = InferenceService(generator, admission, self._directory)
+        self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
+        self._server = self._make_server(limits.max_message_bytes)
+
+    async def start(self) -> None:
+        """The port, NATS, then calls: a gateway that answers can publish.
+
+        Raises:
+            SetupError: the port is taken, or NATS does not answer.
+        """
+        self._bind()
+        nats = self._settings.nats
+        assert nats.url is not None, "main checks it"
+        client = await connect(
+            nats.url, self._dispatch.gateway_id, nats.connect_s, self._dispatch.resync
+        )
+        await self._dispatch.start(client, self.registry, self._directory)
+        await self._health.refresh(time.monotonic())
+        await self._server.start()
+        _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
+
+    async def run(self) -> None:
+        """Looks after deadlines, silence and readiness until it is cancelled."""
+        while True:
+            now = time.monotonic()
+            try:
+                self.registry.tick(now)
+                self._directory.expire(now)
+                await self._health.refresh(now)
+            except Exception:  # without this loop nothing would notice a stall any more
+                _log.exception("tick failed")
+            await asyncio.sleep(TICK_S)
+
+    async def drain(self) -> None:
+        """Not serving, no new calls; the calls that run may finish for ``drain_s`` seconds."""
+        await self._health.leave()
+        self._service.drain()
+        _log.info("draining: %d requests run", self._service.active)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.gateway.drain_s):
+                await self._service.idle.wait()
+        self.registry.fail_all(
+            ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
+        )
+
+    async def close(self) -> None:
+        """Closes the port, then NATS."""
+        await self._server.stop(_CLOSE_S)
+        await self._dispatch.close()
+        _log.info("gateway %s closed", self._dispatch.gateway_id)
+
+    def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(max_message_bytes)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                # Twice the limit: what is a little over it gets a typed error with both numbers.
+                ("grpc.max_receive_message_length", 2 * max_message_bytes),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
+            ],
+        )
+        add_InferenceServiceServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _bind(self) -> None:
+        key = "gateway.address"
+        host, port = split_address(self.address, key)
+        # Asked first: gRPC itself says little about what is wrong.
+        problem = listen_problem(host, port)
+        if problem is not None:
+            raise SetupError(
+                f"{key}: {self.address} is {problem}; choose another or stop what uses it"
+            )
+        try:
+            bound = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise SetupError(f"{key}: {self.address} cannot be served: {error}") from error
+        self.address = f"{self.address.rpartition(':')[0]}:{bound}"
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, gateway_id: str, catalog: Catalog, tracer: Tracer
+) -> AsyncIterator[Gateway]:
+    """A gateway that serves; on the way out it drains and closes.
+
+    Raises:
+        SetupError: it cannot start.
+    """
+    gateway = Gateway(settings, gateway_id, catalog, tracer)
+    try:
+        await gateway.start()
+        ticking = asyncio.ensure_future(gateway.run())
+        try:
+            yield gateway
+        finally:
+            await gateway.drain()
+            ticking.cancel()
+    finally:
+        await gateway.close()

@@ -1,0 +1,75 @@
+"""The spans of one call (sluice/telemetry/names.py lists them). Contexts are explicit, never looked up."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from sluice.errors import SluiceError
+from sluice.telemetry import names
+from sluice.telemetry.tracing import context_of, trace_id_of
+
+
+class CallSpans:
+    """The server span of one call, and the spans of its hops under it."""
+
+    def __init__(self, tracer: Tracer, name: str, metadata: Mapping[str, str]) -> None:
+        self._tracer = tracer
+        self.server = tracer.start_span(name, context_of(metadata), SpanKind.SERVER)
+        self._context = trace.set_span_in_context(self.server, Context())
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+        return trace_id_of(self.server)
+
+    @contextmanager
+    def hop(
+        self,
+        name: str,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Mapping[str, AttributeValue] | None = None,
+    ) -> Iterator[Span]:
+        """A span around one hop; an error that passes through is recorded."""
+        span = self._tracer.start_span(name, self._context, kind, attributes)
+        try:
+            yield span
+        except SluiceError as error:
+            fail(span, error.reason)
+            raise
+        finally:
+            span.end()
+
+    def past(self, name: str, lasted_s: float, attributes: Mapping[str, AttributeValue]) -> None:
+        """A span that began ``lasted_s`` seconds ago and ends now."""
+        end = time.time_ns()
+        start = end - int(lasted_s * 1e9)
+        span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=start)
+        span.end(end)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Ends the server span; whatever passes through is recorded."""
+        try:
+            yield
+        except BaseException as error:
+            fail(self.server, _reason_of(error))
+            raise
+        finally:
+            self.server.end()
+
+
+def fail(span: Span, reason: str) -> None:
+    """Marks ``span`` as failed with an ErrorInfo reason."""
+    span.set_attribute(names.ERROR_REASON, reason)
+    span.set_status(Status(StatusCode.ERROR, reason))
+
+
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, SluiceError):
+        return error.reason
+    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"

@@ -1,0 +1,57 @@
+"""Turns tokens into text one at a time, holding back characters that are not complete.
+
+A byte-level tokenizer may split one character over several tokens; until it is whole the decoder shows U+FFFD at
+the end, and the text is held back (tokenizers' ``DecodeStream`` does the book-keeping).
+"""
+
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Detokenizer(Protocol):
+    """Text of a growing list of tokens."""
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; may be empty."""
+
+    def flush(self) -> str:
+        """What was held back, when no more tokens come; U+FFFD stands for bytes that are no character."""
+
+
+class StreamDetokenizer:
+    """`Detokenizer` of a Hugging Face tokenizer; special tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """See `Detokenizer.push`."""
+        self._held.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:
+            # "Invalid prefix": some decoders change earlier text in hindsight. The held tokens are decoded
+            # as they stand.
+            text = self._held_text()
+            self._stream = DecodeStream(skip_special_tokens=True)
+        if text is None:
+            return ""
+        self._shown, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        text = self._held_text()
+        self._shown, self._held = self._held, []
+        return text
+
+    def _held_text(self) -> str:
+        shown = self._tokenizer.decode(self._shown, skip_special_tokens=True)
+        both = self._tokenizer.decode(self._shown + self._held, skip_special_tokens=True)
+        return both[len(shown) :]

@@ -1,0 +1,34 @@
+"""The life of one request inside the gateway, and the moves that are legal."""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+
+class StreamState(Enum):
+    """Where a request stands."""
+
+    PUBLISHING = auto()
+    """The task is on its way to JetStream."""
+    WAITING = auto()
+    """JetStream has the task; no frame came yet."""
+    STREAMING = auto()
+    """Frames come."""
+    FINISHED = auto()
+    """The answer is complete."""
+    FAILED = auto()
+    """It ended with an error: the caller left, the deadline passed, the engine failed."""
+
+
+# A batcher can be quicker than JetStream's acknowledgement: frames, and even the last one, may come while publishing.
+LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
+    StreamState.PUBLISHING: frozenset(
+        {StreamState.WAITING, StreamState.STREAMING, StreamState.FINISHED, StreamState.FAILED}
+    ),
+    StreamState.WAITING: frozenset(
+        {StreamState.STREAMING, StreamState.FINISHED, StreamState.FAILED}
+    ),
+    StreamState.STREAMING: frozenset({StreamState.FINISHED, StreamState.FAILED}),
+    StreamState.FINISHED: frozenset(),
+    StreamState.FAILED: frozenset(),
+}
