@@ -1,0 +1,74 @@
+"""`buf curl`, which learns the API from reflection alone."""
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from google.rpc import error_details_pb2
+
+from tests.interop.tools import Ran, run
+
+SERVICE = "sluice.v1.InferenceService"
+
+
+async def call(address: str, method: str, request: dict[str, Any]) -> Ran:
+    return await run(
+        Path(sys.executable).with_name("buf"),
+        *("curl", "--protocol", "grpc", "--http2-prior-knowledge"),
+        *("--data", json.dumps(request), f"http://{address}/{SERVICE}/{method}"),
+    )
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects that stand one after the other in `text`."""
+    decoder, found = json.JSONDecoder(), []
+    while text := text.lstrip():
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
+
+
+async def test_streams_an_answer(address: str) -> None:
+    request = {
+        "prompt": "Sort ascending: 7, 3, 12",
+        "model": "small",
+        "sampling": {"maxTokens": 32},
+    }
+    ran = await call(address, "Generate", request)
+    assert ran.code == 0, ran.err
+    events = objects(ran.out)
+    assert [next(iter(event)) for event in (events[0], events[-1])] == ["started", "finished"]
+    assert events[0]["started"]["model"] == "small"
+    assert len(events[0]["started"]["traceId"]) == 32
+    text = "".join(event["delta"].get("text", "") for event in events if "delta" in event)
+    assert text
+    assert events[-1]["finished"]["usage"]["completionTokens"] > 0
+
+
+async def test_lists_the_models(address: str) -> None:
+    ran = await call(address, "ListModels", {})
+    assert ran.code == 0, ran.err
+    (listed,) = objects(ran.out)
+    assert {"small", "large"} <= {model["name"] for model in listed["models"]}
+
+
+async def test_counts_tokens(address: str) -> None:
+    ran = await call(address, "CountTokens", {"prompt": "Sort ascending: 7, 3", "model": "small"})
+    assert ran.code == 0, ran.err
+    (count,) = objects(ran.out)
+    assert 0 < count["tokenCount"] < count["contextTokens"]
+
+
+async def test_error_arrives_with_its_code_and_details(address: str) -> None:
+    ran = await call(address, "Generate", {"prompt": "hello", "model": "nobody"})
+    assert ran.code != 0
+    error = json.loads(ran.err)
+    assert error["code"] == "not_found"
+    assert "nobody" in error["message"]
+    (detail,) = error["details"]
+    assert detail["type"] == "google.rpc.ErrorInfo"
+    info = error_details_pb2.ErrorInfo.FromString(base64.b64decode(detail["value"] + "=="))
+    assert (info.domain, info.reason) == ("sluice", "MODEL_UNKNOWN")
