@@ -71,7 +71,8 @@ class TritonConfig:
         otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
         export_delay_ms: how long a finished span may wait for others before it is sent.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
-        load_timeout_s: how long the stub of a model may take until it is initialized, seconds.
+        load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not bound the
+            model's own ``initialize``.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
     """
 
@@ -208,7 +209,8 @@ def restricted_metadata(secret: str) -> tuple[tuple[str, str], ...]:
 async def wait_for_triton(address: str, bound_s: float) -> None:
     """Returns when the server at ``address`` answers, which it does from when its models are loaded.
 
-    A model that fails to load ends the server instead, so watch the process as well.
+    A model that fails to load ends the server instead, so watch the process as well. Nothing in the server bounds how
+    long a model may initialize; ``bound_s`` does.
 
     Raises:
         TimeoutError: not within ``bound_s`` seconds.
@@ -226,7 +228,7 @@ async def wait_for_triton(address: str, bound_s: float) -> None:
 def stub_pids(server_pid: int) -> dict[str, int]:
     """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
 
-    Empty when the server is gone.
+    Empty when the server is gone. Nothing else tells that a stub has died: server and model stay "ready".
     """
     try:
         children = psutil.Process(server_pid).children()
@@ -236,7 +238,7 @@ def stub_pids(server_pid: int) -> dict[str, int]:
 
 
 def remove_shared_memory(prefix: str) -> int:
-    """Removes what a killed server left in shared memory; returns the number of regions.
+    """Removes what a server that was killed or crashed left in shared memory; returns the number of regions.
 
     Only for a server that has ended, with its stubs. ``prefix`` is its `TritonConfig.shm_prefix`.
     """

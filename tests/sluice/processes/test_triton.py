@@ -180,8 +180,7 @@ async def test_many_responses_and_a_final_flag(config: TritonConfig) -> None:
         async with asyncio.timeout(BOUND_S):
             got = [item async for item in ask(triton_, b"\x00row\xff", {"count": 5})]
         assert got == [(b"\x00row\xff", False)] * 5 + [(None, True)]
-        triton_.child.terminate()
-        assert await asyncio.wait_for(triton_.child.exited, 10.0) == 0
+        assert await triton_.child.end(10.0) == 0
 
 
 async def test_a_held_request_gets_responses_while_others_come_and_go(config: TritonConfig) -> None:
@@ -229,7 +228,7 @@ async def test_a_killed_server_is_noticed_at_once_and_nothing_is_left(config: Tr
     async with running(config) as triton_, asyncio.timeout(BOUND_S):
         held = ask(triton_, b"open", {"hold": True})
         await anext(held)
-        triton_.child.kill()
+        os.kill(triton_.child.pid, signal.SIGKILL)
         with pytest.raises(aio.AioRpcError) as error:
             await anext(held)
         assert error.value.code() is StatusCode.UNAVAILABLE
