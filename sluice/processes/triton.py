@@ -71,8 +71,8 @@ class TritonConfig:
         otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
         export_delay_ms: how long a finished span may wait for others before it is sent.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
-        load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not bound the
-            model's own ``initialize``.
+        load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
+            bound the model's own ``initialize``.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
     """
 
