@@ -84,6 +84,10 @@ class Gateway:
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
 
+    def ready(self, model: str) -> bool:
+        """Whether a worker that serves ``model`` is alive, as far as batchers have said."""
+        return self._directory.load(model, time.monotonic()).ready
+
     async def run(self) -> None:
         """Looks after deadlines, silence and readiness until it is cancelled."""
         while True:

@@ -1,0 +1,134 @@
+"""A gateway that serves, a client's stub, and the batcher that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gateway.catalog import Catalog, load_catalog
+from gateway.server import Gateway, running
+from sluice.errors import SluiceError, from_status
+from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, Settings
+from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
+
+MODELS: Final = ("small", "large")
+
+
+def settings_for(folder: Path, url: str | None = None, **gateway: Any) -> Settings:
+    values = {"address": "127.0.0.1:0", "drain_s": 1.0, **gateway}
+    return Settings(
+        models=tuple(ModelSettings(name=name, tier=name, path=str(folder)) for name in MODELS),
+        gateway=GatewaySettings(**values),
+        nats=NatsSettings(url=url),
+    )
+
+
+@dataclass
+class Wire:
+    """What a test talks to."""
+
+    gateway: Gateway
+    batcher: WireBatcher
+    channel: grpc.aio.Channel
+    catalog: Catalog
+    spans: InMemorySpanExporter
+
+    @property
+    def stub(self) -> Any:
+        return InferenceServiceStub(self.channel)
+
+    def tokens(self, text: str) -> list[int]:
+        tokenizer = self.catalog["small"].tokenization.tokenizer
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    async def ready(self, *models: str) -> None:
+        """Reports ``models`` and waits until the gateway has heard of it."""
+        await self.batcher.report(*models)
+        await self.until(lambda: self._knows(models))
+
+    def _knows(self, models: tuple[str, ...]) -> bool:
+        return all(self.gateway.ready(model) for model in models)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for something inside the gateway."""
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def health(self, service: str) -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+        return int(answer.status)
+
+
+@asynccontextmanager
+async def open_wire(
+    url: str, folder: Path, *, gateway_id: str = "gw1", **gateway: Any
+) -> AsyncIterator[Wire]:
+    settings = settings_for(folder, url, **gateway)
+    catalog = load_catalog(settings)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with (
+        wire_batcher(url) as batcher,
+        running(settings, gateway_id, catalog, provider.get_tracer("test")) as served,
+        grpc.aio.insecure_channel(served.address) as channel,
+    ):
+        wire = Wire(served, batcher, channel, catalog, exporter)
+        await wire.ready(*MODELS)
+        yield wire
+    provider.shutdown()
+
+
+async def error_of(call: Any) -> tuple[grpc.StatusCode, SluiceError]:
+    """The code and the typed error that ``call`` ends with."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async with asyncio.timeout(BOUND_S):
+                async for _ in call:
+                    pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as failure:
+        return failure.code(), typed(failure)
+    raise AssertionError("the call did not fail")
+
+
+def typed(failure: grpc.aio.AioRpcError) -> SluiceError:
+    from google.rpc import status_pb2
+
+    details = dict(failure.trailing_metadata() or ()).get("grpc-status-details-bin")
+    assert details is not None, f"an error without details: {failure}"
+    status = status_pb2.Status.FromString(details)
+    assert status.code == failure.code().value[0]
+    error = from_status(status)
+    assert error is not None
+    return error
+
+
+async def events_of(call: Any) -> list[GenerateResponse]:
+    async with asyncio.timeout(BOUND_S):
+        return [event async for event in call]
+
+
+def text_of(events: list[GenerateResponse]) -> str:
+    return "".join(event.delta.text for event in events)
+
+
+def tokens_of(events: list[GenerateResponse]) -> list[int]:
+    return [token for event in events for token in event.delta.token_ids]
+
+
+def prompt(text: str = "hello", **fields: Any) -> GenerateRequest:
+    return GenerateRequest(prompt=text, model=fields.pop("model", "small"), **fields)
