@@ -1,7 +1,7 @@
 """Prints what an image has to install: ``requirements.py process|worker pyproject.toml``.
 
-The project's dependencies carry an embedded Triton and nats-server, and the workers' torch and transformers. An image needs only what
-its processes import; tests/compose holds that the rest is really not imported.
+The project's dependencies carry an embedded Triton and nats-server, and the workers' torch and transformers. An image
+needs only what its processes import; tests/compose holds that the rest is really not imported.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Serves the workers in a container: ``serve_worker.py --config FILE --port PORT [--repository FOLDER]``.
+"""Serves the workers in a container: ``serve_worker.py --config FILE --port PORT --repository FOLDER``.
 
 Renders the model repository, runs Triton on it, and ends when Triton ends, or when a Python process behind a model
 has ended: Triton does not start it again and goes on to answer that it is ready. The container's restart policy does
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--repository", type=Path, default=Path("/tmp/models"))
+    parser.add_argument("--repository", type=Path, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     try:

@@ -67,7 +67,10 @@ def test_a_broken_settings_file_is_one_line(
     config = tmp_path / "sluice.yaml"
     config.write_text("modles: []\n", encoding="utf-8")
 
-    assert main(["--config", str(config), "--port", "8001"]) == 1
+    assert (
+        main(["--config", str(config), "--port", "8001", "--repository", str(tmp_path / "models")])
+        == 1
+    )
 
     (record,) = caplog.records
     assert "modles" in record.message

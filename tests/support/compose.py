@@ -1,6 +1,7 @@
 """The files of compose/ as tests look at them: parsed, and with the variables of .env filled in."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -28,10 +29,16 @@ def used_variables(text: str) -> set[str]:
 
 @cache
 def compose(name: str = "compose.yaml") -> dict[str, Any]:
-    """A compose file as compose reads it: variables filled in, ``$$`` a dollar sign."""
+    """A compose file as compose reads it."""
+    return filled(name, variables())
+
+
+def filled(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """A compose file with ``values`` for its variables, and ``$$`` a dollar sign."""
     text = (FOLDER / name).read_text(encoding="utf-8")
-    filled = _VARIABLE.sub(lambda match: variables()[match[1]], text).replace("$$", "$")
-    document = yaml.safe_load(filled)
+    document = yaml.safe_load(
+        _VARIABLE.sub(lambda match: values[match[1]], text).replace("$$", "$")
+    )
     assert isinstance(document, dict)
     return document
 

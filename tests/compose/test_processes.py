@@ -1,0 +1,179 @@
+"""The containers' commands, addresses, settings and health checks, run as plain processes with the wheels' servers.
+
+What a container changes is swapped: paths inside of images, host names, ports, and which tritonserver is on PATH.
+"""
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice.processes.nats import find_nats_server
+from sluice.processes.ports import free_port
+from sluice.processes.triton import find_wheel, prepare_runtime, triton_environment
+from sluice.telemetry import names
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.support.compose import FOLDER, filled, variables
+from tests.support.nats import end
+from tests.support.otlp import OtlpReceiver, otlp_receiver
+
+pytestmark = pytest.mark.mesh
+
+HEALTHY_S = 90.0
+CHECK_S = 10.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The services of compose.yaml for this machine."""
+
+    services: Mapping[str, Mapping[str, Any]]
+    folder: Path
+    ports: Mapping[str, str]
+
+    def command(self, name: str) -> list[str]:
+        words = [self.here(word) for word in self.services[name]["command"]]
+        return [str(find_nats_server()), "--addr=127.0.0.1", *words] if name == "nats" else words
+
+    def environment(self, name: str) -> dict[str, str]:
+        values = self.services[name].get("environment", {})
+        return {
+            **os.environ,
+            **{key: self.here(value) for key, value in values.items()},
+            "HOSTNAME": f"{name}-1",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(FOLDER.parent),
+        }
+
+    def healthy(self, name: str) -> str | None:
+        """What the health check says against the service, or None when it is well."""
+        kind, *words = self.services[name]["healthcheck"]["test"]
+        words = [self.here(word) for word in words]
+        result = subprocess.run(
+            ["sh", "-c", *words] if kind == "CMD-SHELL" else words,
+            env=self.environment(name),
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+        )
+        return None if result.returncode == 0 else result.stdout + result.stderr
+
+    def here(self, word: str) -> str:
+        """``word`` with what is only in containers swapped for what is here."""
+        swaps = {
+            "/etc/sluice/": f"{FOLDER}/",
+            "/opt/sluice/": f"{FOLDER}/",
+            "/tmp/models": f"{self.folder}/models",
+            "=/data": f"={self.folder}/nats",
+            "0.0.0.0": "127.0.0.1",
+            "//nats:": "//127.0.0.1:",
+            "//jaeger:": "//127.0.0.1:",
+            f"triton:{self.ports['TRITON_GRPC_PORT']}": (
+                f"127.0.0.1:{self.ports['TRITON_GRPC_PORT']}"
+            ),
+        }
+        for inside, outside in swaps.items():
+            word = word.replace(inside, outside)
+        return word
+
+
+def deployment(folder: Path, receiver: OtlpReceiver) -> Deployment:
+    ports = {name: str(free_port()) for name in variables() if name.endswith("_PORT")}
+    ports["OTLP_GRPC_PORT"] = receiver.grpc_endpoint.rpartition(":")[2]
+    ports["OTLP_HTTP_PORT"] = receiver.http_endpoint.split(":")[2].partition("/")[0]
+    services = filled("compose.yaml", {**variables(), **ports})["services"]
+    write_programs(folder)
+    return Deployment(services, folder, ports)
+
+
+def write_programs(folder: Path) -> None:
+    """What is on PATH inside of the images."""
+    runtime = folder / "runtime"
+    prepare_runtime(runtime)
+    environment = triton_environment(runtime)
+    kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+    settings = " ".join(f"{name}={shlex.quote(environment[name])}" for name in kept)
+    arguments = f"--backend-directory={runtime / 'backends'}"
+    arguments += f" --backend-config=python,shm-region-prefix-name=sluice_test_{os.getpid()}_"
+    write_program(
+        folder / "bin/tritonserver", f'env {settings} {find_wheel().server} "$@" {arguments}'
+    )
+    for name in ("python", "python3"):
+        write_program(folder / "bin" / name, f'{shlex.quote(sys.executable)} "$@"')
+
+
+def write_program(path: Path, command: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\nexec {command}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@asynccontextmanager
+async def started(deployed: Deployment) -> AsyncIterator[None]:
+    """All of our services, each once those it depends on are healthy; ended in reverse order."""
+    with ExitStack() as running:
+        for name in ("nats", "triton", "batcher", "gateway"):
+            for needed in deployed.services[name].get("depends_on", {}):
+                await until_healthy(deployed, needed)
+            log = running.enter_context((deployed.folder / f"{name}.log").open("wb"))
+            process = start(deployed, name, log.fileno())
+            running.callback(end, process)
+        await until_healthy(deployed, "gateway")
+        yield
+
+
+def start(deployed: Deployment, name: str, log: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        deployed.command(name), env=deployed.environment(name), stdout=log, stderr=log
+    )
+
+
+async def until_healthy(deployed: Deployment, name: str) -> None:
+    give_up_at = time.monotonic() + HEALTHY_S
+    while problem := await asyncio.to_thread(deployed.healthy, name):
+        log = await asyncio.to_thread((deployed.folder / f"{name}.log").read_text)
+        assert time.monotonic() < give_up_at, f"{name}: {problem}\n{log[-3000:]}"
+        await asyncio.sleep(0.2)  # as an engine does: it asks again and again
+
+
+async def ask(address: str, model: str) -> list[pb.GenerateResponse]:
+    request = pb.GenerateRequest(
+        prompt="Where is my parcel?", model=model, sampling=pb.SamplingParams(max_tokens=8)
+    )
+    async with grpc.aio.insecure_channel(address) as channel:
+        return [
+            event async for event in InferenceServiceStub(channel).Generate(request, timeout=30)
+        ]
+
+
+async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) -> None:
+    async with otlp_receiver() as receiver:
+        deployed = deployment(tmp_path, receiver)
+        async with started(deployed):
+            address = f"127.0.0.1:{deployed.ports['GATEWAY_PORT']}"
+            for model in ("small", "large"):
+                events = await ask(address, model)
+                assert events[0].started.model == model
+                assert events[-1].WhichOneof("event") == "finished"
+            for name in ("nats", "triton", "batcher", "gateway"):
+                assert await asyncio.to_thread(deployed.healthy, name) is None
+            services = {
+                names.SERVICE_GATEWAY,
+                names.SERVICE_BATCHER,
+                names.SERVICE_WORKER,
+                names.SERVICE_TRITON,
+            }
+            await receiver.wait_for(lambda spans: services <= {span.service for span in spans})
+        assert await asyncio.to_thread(deployed.healthy, "gateway") is not None
