@@ -26,7 +26,7 @@ ANSWER_S: Final = 120.0
 
 
 def demo(as_json: options.Json = False) -> None:
-    """Start a mesh on free ports, let both tiers answer four prompts, and stop it.
+    """Start a mesh on free ports, let both tiers answer four prompts, stop it.
 
     Prints each answer as it streams, with the route, the trace id and where the time went. Exits with 0 only when every
     prompt was answered.

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.rpc import error_details_pb2
 
 from tests.interop.tools import Ran, run
+
+pytestmark = pytest.mark.mesh
 
 SERVICE = "sluice.v1.InferenceService"
 
@@ -67,7 +70,7 @@ async def test_error_arrives_with_its_code_and_details(address: str) -> None:
     assert ran.code != 0
     error = json.loads(ran.err)
     assert error["code"] == "not_found"
-    assert "nobody" in error["message"]
+    assert "known: small, large" in error["message"]
     (detail,) = error["details"]
     assert detail["type"] == "google.rpc.ErrorInfo"
     info = error_details_pb2.ErrorInfo.FromString(base64.b64decode(detail["value"] + "=="))

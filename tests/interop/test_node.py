@@ -10,6 +10,8 @@ import pytest
 
 from tests.interop.tools import BOUND_S, PROTOS, Ran, run
 
+pytestmark = pytest.mark.mesh
+
 SOURCES: Final = Path(__file__).with_name("node")
 NO_NETWORK: Final = (
     "ENOTFOUND",
@@ -73,4 +75,4 @@ async def test_error_arrives_with_its_code(project: Path, address: str) -> None:
     assert ran.code == 1
     error = json.loads(ran.out)
     assert error["code"] == "NOT_FOUND"
-    assert "nobody" in error["details"]
+    assert "known: small, large" in error["details"]

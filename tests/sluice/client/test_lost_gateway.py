@@ -1,0 +1,61 @@
+"""A gateway is killed in the middle of an answer: the client's answer is that of an undisturbed run."""
+
+import asyncio
+import os
+import signal
+from typing import Final
+
+import pytest
+
+from sluice.client import Answer, AnswerBuilder, AsyncClient, Delta, GenerateOptions, NoticeKind
+from sluice.processes.mesh import Mesh, running_mesh
+from sluice.settings import GatewaySettings, ModelSettings, RoutingSettings, Settings
+
+pytestmark = pytest.mark.mesh
+
+MODEL: Final = "large"
+PROMPT: Final = "Write a polite reply.\nHi there, My order is D-91198. Please do not send it."
+SETTINGS: Final = Settings(
+    models=(ModelSettings(name=MODEL, tier=MODEL, path="builtin:large", slots=8),),
+    routing=RoutingSettings(default=MODEL),
+    gateway=GatewaySettings(address="127.0.0.1:0"),
+)
+BOUND_S: Final = 60.0
+
+
+def sampled(seed: int) -> GenerateOptions:
+    """Draws that rarely end early: hundreds of tokens, each of which depends on its seed and place."""
+    return {"model": MODEL, "seed": seed, "temperature": 2.0, "max_tokens": 200}
+
+
+async def test_answer_goes_on_after_the_gateway_was_killed() -> None:
+    async with running_mesh(SETTINGS) as mesh, AsyncClient(mesh.address) as client:
+        asked = [client.generate(PROMPT, **sampled(seed)).answer() for seed in range(8)]
+        undisturbed = max(await asyncio.gather(*asked), key=lambda answer: len(answer.token_ids))
+        disturbed = await asyncio.wait_for(kill_midway(mesh, client, undisturbed.seed), BOUND_S)
+    assert disturbed.token_ids == undisturbed.token_ids
+    assert disturbed.text == undisturbed.text
+    assert NoticeKind.RECONNECTED in [notice.kind for notice in disturbed.notices]
+
+
+async def kill_midway(mesh: Mesh, client: AsyncClient, seed: int) -> Answer:
+    """The answer to the same request; the gateway dies when its first tokens have come."""
+    builder = AnswerBuilder()
+    killed = False
+    async with client.generate(PROMPT, **sampled(seed), timeout_s=BOUND_S) as stream:
+        async for event in stream:
+            builder.add(event)
+            if isinstance(event, Delta) and not killed:
+                killed = True
+                kill_gateway(mesh)
+    return builder.build()
+
+
+def kill_gateway(mesh: Mesh) -> None:
+    """Holds the engine meanwhile, so that it cannot be done before the gateway is gone."""
+    stub = mesh.stubs[MODEL]
+    os.kill(stub, signal.SIGSTOP)
+    try:
+        mesh.kill("gateway")
+    finally:
+        os.kill(stub, signal.SIGCONT)
