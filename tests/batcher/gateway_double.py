@@ -1,4 +1,4 @@
-"""The gateway's side of the inner wires, played by a test: publishes tasks, collects frames by the rules of docs/wire.md."""
+"""The gateway's side of the inner wires, played by a test; it takes frames by the rules of docs/wire.md."""
 
 import asyncio
 import itertools
@@ -14,6 +14,7 @@ from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.wire import clock, jetstream, subjects
 
 BOUND_S = 15.0
+ACK, NAK, TERM, PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 _numbers = itertools.count(1)
 
 
@@ -37,6 +38,8 @@ class GatewayDouble:
         lose: frames for which this says True never arrive.
         answers: by request.
         reports: of batchers, in order.
+        questions: requests that batchers asked about, in order.
+        progress: in-progress acknowledgements that batchers sent.
     """
 
     def __init__(self, client: Client, name: str) -> None:
@@ -49,6 +52,9 @@ class GatewayDouble:
         self.answers: dict[str, Answer] = {}
         self.reports: list[control_pb2.BatcherReport] = []
         self.questions: list[str] = []
+        self.progress = 0
+        self._sequences: dict[str, int] = {}
+        self._settlements: dict[int, bytes] = {}
         self._changed = asyncio.Condition()
 
     @staticmethod
@@ -61,6 +67,7 @@ class GatewayDouble:
         await client.subscribe(subjects.frames(name), cb=double._frames)
         await client.subscribe(subjects.held(name), cb=double._held)
         await client.subscribe(subjects.REPORTS, cb=double._report)
+        await client.subscribe(f"$JS.ACK.{subjects.TASKS_STREAM}.>", cb=double._settlement)
         await client.flush()
         try:
             yield double
@@ -103,11 +110,12 @@ class GatewayDouble:
     ) -> task_pb2.Task:
         """Publishes ``task``; returns it."""
         self.answers.setdefault(task.request_id, Answer())
-        await self.js.publish(
+        stored = await self.js.publish(
             subjects.tasks(task.model, task.priority_class),
             task.SerializeToString(),
             headers={"Nats-Msg-Id": task.request_id, **(headers or {})},
         )
+        self._sequences[task.request_id] = stored.seq
         return task
 
     async def ask(self, **fields: object) -> task_pb2.Task:
@@ -159,16 +167,16 @@ class GatewayDouble:
         await self.until(lambda: bool(self.reports) and live(self.reports[-1]), bound_s)
         return self.reports[-1].batcher
 
+    async def settled(self, task: task_pb2.Task, bound_s: float = BOUND_S) -> bytes:
+        """Waits until JetStream was told about a task, in-progress aside; returns the last word: ACK, NAK or TERM."""
+        sequence = self._sequences[task.request_id]
+        await self.until(lambda: sequence in self._settlements, bound_s)
+        return self._settlements[sequence]
+
     async def tasks_left(self) -> int:
         """Messages in the work queue."""
         info = await self.js.stream_info(subjects.TASKS_STREAM)
         return info.state.messages
-
-    async def until_settled(self, bound_s: float = BOUND_S) -> None:
-        """Waits until the work queue is empty."""
-        async with asyncio.timeout(bound_s):
-            while await self.tasks_left():
-                await asyncio.sleep(0.02)
 
     async def dead_letter(self, model: str = "echo", bound_s: float = BOUND_S) -> Msg:
         """Waits for a dead letter of ``model``."""
@@ -215,6 +223,15 @@ class GatewayDouble:
                 waiting=True, token_ids=answer.token_ids, attempt=answer.attempt
             )
         await message.respond(reply.SerializeToString())
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _settlement(self, message: Msg) -> None:
+        if message.data == PROGRESS:
+            self.progress += 1
+        else:
+            # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
+            self._settlements[int(message.subject.split(".")[5])] = message.data or ACK
         async with self._changed:
             self._changed.notify_all()
 

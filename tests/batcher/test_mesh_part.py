@@ -2,7 +2,7 @@
 
 from sluice.internal.v1 import frame_pb2
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
-from tests.batcher.gateway_double import GatewayDouble, echo_of
+from tests.batcher.gateway_double import ACK, GatewayDouble, echo_of
 from tests.support.triton import RunningTriton
 
 
@@ -19,5 +19,6 @@ async def test_tasks_are_answered_in_full_and_leave_the_work_queue(
             assert answer.token_ids == echo_of(task)
             assert answer.final is not None
             assert answer.final.end == frame_pb2.ROW_END_LENGTH
-        await gateway.until_settled()
+            assert await gateway.settled(task) == ACK
+        assert await gateway.tasks_left() == 0
     assert gateway.reports[-1].leaving

@@ -1,0 +1,120 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.core import frames
+from batcher.core.frames import BUNDLE_BYTES_MAX, Merge, bundles, classify, merge, resend
+from batcher.core.rows import Row
+from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.wire.codec import MAX_MESSAGE_BYTES
+
+
+def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> Row:
+    """A row with tokens 0, 1, 2, ...; the first ``base`` of them came with the task."""
+    row = Row(
+        task_pb2.Task(request_id="r", gateway="g"),
+        deliveries=1,
+        produced=range(base),
+        deadline=1.0,
+        now=0.0,
+    )
+    new = range(base, produced)
+    row.extend(new, [frame_pb2.Logprobs(logprob=-float(n)) for n in new] if logprobs else [])
+    return row
+
+
+def frame_of(start: int, count: int, *, final: bool = False, attempt: int = 0) -> frame_pb2.Frame:
+    frame = frame_pb2.Frame(
+        request_id="r", attempt=attempt, start_index=start, token_ids=range(start, start + count)
+    )
+    if final:
+        frame.final.end = frame_pb2.ROW_END_STOP
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (frame_of(5, 1), Merge.NEW),
+        (frame_of(3, 4), Merge.NEW),
+        (frame_of(3, 2), Merge.DUPLICATE),
+        (frame_of(0, 0), Merge.DUPLICATE),
+        (frame_of(6, 1), Merge.GAP),
+        (frame_of(5, 0, final=True), Merge.NEW),
+        (frame_of(1, 2, final=True), Merge.NEW),
+        (frame_of(6, 0, final=True), Merge.GAP),
+        (frame_of(5, 1, attempt=1), Merge.STALE),
+    ],
+)
+def test_what_a_frame_is_to_a_row_of_five_tokens(frame: frame_pb2.Frame, kind: Merge) -> None:
+    assert classify(row_of(5), frame) is kind
+
+
+@given(known=st.integers(0, 20), start=st.integers(0, 20), count=st.integers(0, 20))
+def test_merging_loses_the_known_head_and_nothing_else(known: int, start: int, count: int) -> None:
+    row, frame = row_of(known), frame_of(min(start, known), count, final=True)
+    rest = merge(row, frame)
+    assert row.produced == list(range(max(known, frame.start_index + count)))
+    assert rest.start_index == known
+    assert list(rest.token_ids) == row.produced[known:]
+    assert rest.HasField("final")
+
+
+def test_logprobs_lose_the_same_head_as_tokens() -> None:
+    row = row_of(2, logprobs=True)
+    frame = frame_of(1, 3)
+    frame.logprobs.extend(frame_pb2.Logprobs(logprob=-float(n)) for n in range(1, 4))
+    rest = merge(row, frame)
+    assert [entry.logprob for entry in rest.logprobs] == [-2.0, -3.0]
+    assert [entry.logprob for entry in row.logprobs] == [0.0, -1.0, -2.0, -3.0]
+
+
+def test_resend_is_one_frame_from_the_index_to_what_there_is() -> None:
+    (frame,) = resend(row_of(9), 4)
+    assert (frame.start_index, list(frame.token_ids)) == (4, [4, 5, 6, 7, 8])
+    assert not frame.HasField("final")
+
+
+def test_resend_of_nothing_new_is_nothing_until_there_is_an_end() -> None:
+    row = row_of(9)
+    assert resend(row, 9) == []
+    row.final = frame_pb2.Final(end=frame_pb2.ROW_END_STOP)
+    (frame,) = resend(row, 9)
+    assert (frame.start_index, len(frame.token_ids), frame.final.end) == (
+        9,
+        0,
+        frame_pb2.ROW_END_STOP,
+    )
+
+
+def test_resend_does_not_repeat_what_the_gateway_gave() -> None:
+    (frame,) = resend(row_of(9, base=6, logprobs=True), 2)
+    assert list(frame.token_ids) == [6, 7, 8]
+    assert [entry.logprob for entry in frame.logprobs] == [-6.0, -7.0, -8.0]
+
+
+def test_a_long_resend_goes_in_pieces_with_the_end_in_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "RESEND_TOKENS_MAX", 4)
+    row = row_of(10)
+    row.final = frame_pb2.Final(end=frame_pb2.ROW_END_LENGTH)
+    pieces = resend(row, 1)
+    assert [(p.start_index, len(p.token_ids)) for p in pieces] == [(1, 4), (5, 4), (9, 1)]
+    assert [p.HasField("final") for p in pieces] == [False, False, True]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 150_000), max_size=12))
+def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> None:
+    sent = [
+        frame_pb2.Frame(request_id="r", start_index=n, token_ids=[2**31] * count)
+        for n, count in enumerate(counts)
+    ]
+    packed = list(bundles("b", sent))
+    assert [frame for bundle in packed for frame in bundle.frames] == sent
+    assert all(bundle.ByteSize() <= MAX_MESSAGE_BYTES for bundle in packed)
+    sizes = [sum(frame.ByteSize() + 8 for frame in bundle.frames) for bundle in packed]
+    assert all(one + two > BUNDLE_BYTES_MAX for one, two in pairwise(sizes))

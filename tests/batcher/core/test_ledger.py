@@ -1,0 +1,310 @@
+import math
+
+import pytest
+
+from batcher.core.effects import Effects, Settlement
+from batcher.core.ledger import BARREN_SENDS_MAX, FINAL_TRIES, Ledger
+from batcher.core.rows import Row, RowState
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
+
+RETRY_S = 1.0
+
+
+class Desk:
+    """A ledger with what it wanted so far; ``room`` is the worker's capacity."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger("b", max_rows=8, final_retry_s=RETRY_S)
+        self.all = Effects()
+        self.now = 100.0
+
+    def add(self, name: str = "r", *, deadline: float = math.inf, deliveries: int = 1) -> None:
+        task = task_pb2.Task(request_id=name, gateway="g", priority_class="standard")
+        task.sampling.max_tokens = 10
+        row = Row(task, deliveries=deliveries, produced=(), deadline=deadline, now=self.now)
+        self.ledger.add(row, self.now)
+
+    def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
+        """Returns the effects since the last call."""
+        self.now += after_s
+        self.ledger.advance(self.now, room)
+        return self.ledger.take()
+
+    def send(self, room: int = 8) -> str:
+        """Sends what waits; returns the batch's id."""
+        (batch,) = self.advance(room=room).batches
+        return batch.batch_id
+
+    def run(self, *names: str) -> None:
+        """Adds rows and has the worker take them."""
+        for name in names:
+            self.add(name)
+        self.ledger.admitted(self.send(), worker_pb2.Admission(accepted=names), self.now)
+        self.ledger.take()
+
+    def step(self, name: str, start: int, count: int, *, attempt: int = 0, end: int = 0) -> bool:
+        frame = frame_pb2.Frame(
+            request_id=name, attempt=attempt, start_index=start, token_ids=range(count)
+        )
+        if end:
+            frame.final.end = frame_pb2.RowEnd.ValueType(end)
+            frame.final.timings.prefill_ms = 3
+        return self.ledger.step([frame], self.now)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def ends(effects: Effects) -> list[int]:
+    return [frame.final.end for _, frame in effects.frames if frame.HasField("final")]
+
+
+def states(effects: Effects) -> list[RowState]:
+    return [move.after for move in effects.moves]
+
+
+def test_a_row_goes_its_way_and_is_acknowledged_only_when_confirmed(desk: Desk) -> None:
+    desk.run("r")
+    assert desk.step("r", 0, 4)
+    assert desk.step("r", 4, 6, end=frame_pb2.ROW_END_LENGTH)
+    effects = desk.advance()
+    assert [(gateway, frame.start_index) for gateway, frame in effects.frames] == [
+        ("g", 0),
+        ("g", 4),
+    ]
+    assert effects.settled == []
+    desk.ledger.confirm(["r"], desk.now)
+    assert desk.advance().settled == [("r", Settlement.ACK)]
+    assert len(desk.ledger) == 0
+
+
+def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> None:
+    desk.add()
+    desk.now += 2.0
+    batch = desk.send()
+    desk.now += 0.5
+    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    ((_, frame),) = desk.advance().frames
+    timings = frame.final.timings
+    assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 500, 3)
+
+
+def test_frames_may_come_before_the_admission(desk: Desk) -> None:
+    desk.add()
+    batch = desk.send()
+    desk.step("r", 0, 1)
+    desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
+    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    effects = desk.advance()
+    assert ends(effects) == [frame_pb2.ROW_END_STOP]
+    assert effects.cancels == []
+
+
+def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
+    desk: Desk,
+) -> None:
+    desk.run("r")
+    desk.step("r", 0, 4)
+    desk.add("later")
+    assert desk.ledger.lost(desk.now) == ["r"]
+    (batch,) = desk.advance(room=8).batches
+    assert [member.row.id for member in batch.rows] == ["r", "later"]
+    row = batch.rows[0].row
+    assert (row.attempt, len(row.produced)) == (1, 4)
+    assert desk.step("r", 4, 1, attempt=0)
+    assert desk.advance().frames == []
+    assert desk.step("r", 4, 1, attempt=1)
+    assert [frame.start_index for _, frame in desk.advance().frames] == [4]
+
+
+def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
+    desk.run("r")
+    assert not desk.step("r", 1, 1)
+
+
+def test_a_row_that_never_brings_a_token_ends_as_a_dead_letter(desk: Desk) -> None:
+    desk.run("r")
+    for _ in range(BARREN_SENDS_MAX - 1):
+        desk.ledger.lost(desk.now)
+        assert desk.advance(room=8).dead == []
+    desk.ledger.lost(desk.now)
+    effects = desk.advance()
+    assert ends(effects) == [frame_pb2.ROW_END_FAILED]
+    assert [row.id for row in effects.dead] == ["r"]
+
+
+def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: Desk) -> None:
+    desk.add("first")
+    batch = desk.send()
+    desk.add("second")
+    refusal = worker_pb2.Refusal(request_id="first", retryable=True)
+    desk.ledger.admitted(batch, worker_pb2.Admission(refused=[refusal]), desk.now)
+    (again,) = desk.advance(room=8).batches
+    assert [(m.row.id, m.row.attempt) for m in again.rows] == [("first", 0), ("second", 0)]
+
+
+def test_a_row_the_answer_forgets_is_sent_again(desk: Desk) -> None:
+    desk.add()
+    desk.ledger.admitted(desk.send(), worker_pb2.Admission(), desk.now)
+    assert desk.send()
+
+
+def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None:
+    desk.add()
+    refusal = worker_pb2.Refusal(request_id="r")
+    refusal.error.reason = "PROMPT_TOO_LONG"
+    desk.ledger.admitted(desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
+    ((_, frame),) = desk.advance().frames
+    assert frame.final.end == frame_pb2.ROW_END_REFUSED
+    assert frame.final.error.reason == "PROMPT_TOO_LONG"
+
+
+def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
+    desk.add()
+    desk.ledger.cancel(["r", "unknown"], desk.now)
+    effects = desk.advance(room=8)
+    assert ends(effects) == [frame_pb2.ROW_END_CANCELLED]
+    assert (effects.batches, effects.cancels) == ([], [])
+    assert effects.settled == [("r", Settlement.ACK)]
+
+
+def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 3)
+    desk.ledger.cancel(["r"], desk.now)
+    effects = desk.advance()
+    assert effects.cancels == ["r"]
+    assert effects.frames[-1][1].start_index == 3
+    assert effects.settled == [("r", Settlement.ACK)]
+    assert desk.step("r", 3, 1)
+    assert desk.advance().frames == []
+
+
+def test_cancel_of_a_row_on_its_way_waits_for_the_admission(desk: Desk) -> None:
+    desk.add()
+    batch = desk.send()
+    desk.ledger.cancel(["r"], desk.now)
+    assert desk.advance().cancels == []
+    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    assert desk.advance().cancels == ["r"]
+
+
+def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
+    desk.ledger.cancel(["r"], desk.now)
+    desk.add()
+    effects = desk.advance(room=8)
+    assert effects.batches == []
+    assert effects.settled == [("r", Settlement.ACK)]
+    assert states(effects) == [RowState.WAITING, RowState.CLOSED]
+
+
+def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
+    desk.add(deadline=desk.now + 5.0)
+    assert desk.ledger.wake_at() == desk.now + 5.0
+    effects = desk.advance(room=8, after_s=5.0)
+    assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
+    assert effects.batches == []
+
+
+def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
+    desk.add(deadline=desk.now + 5.0)
+    desk.ledger.admitted(desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
+    effects = desk.advance(after_s=5.0)
+    assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
+    assert effects.cancels == ["r"]
+    assert effects.settled == []
+
+
+def test_an_unconfirmed_final_is_repeated_then_asked_about(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    sent = len(ends(desk.advance()))
+    while not (effects := desk.advance(after_s=RETRY_S)).questions:
+        sent += len(ends(effects))
+    assert sent == FINAL_TRIES
+    assert desk.ledger.wake_at() is None
+
+
+def held(waiting: bool, attempt: int = 0) -> control_pb2.HeldTokensResponse:
+    return control_pb2.HeldTokensResponse(waiting=waiting, attempt=attempt)
+
+
+@pytest.mark.parametrize(
+    ("answer", "finals", "settled"),
+    [
+        (held(False), 0, [("r", Settlement.ACK)]),
+        (held(True, attempt=1000), 0, [("r", Settlement.LEAVE)]),
+        (held(True), 1, []),
+        (None, 0, []),
+    ],
+)
+def test_what_the_gateway_says_about_an_unconfirmed_final(
+    desk: Desk,
+    answer: control_pb2.HeldTokensResponse | None,
+    finals: int,
+    settled: list[tuple[str, Settlement]],
+) -> None:
+    desk.run("r")
+    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    while not desk.advance(after_s=RETRY_S).questions:
+        pass
+    desk.ledger.held("r", answer, desk.now)
+    effects = desk.advance()
+    assert len(ends(effects)) == finals
+    assert effects.settled == settled
+    if answer is None:
+        assert len(desk.advance(after_s=RETRY_S).questions) == 1
+
+
+def test_resend_answers_with_what_there_is(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 5)
+    desk.advance()
+    desk.ledger.resend("r", 2)
+    desk.ledger.resend("unknown", 0)
+    ((gateway, frame),) = desk.advance().frames
+    assert (gateway, frame.start_index, len(frame.token_ids)) == ("g", 2, 3)
+
+
+def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) -> None:
+    task = task_pb2.Task(request_id="r", gateway="g")
+    row = Row(task, deliveries=6, produced=(1, 2), deadline=math.inf, now=desk.now)
+    desk.ledger.bury(row, frame_pb2.RowError(reason="ENGINE_FAILED"), desk.now)
+    effects = desk.advance(room=8)
+    ((_, frame),) = effects.frames
+    assert (frame.start_index, frame.attempt) == (2, 5000)
+    assert effects.dead == [row]
+    assert effects.batches == []
+
+
+def test_drain_gives_back_what_waits_and_what_comes_back(desk: Desk) -> None:
+    desk.run("runs", "lost")
+    desk.add("waits")
+    desk.ledger.drain(desk.now)
+    assert desk.advance(room=8).settled == [("waits", Settlement.NAK)]
+    desk.add("new")
+    desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.ledger.lost(desk.now)
+    assert desk.advance(room=8).settled == [("new", Settlement.NAK), ("lost", Settlement.NAK)]
+    assert len(desk.ledger) == 1
+
+
+def test_release_gives_back_everything_and_stops_the_worker(desk: Desk) -> None:
+    desk.run("runs", "ended")
+    desk.step("ended", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.ledger.release(desk.now)
+    effects = desk.advance()
+    assert effects.settled == [("runs", Settlement.NAK), ("ended", Settlement.NAK)]
+    assert effects.cancels == ["runs"]
+    assert len(desk.ledger) == 0
+
+
+def test_batches_never_exceed_the_room(desk: Desk) -> None:
+    for number in range(30):
+        desk.add(f"r{number}")
+    effects = desk.advance(room=11)
+    assert [len(batch.rows) for batch in effects.batches] == [8, 3]
+    assert (desk.ledger.queued, desk.ledger.unanswered, desk.ledger.in_flight) == (19, 11, 11)

@@ -1,0 +1,177 @@
+"""The order of the queue, checked against a list that is sorted anew for every decision."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.core.queue import BatchCause, Queue, QueuedTask
+from sluice.wire.subjects import CLASSES
+
+
+def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
+    batch = queue.next_batch(now, capacity).batch
+    return [row.request_id for row in batch.rows] if batch else []
+
+
+def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
+    decision = Queue(8).next_batch(0.0, 8)
+    assert (decision.batch, decision.expired, decision.wake_at) == (None, (), None)
+
+
+def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
+    queue = Queue(8)
+    for name, priority_class, deadline in (
+        ("bulk", "bulk", 1.0),
+        ("later", "interactive", 9.0),
+        ("soon", "interactive", 5.0),
+        ("never", "interactive", math.inf),
+        ("never too", "interactive", math.inf),
+        ("standard", "standard", 2.0),
+    ):
+        queue.add(QueuedTask(name, priority_class, deadline), 0.0)
+    assert taken(queue) == ["soon", "later", "never", "never too", "standard", "bulk"]
+
+
+def test_what_comes_back_goes_before_what_is_new_in_its_class() -> None:
+    queue = Queue(8)
+    queue.add(QueuedTask("lost", "standard", 50.0), 0.0)
+    assert taken(queue) == ["lost"]
+    queue.add(QueuedTask("new", "standard", 5.0), 1.0)
+    queue.add(QueuedTask("urgent", "interactive"), 1.0)
+    queue.requeue("lost", 3, 2.0)
+    assert taken(queue, 3.0) == ["urgent", "lost", "new"]
+
+
+def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
+    queue = Queue(8)
+    queue.add(QueuedTask("a", "bulk"), 1.0)
+    queue.next_batch(2.0, 1)
+    queue.add(QueuedTask("b", "bulk"), 3.0)
+    queue.requeue("a", 0, 5.0)
+    batch = queue.next_batch(6.0, 2).batch
+    assert batch is not None
+    assert [(row.request_id, row.waited_s) for row in batch.rows] == [("a", 1.0), ("b", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "capacity", "rows", "cause"),
+    [
+        (3, 9, 3, BatchCause.ALL_WAITING),
+        (4, 4, 4, BatchCause.ALL_WAITING),
+        (5, 4, 4, BatchCause.NO_MORE_ROOM),
+        (9, 2, 2, BatchCause.NO_MORE_ROOM),
+        (9, 9, 4, BatchCause.FULL),
+    ],
+)
+def test_a_batch_says_why_it_was_formed(
+    waiting: int, capacity: int, rows: int, cause: BatchCause
+) -> None:
+    queue = Queue(4)
+    for number in range(waiting):
+        queue.add(QueuedTask(str(number), "bulk"), 0.0)
+    batch = queue.next_batch(0.0, capacity).batch
+    assert batch is not None
+    assert (len(batch.rows), batch.cause) == (rows, cause)
+
+
+def test_without_capacity_there_is_no_batch_but_the_late_come_out() -> None:
+    queue = Queue(4)
+    queue.add(QueuedTask("late", "interactive", 1.0), 0.0)
+    queue.add(QueuedTask("in time", "interactive", 2.0), 0.0)
+    decision = queue.next_batch(1.0, 0)
+    assert (decision.batch, decision.expired, decision.wake_at) == (None, ("late",), 2.0)
+    assert len(queue) == 1
+
+
+def test_what_came_back_expires_too() -> None:
+    queue = Queue(4)
+    queue.add(QueuedTask("lost", "interactive", 3.0), 0.0)
+    queue.next_batch(0.0, 1)
+    queue.requeue("lost", 2, 1.0)
+    assert queue.next_batch(3.0, 4).expired == ("lost",)
+
+
+def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
+    queue = Queue(4)
+    for name in ("waits", "out", "stays"):
+        queue.add(QueuedTask(name, "bulk"), 0.0)
+    queue.next_batch(0.0, 0)
+    assert taken(queue, capacity=1) == ["waits"]
+    queue.cancel("waits")
+    queue.cancel("out")
+    queue.cancel("unknown")
+    assert queue.waiting("bulk") == 1
+    queue.add(QueuedTask("out", "bulk"), 1.0)
+    assert taken(queue) == ["stays", "out"]
+
+
+@dataclass
+class Known:
+    task: QueuedTask
+    number: int
+    returned: bool = False
+
+    def order(self) -> tuple[int, bool, float, int]:
+        rank = CLASSES.index(self.task.priority_class)
+        return rank, not self.returned, self.task.deadline, self.number
+
+
+class Model:
+    """The queue as a list that is sorted for every decision."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Known] = []
+        self.out: list[Known] = []
+        self.numbers = 0
+
+    def expire(self, now: float) -> set[str]:
+        late = {known.task.request_id for known in self.waiting if known.task.deadline <= now}
+        self.waiting = [known for known in self.waiting if known.task.request_id not in late]
+        return late
+
+    def take(self, count: int) -> list[str]:
+        self.waiting.sort(key=Known.order)
+        rows, self.waiting = self.waiting[:count], self.waiting[count:]
+        self.out += rows
+        return [known.task.request_id for known in rows]
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), max_rows=st.integers(1, 6))
+@settings(max_examples=150, deadline=None)
+def test_any_history_takes_tasks_in_the_order_of_the_rules(
+    seed: int, steps: int, max_rows: int
+) -> None:
+    chance = random.Random(seed)
+    queue, model, now = Queue(max_rows), Model(), 0.0
+    for _ in range(steps):
+        now += chance.random()
+        match chance.choice(["add", "add", "next", "requeue", "finish", "cancel"]):
+            case "add":
+                model.numbers += 1
+                due = now + chance.choice([1.0, 3.0, 3.0, math.inf])
+                task = QueuedTask(str(model.numbers), chance.choice(CLASSES), due)
+                queue.add(task, now)
+                model.waiting.append(Known(task, model.numbers))
+            case "next":
+                capacity = chance.randrange(8)
+                decision = queue.next_batch(now, capacity)
+                assert set(decision.expired) == model.expire(now)
+                rows = decision.batch.rows if decision.batch else ()
+                assert [row.request_id for row in rows] == model.take(min(capacity, max_rows))
+                dues = [k.task.deadline for k in model.waiting if k.task.deadline < math.inf]
+                assert decision.wake_at == min(dues, default=None)
+            case "requeue" if model.out:
+                known = model.out.pop(chance.randrange(len(model.out)))
+                known.returned = True
+                model.waiting.append(known)
+                queue.requeue(known.task.request_id, 1, now)
+            case "finish" if model.out:
+                queue.finish(model.out.pop(0).task.request_id)
+            case "cancel" if model.waiting:
+                known = model.waiting.pop(chance.randrange(len(model.waiting)))
+                queue.cancel(known.task.request_id)
+        assert len(queue) == len(model.waiting)

@@ -1,0 +1,54 @@
+import itertools
+
+import pytest
+
+from batcher.core.rows import LEGAL, Row, RowState
+from sluice.internal.v1 import frame_pb2, task_pb2
+
+
+def new_row(deliveries: int = 1) -> Row:
+    task = task_pb2.Task(request_id="r")
+    return Row(task, deliveries=deliveries, produced=(), deadline=1.0, now=10.0)
+
+
+def test_attempts_of_a_later_delivery_are_above_all_of_an_earlier_one() -> None:
+    first, second = new_row(1), new_row(2)
+    for _ in range(5000):
+        first.next_attempt()
+    assert (first.attempt, second.attempt) == (999, 1000)
+
+
+def test_a_token_shows_that_the_row_does_not_kill_workers() -> None:
+    row = new_row()
+    row.next_attempt()
+    row.extend([], [])
+    assert row.barren == 1
+    row.extend([7], [])
+    assert row.barren == 0
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(RowState, RowState)))
+def test_every_move_is_legal_or_caught(before: RowState, after: RowState) -> None:
+    row = new_row()
+    row._state = before
+    if after in LEGAL[before]:
+        row.move(after, 11.0)
+        assert row.state is after
+    else:
+        with pytest.raises(AssertionError):
+            row.move(after, 11.0)
+
+
+def test_timings_add_up_over_all_sends() -> None:
+    row = new_row()
+    for state, now in (
+        (RowState.SENT, 11.0),
+        (RowState.RUNNING, 11.5),
+        (RowState.WAITING, 20.0),
+        (RowState.SENT, 22.0),
+        (RowState.RUNNING, 22.25),
+    ):
+        row.move(state, now)
+    timings = row.timings(frame_pb2.RowTimings(prefill_ms=5, decode_ms=6))
+    assert (timings.queue_ms, timings.batch_ms) == (3000, 750)
+    assert (timings.prefill_ms, timings.decode_ms) == (5, 6)
