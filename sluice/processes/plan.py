@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from model_workers import deploy
+from model_workers.deploy import check_model
 from sluice.processes import nats, triton
 from sluice.processes.errors import SetupError
 from sluice.processes.ports import (
@@ -77,9 +77,13 @@ def plan_triton(settings: Settings, root: Path, host: str, port: int) -> triton.
         secret=secrets.token_urlsafe(24),
         otlp_endpoint=endpoint.removesuffix("/v1/traces") if endpoint else None,
         load_timeout_s=max(1, int(settings.triton.start_s)),
-        # The same for every start in this folder, so that the next one finds what a killed one left.
-        shm_prefix=f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_",
+        shm_prefix=shm_prefix(root),
     )
+
+
+def shm_prefix(root: Path) -> str:
+    """How shared memory is named in this folder: the same at every start, so that what a killed one left is found."""
+    return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
 
 
 def embedded_models(settings: Settings) -> tuple[str, ...]:
@@ -91,11 +95,12 @@ def embedded_models(settings: Settings) -> tuple[str, ...]:
 
 def check_models(settings: Settings) -> None:
     """Raises SettingsError for the first model that cannot be served."""
-    for index, model in enumerate(settings.models):
+    for model in settings.models:
         try:
-            deploy.check_model(model)
+            check_model(model)
         except SettingsError as error:
-            raise SettingsError(f"models.{index} ({model.name}): {error}") from error
+            key = f"models: {model.name}: "
+            raise SettingsError(key + str(error).removeprefix(key)) from error
 
 
 def checked_port(key: str, host: str, port: int, taken: set[int]) -> int:

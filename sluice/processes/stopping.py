@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice.processes.errors import SetupError
+from sluice.processes.plan import shm_prefix
 from sluice.processes.state import MeshState, StateDir
+from sluice.processes.triton import remove_shared_memory
 
 MARGIN_S: Final = 5.0
 """What a supervisor may take beside the bounds of its processes, seconds."""
@@ -49,6 +51,7 @@ def stop_mesh(state: StateDir) -> Stopped:
         killed = _end_supervisor(seen)
     last = state.read() or seen
     leftovers = _kill_leftovers(last) if last is not None else 0
+    remove_shared_memory(shm_prefix(state.root))
     state.forget()
     pid = seen.pid if locked and seen is not None else None
     return Stopped(pid, killed, leftovers, time.monotonic() - begun)

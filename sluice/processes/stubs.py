@@ -7,6 +7,7 @@ restart of the server would take those away. The requests of the dead stub hang 
 """
 
 import asyncio
+import enum
 import logging
 import os
 import time
@@ -21,6 +22,13 @@ logger = logging.getLogger(__name__)
 
 RELOADS_MAX: Final = 5
 """Failed loads of one model in a row, after which the server itself is restarted."""
+
+
+class Action(enum.Enum):
+    """What `control_model` asks for."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
 
 
 class StubWatch:
@@ -66,10 +74,13 @@ class StubWatch:
         for _ in range(RELOADS_MAX):
             wait_s = life.exited(time.monotonic())
             logger.warning(
-                "the Python process of model %s ended; loading it in %.1f s", model, wait_s
+                "the Python process of model %s ended; loading it again in %.1f s", model, wait_s
             )
+            # Unloaded first: Triton crashes when it answers a cancelled request for a dead stub, and takes a load of a
+            # model that it holds already for done. Until the load, requests are refused as they should be.
+            problem = await self._control(model, Action.UNLOAD)
             await asyncio.sleep(wait_s)
-            problem = await load_model(self._address, self._secret, model, self._start_s)
+            problem = problem or await self._control(model, Action.LOAD)
             if problem is None:
                 life.started(time.monotonic())
                 self._on_reload()
@@ -77,21 +88,26 @@ class StubWatch:
             logger.error("model %s was not loaded: %s", model, problem)
         raise ReloadFailed(f"model {model} was not loaded {RELOADS_MAX} times in a row")
 
+    async def _control(self, model: str, action: Action) -> str | None:
+        return await control_model(self._address, self._secret, model, action, self._start_s)
+
 
 class ReloadFailed(Exception):
     """A model of a running server could not be loaded again."""
 
 
-async def load_model(address: str, secret: str, model: str, bound_s: float) -> str | None:
-    """Loads ``model`` into the server at ``address``, again if it was; returns why it was not loaded."""
+async def control_model(
+    address: str, secret: str, model: str, action: Action, bound_s: float
+) -> str | None:
+    """Has the server at ``address`` load or unload ``model``; returns why it did not."""
     # Imported here: it takes half a second, and most meshes never need it.
     from tritonclient.grpc.aio import InferenceServerClient
     from tritonclient.utils import InferenceServerException
 
     async with InferenceServerClient(address) as client:
-        headers = dict(restricted_metadata(secret))
+        act = client.load_model if action is Action.LOAD else client.unload_model
         try:
-            await asyncio.wait_for(client.load_model(model, headers=headers), bound_s)
+            await asyncio.wait_for(act(model, headers=dict(restricted_metadata(secret))), bound_s)
         except InferenceServerException as error:
             return " ".join(str(error.message()).split())
         except TimeoutError:

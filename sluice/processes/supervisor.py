@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from sluice.processes.child import ChildSpec, exit_words, log_tail
 from sluice.processes.errors import SetupError
+from sluice.processes.guardian import Guardian
 from sluice.processes.state import ProcessState
 from sluice.processes.unit import Companion, Unit
 
@@ -29,6 +30,7 @@ class Supervisor:
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._units: dict[str, Unit] = {}
         self._on_change = on_change
+        self._guardian = Guardian()
         self._changed = asyncio.Event()
 
     def start(self, spec: ChildSpec, companion: Companion | None = None) -> Unit:
@@ -96,15 +98,17 @@ class Supervisor:
             await asyncio.gather(waiting, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Ends all in reverse order, each within its bound. When cancelled, kills what is left at once."""
+        """Ends all in reverse order, each within its bound, for good. When cancelled, kills what is left at once."""
         try:
             for unit in reversed(self._units.values()):
                 await unit.stop()
         finally:
             for unit in self._units.values():
                 unit.kill_now()
+            self._guardian.close()
 
     def _note_change(self) -> None:
+        self._guardian.guard(self.pids.values())
         self._on_change()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -11,6 +11,7 @@ import pytest
 
 from sluice.processes.child import Child, ChildSpec, log_tail
 from sluice.processes.errors import SetupError
+from sluice.processes.guardian import Guardian
 from sluice.processes.supervisor import Supervisor
 
 BOUND_S = 20.0
@@ -34,7 +35,7 @@ from sluice.processes.supervisor import Supervisor
 
 async def main():
     supervisor = Supervisor()
-    for name in ("a", "b"):
+    for name in sys.argv[3:]:
         supervisor.start(ChildSpec(name, (sys.executable, "-c", sys.argv[1], sys.argv[2])))
     print(*supervisor.pids.values(), flush=True)
     await asyncio.Event().wait()
@@ -213,9 +214,42 @@ async def test_a_companion_that_fails_costs_its_process_a_restart(
     assert "the watch over sleeper failed" in caplog.text
 
 
+async def test_a_killed_supervisor_leaves_no_grandchild(pipe: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISOR, PARENT, str(pipe), "a", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    children = [int(pid) for pid in (await process.stdout.readline()).split()]
+    grandchild = int(await told(pipe))
+    process.kill()
+    await process.wait()
+    for pid in (grandchild, *children):
+        await gone(pid)
+
+
+async def test_a_killed_guardian_is_replaced(pipe: Path, tmp_path: Path) -> None:
+    guardian = Guardian()
+    spec = python("parent", PARENT, tmp_path / "log", pipe)
+    child = Child(spec)
+    grandchild = int(await told(pipe))
+    guardian._process.kill()
+    guardian._process.wait()
+    guardian.guard([child.pid])
+    guardian.close()
+    assert await child.exited == -signal.SIGKILL
+    await gone(grandchild)
+
+
 async def test_a_killed_supervisor_leaves_no_child(pipe: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SUPERVISOR, STUBBORN, str(pipe), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-c",
+        SUPERVISOR,
+        STUBBORN,
+        str(pipe),
+        "a",
+        "b",
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     pids = [int(pid) for pid in (await process.stdout.readline()).split()]

@@ -1,0 +1,171 @@
+"""`sluice up`, `down` and `status`, as a user calls them."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.processes.state import MeshState, StateDir
+from sluice.processes.triton import stub_pids
+
+BOUND_S = 90.0
+CONFIG = """
+models: [{name: echo, path: "builtin:small", engine: echo}]
+routing: {default: echo}
+gateway: {address: "127.0.0.1:0", drain_s: 2}
+batcher: {drain_s: 2}
+"""
+
+
+class Shell:
+    """Runs commands on one state directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.state = StateDir(root / "state")
+        self.config = root / "sluice.yaml"
+        self.config.write_text(CONFIG)
+        self._env = {**os.environ, "SLUICE_STATE_DIR": str(self.state.root)}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "sluice.cli", *words]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), env=self._env, capture_output=True, text=True, timeout=BOUND_S
+        )
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    def open(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.command(*words), env=self._env, stdout=subprocess.PIPE, text=True
+        )
+
+    def saved(self) -> MeshState:
+        state = self.state.read()
+        assert state is not None
+        return state
+
+
+@pytest.fixture
+def shell(tmp_path: Path):
+    shell = Shell(tmp_path)
+    yield shell
+    assert shell.run("down").returncode == 0
+
+
+def await_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], BOUND_S)[0]
+    finally:
+        os.close(descriptor)
+
+
+def test_nothing_runs(shell: Shell) -> None:
+    done = shell.run("status")
+    assert done.returncode == 1
+    assert "no mesh is running; start one: sluice up" in done.stderr
+    assert shell.run("down").stdout == "no mesh was running\n"
+
+
+def test_a_port_in_use_is_one_line(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for detach in ((), ("--detach",)):
+            words = ("--config", str(shell.config), "--address", address)
+            done = shell.run("up", *words, *detach)
+            assert done.returncode == 1
+            assert done.stdout == ""
+            assert done.stderr.count("\n") == 1
+            assert f"gateway.address: {address} is in use by" in done.stderr
+    assert shell.state.read() is None
+
+
+def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
+    done = shell.run("up", "--config", "/no/such/file.yaml")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "/no/such/file.yaml: cannot be read" in done.stderr
+
+
+@pytest.mark.mesh
+def test_a_mesh_in_the_background(shell: Shell) -> None:
+    up = shell.json("up", "--config", str(shell.config), "--detach")
+    assert up["ready_s"] > 0
+    names = [process["name"] for process in up["processes"]]
+    assert names == ["nats", "triton", "batcher", "gateway"]
+
+    status = shell.json("status")
+    assert status["ready"]
+    assert status["address"] == up["address"]
+    assert [process["pid"] for process in status["processes"]] == [
+        process["pid"] for process in up["processes"]
+    ]
+    table = shell.run("status")
+    assert table.returncode == 0
+    assert f"ready at {up['address']}" in table.stdout
+
+    second = shell.run("up", "--config", str(shell.config))
+    assert second.returncode == 1
+    assert f"(pid {up['pid']}, {up['address']}); stop it with: sluice down" in second.stderr
+
+    answer = shell.json("generate", "one two", "--address", up["address"], "--max-tokens", "2")
+    assert answer["model"] == "echo"
+
+    pids = [process["pid"] for process in up["processes"]]
+    stubs = [stub for pid in pids for stub in stub_pids(pid).values()]
+    assert len(stubs) == 1
+    os.kill(up["pid"], signal.SIGKILL)
+    for pid in (up["pid"], *pids, *stubs):
+        await_end(pid)
+    stale = shell.json("status", code=1)
+    assert f"the supervisor (pid {up['pid']}) is gone" in stale["problem"]
+    assert not any(process["alive"] for process in stale["processes"])
+
+    again = shell.json("up", "--config", str(shell.config), "--detach")
+    down = shell.json("down")
+    assert down["pid"] == again["pid"]
+    assert not down["killed"]
+    assert down["leftovers"] == 0
+    assert shell.state.read() is None
+    for process in again["processes"]:
+        await_end(process["pid"])
+
+
+@pytest.mark.mesh
+def test_a_mesh_in_the_foreground(shell: Shell) -> None:
+    with shell.open("up", "--config", str(shell.config)) as up:
+        assert up.stdout is not None
+        lines = [up.stdout.readline().split() for _ in range(6)]
+        assert lines[0] == ["process", "pid", "port", "log"]
+        assert lines[5][:2] == ["ready", "in"]
+        pids = [int(line[1]) for line in lines[1:5]]
+        up.send_signal(signal.SIGINT)
+        assert up.wait(BOUND_S) == 0
+    for pid in pids:
+        await_end(pid)
+    assert shell.state.read() is None
+
+
+@pytest.mark.mesh
+def test_a_signal_during_the_start(shell: Shell) -> None:
+    with shell.open("up", "--config", str(shell.config)) as up:
+        while not shell.state.is_locked():
+            assert up.poll() is None
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(BOUND_S) == 130
+    assert shell.state.read() is None
