@@ -61,7 +61,9 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
         settings = _settings(args["model_config"])
         # Before torch is imported: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
@@ -84,8 +86,10 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends the threads, then sends the spans that are left."""
+        log.info("worker %s ends", self._worker.worker_id)
         self._worker.stop()
         self._provider.shutdown()
+        log.info("worker %s has ended", self._worker.worker_id)
 
 
 def _settings(model_config: str) -> ModelSettings:

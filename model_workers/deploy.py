@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, Settings, SettingsError, load, resolve_model_path
+
+__all__ = ["PARAMETER", "REQUEST", "RESPONSE", "check_model", "render_repository"]
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
@@ -54,6 +57,7 @@ def _config(model: ModelSettings) -> str:
     if not path.startswith("builtin:"):
         # Triton has another working folder than the one a relative path was written for.
         path = resolve_model_path(path)
+        path = str(Path(path).resolve()) if Path(path).is_dir() else path
     values = model.model_copy(update={"path": path}).model_dump_json()
     return _CONFIG.format(
         name=model.name,
@@ -71,7 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the repository")
     options = parser.parse_args(arguments)
     try:
-        render_repository(load(options.config), options.out)
+        settings = load(options.config)
+        for model in settings.models:
+            check_model(model)
+        render_repository(settings, options.out)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 1

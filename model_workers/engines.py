@@ -10,7 +10,7 @@ ECHO_CONTEXT_TOKENS: Final = 4096
 
 
 def build_engine(settings: ModelSettings) -> Engine:
-    """The engine that ``settings`` name, ready to take rows.
+    """The engine that ``settings`` name, ready to take rows; sets the process's thread pools, so once a process.
 
     Raises:
         SettingsError: the model cannot be served.
@@ -19,6 +19,7 @@ def build_engine(settings: ModelSettings) -> Engine:
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
         return EchoEngine(settings.slots, settings.max_waiting_rows, context)
     # Imported here: an echo worker needs no torch.
-    from model_workers.engine.checkpoint import load_engine
+    from model_workers.engine.checkpoint import limit_threads, load_engine
 
+    limit_threads(settings.threads)
     return load_engine(settings)

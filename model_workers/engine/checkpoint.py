@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.transformers_engine import TransformersEngine
+from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,7 @@ def load_engine(settings: ModelSettings) -> TransformersEngine:
     Raises:
         SettingsError: the model is not a decoder-only one of transformers, or its context is smaller than asked for.
     """
-    torch.set_num_threads(settings.threads)
-    torch.set_num_interop_threads(1)
+    check_model(settings)
     path = resolve_model_path(settings.path)
     config = _config(path)
     context_tokens = _context_tokens(config, settings)
@@ -46,6 +46,12 @@ def load_engine(settings: ModelSettings) -> TransformersEngine:
         context_tokens,
     )
     return engine
+
+
+def limit_threads(threads: int) -> None:
+    """Sets the process's thread pools; once, before the first computation."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
 
 
 def _config(path: str) -> Any:

@@ -114,7 +114,7 @@ def _drawn(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     """The drawn tokens, by inverting the cumulative distribution in double precision."""
     probabilities = _filtered(scores, draws).double().softmax(dim=-1)
     cumulated = probabilities.cumsum(dim=-1)
-    total = cumulated[:, -1:]
+    total = cumulated[:, -1:].contiguous()
     numbers = [uniform(draw.sampling.seed, draw.index) for draw in draws]
     targets = _column(numbers, cumulated) * total
     # Rounding may put a target onto the total: the last token with a probability takes it.

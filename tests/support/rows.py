@@ -1,0 +1,96 @@
+"""Rows for engines, and what comes out of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, Sampling
+from sluice.internal.v1 import task_pb2, worker_pb2
+
+
+def row_spec(
+    request_id: str,
+    prompt: Sequence[int],
+    sampling: Sampling | None = None,
+    *,
+    produced: Sequence[int] = (),
+    owner: str = "batcher-1",
+    attempt: int = 0,
+    deadline: float | None = None,
+) -> RowSpec:
+    """A row with defaults."""
+    sampling = sampling or Sampling(max_tokens=8)
+    return RowSpec(request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline)
+
+
+def wire_row(
+    request_id: str,
+    prompt: Sequence[int] = (5, 6, 7),
+    *,
+    max_tokens: int = 4,
+    attempt: int = 0,
+    timeout_ms: int = 0,
+    produced: Sequence[int] = (),
+    traceparent: str = "",
+    stop: Sequence[int] = (),
+) -> worker_pb2.Row:
+    """A row as a batcher sends it."""
+    sampling = task_pb2.Sampling(
+        max_tokens=max_tokens, top_p=1, repetition_penalty=1, stop_token_ids=stop
+    )
+    task = task_pb2.Task(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        produced_token_ids=produced,
+        sampling=sampling,
+    )
+    return worker_pb2.Row(
+        task=task, attempt=attempt, timeout_ms=timeout_ms, traceparent=traceparent
+    )
+
+
+def batch(
+    rows: Iterable[worker_pb2.Row], batcher: str = "batcher-1", batch_id: str = "batch"
+) -> worker_pb2.WorkerRequest:
+    """A batch request."""
+    message = worker_pb2.Batch(batch_id=batch_id, batcher=batcher, rows=rows)
+    return worker_pb2.WorkerRequest(batch=message)
+
+
+def open_channel(batcher: str = "batcher-1", heartbeat_ms: int = 200) -> worker_pb2.WorkerRequest:
+    """The request that opens a channel."""
+    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=heartbeat_ms)
+    return worker_pb2.WorkerRequest(open_channel=message)
+
+
+def cancel_rows(*request_ids: str, batcher: str = "batcher-1") -> worker_pb2.WorkerRequest:
+    """The request that stops rows."""
+    message = worker_pb2.CancelRows(batcher=batcher, request_ids=request_ids)
+    return worker_pb2.WorkerRequest(cancel_rows=message)
+
+
+@dataclass
+class Answers:
+    """Tokens and ends by request; checks the order of the steps as they come."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, RowEnd] = field(default_factory=dict)
+
+    def take(self, steps: Iterable[RowStep]) -> None:
+        """Adds what a step did."""
+        for step in steps:
+            assert step.request_id not in self.ends, "a step behind the end"
+            tokens = self.tokens.setdefault(step.request_id, [])
+            assert step.start_index >= len(tokens)
+            tokens += step.token_ids
+            if step.end is not None:
+                self.ends[step.request_id] = step.end
+
+
+def drive(engine: Engine, *rows: RowSpec, now: float = 0.0) -> Answers:
+    """Adds ``rows`` and steps until the engine is empty."""
+    for row in rows:
+        engine.add(row, now)
+    answers = Answers()
+    while engine.load().running + engine.load().waiting:
+        answers.take(engine.step(now))
+    return answers

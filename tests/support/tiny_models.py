@@ -1,0 +1,61 @@
+"""Small random models of several families, in memory and as folders in Hugging Face layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+VOCABULARY = 97
+CONTEXT = 256
+FAMILIES = ("llama", "qwen2", "gpt2")
+
+
+def config(family: str, **changes: Any) -> PreTrainedConfig:
+    """The configuration of a family."""
+    tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
+    if family == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+        return GPT2Config(vocab_size=VOCABULARY, **sizes, **tokens, **changes)
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[family]
+    values: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+    }
+    return kind(**(values | tokens | changes))
+
+
+def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random model whose greedy answers vary."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_config(config(family, **changes), attn_implementation="eager")
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    return model.eval()
+
+
+def save_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
+    """Writes a tiny model with a word-level tokenizer to ``folder``."""
+    tiny_model(family, **changes).to(torch.bfloat16).save_pretrained(folder)
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
