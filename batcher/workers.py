@@ -205,8 +205,9 @@ class Worker:
         self._channel.step(report)
         if not self._events.on_step(report):
             raise ChannelBroken("frames are missing")
-        assert self._limit is not None
-        self._limit.reschedule(asyncio.get_running_loop().time() + self._settings.stall_s)
+        # While the channel opens its time is fixed: heartbeats do not stand for the answers that are still missing.
+        if self._limit is not None and self.live:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._settings.stall_s)
 
     async def _send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         metadata = (

@@ -1,0 +1,174 @@
+"""What the batcher does with a worker that misbehaves, by script."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sluice.internal.v1 import frame_pb2
+from tests.batcher.batchers import ECHO, running_batcher, settings_of
+from tests.batcher.gateway_double import GatewayDouble
+from tests.batcher.worker_double import WorkerDouble, frame
+
+
+@pytest.fixture
+async def worker(nats_url: str, gateway: GatewayDouble) -> AsyncIterator[WorkerDouble]:
+    """A worker with a batcher in front of it."""
+    async with (
+        WorkerDouble.running() as double,
+        running_batcher(settings_of(nats_url, double.address, ECHO)),
+    ):
+        await gateway.batcher_live()
+        yield double
+
+
+async def test_a_row_travels_whole(worker: WorkerDouble, gateway: GatewayDouble) -> None:
+    task = await gateway.ask(timeout_s=30.0)
+    batch = await worker.batch(0)
+    (row,) = batch.rows
+    assert row.task.request_id == task.request_id
+    assert row.task.prompt_token_ids == task.prompt_token_ids
+    assert row.attempt == 0
+    assert 0 < row.timeout_ms <= 30_000
+    await worker.step(frame(row, 0, [1, 2], frame_pb2.ROW_END_STOP))
+    answer = await gateway.finished(task)
+    assert answer.token_ids == [1, 2]
+
+
+async def test_a_lost_response_makes_rows_go_on_behind_their_tokens(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1, 2]))
+    await gateway.has_tokens(task, 2)
+    await worker.step(frame(row, 3, [4]), skip=1)
+    (again,) = (await worker.batch(1)).rows
+    assert list(again.task.produced_token_ids) == [1, 2]
+    assert again.attempt == 1
+    # It may still be computed there: first of all it must stop.
+    assert worker.cancels == [[task.request_id]]
+    kinds = [request.WhichOneof("message") for request in worker.received[2:]]
+    assert kinds == ["open_channel", "cancel_rows", "batch"]
+    await worker.step(frame(again, 2, [3], frame_pb2.ROW_END_STOP))
+    assert (await gateway.finished(task)).token_ids == [1, 2, 3]
+
+
+async def test_a_gap_in_a_row_makes_it_go_on_behind_its_tokens(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1]))
+    await worker.step(frame(row, 2, [3]))
+    (again,) = (await worker.batch(1)).rows
+    assert list(again.task.produced_token_ids) == [1]
+
+
+async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1]))
+    await gateway.has_tokens(task, 1)
+    worker.silent = True
+    await worker.until(lambda: bool(worker.cancels))
+    worker.silent = False
+    (again,) = (await worker.batch(1)).rows
+    assert again.attempt == 1
+    # What it computed before it heard of the cancel.
+    await worker.step(frame(row, 1, [99], frame_pb2.ROW_END_CANCELLED))
+    await worker.step(frame(again, 1, [2], frame_pb2.ROW_END_STOP))
+    answer = await gateway.finished(task)
+    assert answer.token_ids == [1, 2]
+    assert answer.final is not None
+    assert answer.final.end == frame_pb2.ROW_END_STOP
+
+
+async def test_heartbeats_do_not_stand_for_the_answer_to_a_cancel(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    await gateway.ask()
+    await worker.batch(0)
+    worker.answers_cancels = False
+    worker.worker = "w2"
+    await worker.until(lambda: len(worker.cancels) == 2)
+    worker.answers_cancels = True
+    await worker.batch(1)
+
+
+async def test_a_worker_with_another_id_has_none_of_the_rows(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    await gateway.ask()
+    await worker.batch(0)
+    worker.worker = "w2"
+    (again,) = (await worker.batch(1)).rows
+    assert again.attempt == 1
+
+
+async def test_a_batch_without_an_answer_is_sent_again(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    worker.silent = True
+    await gateway.ask()
+    await worker.batch(0)
+    worker.silent = False
+    (again,) = (await worker.batch(1)).rows
+    assert again.attempt == 1
+
+
+async def test_a_refused_row_is_sent_again_after_the_workers_next_word(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = gateway.task()
+    worker.refuse = {task.request_id}
+    await gateway.publish(task)
+    await worker.batch(0)
+    worker.refuse = set()
+    (again,) = (await worker.batch(1)).rows
+    await worker.step(frame(again, 0, [1], frame_pb2.ROW_END_STOP))
+    assert (await gateway.finished(task)).token_ids == [1]
+
+
+async def test_a_full_worker_gets_no_more_than_its_slots(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    tasks = [await gateway.ask(priority_class="bulk") for _ in range(12)]
+    urgent = await gateway.ask()
+    await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 4)
+    rows = [row for batch in worker.batches for row in batch.rows]
+    assert all(row.task.priority_class == "bulk" for row in rows)
+    await gateway.until(lambda: gateway.reports[-1].models[0].queued == 5)
+    # One slot is free again: the urgent one goes first, though it came last.
+    sent = len(worker.batches)
+    await worker.step(frame(rows[0], 0, [1], frame_pb2.ROW_END_STOP))
+    (following,) = (await worker.batch(sent)).rows
+    assert following.task.request_id == urgent.request_id
+    assert len(tasks) == 12
+
+
+async def test_cancel_reaches_the_worker_over_the_channel(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1]))
+    await gateway.has_tokens(task, 1)
+    await gateway.cancel(task.request_id)
+    await worker.until(lambda: worker.cancels == [[task.request_id]])
+    answer = await gateway.finished(task)
+    assert answer.final is not None
+    assert answer.final.end == frame_pb2.ROW_END_CANCELLED
+    assert len(worker.streams) == 2  # the channel and the batch
+
+
+async def test_the_deadline_of_a_running_row_is_kept_here_too(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask(timeout_s=0.4)
+    await worker.batch(0)
+    answer = await gateway.finished(task)
+    assert answer.final is not None
+    assert answer.final.end == frame_pb2.ROW_END_DEADLINE
+    await worker.until(lambda: worker.cancels == [[task.request_id]])
