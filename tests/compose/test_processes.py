@@ -4,6 +4,7 @@ What a container changes is swapped: paths inside of images, host names, ports, 
 """
 
 import asyncio
+import contextlib
 import os
 import shlex
 import subprocess
@@ -32,6 +33,9 @@ pytestmark = pytest.mark.mesh
 
 HEALTHY_S = 90.0
 CHECK_S = 10.0
+SPANS_WAIT_S = 6.0
+"""Triton's default is to send a finished span after 5 s."""
+TRITON_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ async def until_healthy(deployed: Deployment, name: str) -> None:
     while problem := await asyncio.to_thread(deployed.healthy, name):
         log = await asyncio.to_thread((deployed.folder / f"{name}.log").read_text)
         assert time.monotonic() < give_up_at, f"{name}: {problem}\n{log[-3000:]}"
-        await asyncio.sleep(0.2)  # as an engine does: it asks again and again
+        await asyncio.sleep(1.0)  # as an engine does, which asks every two seconds
 
 
 async def ask(address: str, model: str) -> list[pb.GenerateResponse]:
@@ -169,11 +173,25 @@ async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) ->
                 assert events[-1].WhichOneof("event") == "finished"
             for name in ("nats", "triton", "batcher", "gateway"):
                 assert await asyncio.to_thread(deployed.healthy, name) is None
-            services = {
-                names.SERVICE_GATEWAY,
-                names.SERVICE_BATCHER,
-                names.SERVICE_WORKER,
-                names.SERVICE_TRITON,
-            }
-            await receiver.wait_for(lambda spans: services <= {span.service for span in spans})
+            await spans_of_every_service(receiver, address)
         assert await asyncio.to_thread(deployed.healthy, "gateway") is not None
+
+
+async def spans_of_every_service(receiver: OtlpReceiver, address: str) -> None:
+    """Asks until Triton's spans are there too: it loses the context of some streams (docs/notes-triton.md)."""
+    wanted = {
+        names.SERVICE_GATEWAY,
+        names.SERVICE_BATCHER,
+        names.SERVICE_WORKER,
+        names.SERVICE_TRITON,
+    }
+    for _ in range(TRITON_TRIES):
+        await ask(address, "small")
+        with contextlib.suppress(TimeoutError):
+            await receiver.wait_for(
+                lambda spans: wanted <= {span.service for span in spans}, SPANS_WAIT_S
+            )
+            return
+    raise AssertionError(
+        f"spans came only from { ({span.service for span in receiver.spans.snapshot()}) }"
+    )
