@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -23,6 +24,10 @@ from typing import BinaryIO, Final
 LOG_MAX_BYTES: Final = 16 * 1024 * 1024
 """A log that is larger when its process starts moves to NAME.log.1."""
 
+_TAIL_BYTES: Final = 65_536
+_LINES_LOOKED_AT: Final = 20
+_LINES_SAID: Final = 5
+_WORDS_MAX: Final = 600
 _LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
 
 
@@ -145,13 +150,25 @@ def exit_words(code: int) -> str:
         return f"signal {-code}"
 
 
-def log_tail(path: Path, start: int = 0, lines: int = 5) -> list[str]:
-    """The last non-empty lines that were written to ``path`` after its first ``start`` bytes."""
+def last_words(path: Path, start: int = 0) -> str:
+    """What a process said at its end, in one line: from its last line with an error on, else its last lines.
+
+    ``start`` is the length of the log before it began, bytes.
+    """
+    lines = [line.strip() for line in _tail(path, start).splitlines()]
+    lines = [line for line in lines if line][-_LINES_LOOKED_AT:]
+    errors = [index for index, line in enumerate(lines) if "error" in line.lower()]
+    begin = errors[-1] if errors else len(lines) - _LINES_SAID
+    words = " | ".join(lines[max(begin, 0) :][:_LINES_SAID])
+    return textwrap.shorten(words, _WORDS_MAX, placeholder=" ...") or "nothing written"
+
+
+def _tail(path: Path, start: int) -> str:
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(start if start <= size else 0, size - 65_536))
-            text = log.read().decode("utf-8", errors="replace")
+            # A log that is shorter than it was has been started anew.
+            log.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
+            return log.read().decode("utf-8", errors="replace")
     except OSError:
-        return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+        return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice.processes import specs
-from sluice.processes.child import exit_words, log_tail
+from sluice.processes.child import exit_words, last_words
 from sluice.processes.errors import SetupError
 from sluice.processes.state import StateDir
 
@@ -83,5 +83,5 @@ def _outcome(
     code = process.wait()
     if message is not None:
         raise SetupError(message["error"])
-    tail = " | ".join(log_tail(log, log_start)) or "nothing written"
-    raise SetupError(f"the supervisor ended ({exit_words(code)}); log {log}: {tail}")
+    said = last_words(log, log_start)
+    raise SetupError(f"the supervisor ended ({exit_words(code)}); log {log}: {said}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from sluice.processes.child import ChildSpec, exit_words, log_tail
+from sluice.processes.child import ChildSpec, exit_words, last_words
 from sluice.processes.errors import SetupError
 from sluice.processes.guardian import Guardian
 from sluice.processes.state import ProcessState
@@ -118,7 +118,5 @@ def _start_problem(unit: Unit, code: int) -> SetupError:
     name, log = unit.spec.name, unit.spec.log
     if log is None:
         return SetupError(f"{name} ended while starting ({exit_words(code)})")
-    tail = " | ".join(log_tail(log, unit.first_log_start))
-    return SetupError(
-        f"{name} ended while starting ({exit_words(code)}); log {log}: {tail or 'nothing written'}"
-    )
+    said = last_words(log, unit.first_log_start)
+    return SetupError(f"{name} ended while starting ({exit_words(code)}); log {log}: {said}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sluice.processes.ports import free_port
 from sluice.processes.state import MeshState, StateDir
 from sluice.processes.triton import stub_pids
 
@@ -100,6 +101,35 @@ def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "/no/such/file.yaml: cannot be read" in done.stderr
+
+
+def test_what_a_detached_supervisor_finds_is_said_by_the_command(shell: Shell) -> None:
+    (shell.state.root / "nats.conf").mkdir(parents=True)
+    failed = shell.json("up", "--config", str(shell.config), "--detach", code=1)
+    assert failed["error"]["reason"] == "SETUP"
+    assert f"{shell.state.root / 'nats.conf'}: Is a directory" in failed["error"]["message"]
+    assert not shell.state.is_locked()
+
+
+@pytest.mark.parametrize("name", ["gateway", "batcher"])
+def test_one_process_in_the_foreground(shell: Shell, name: str) -> None:
+    done = shell.run(name, "--config", str(shell.config), "--id", "x-1")
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"{name}: ")
+    assert ".url" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.mesh
+def test_a_worker_in_the_foreground(shell: Shell) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    words = ("--config", str(shell.config), "--port", address.rpartition(":")[2])
+    with shell.open("worker", *words) as worker:
+        assert worker.stdout is not None
+        assert f"ready at {address}\n" in iter(worker.stdout.readline, "")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.stdout.read() is not None
+        assert worker.wait(BOUND_S) == 0
 
 
 @pytest.mark.mesh

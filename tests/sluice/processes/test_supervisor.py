@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sluice.processes.child import Child, ChildSpec, log_tail
+from sluice.processes.child import Child, ChildSpec, last_words
 from sluice.processes.errors import SetupError
 from sluice.processes.guardian import Guardian
 from sluice.processes.supervisor import Supervisor
@@ -274,10 +274,14 @@ async def test_cancelled_stop_still_ends_everything(tmp_path: Path, pipe: Path) 
     assert not psutil.pid_exists(pid)
 
 
-def test_log_tail(tmp_path: Path) -> None:
+def test_last_words(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert log_tail(log) == []
+    assert last_words(log) == "nothing written"
     log.write_text("a\n\nb\nc \n")
-    assert log_tail(log, lines=2) == ["b", "c"]
-    assert log_tail(log, start=3) == ["b", "c"]
-    assert log_tail(log, start=99) == ["a", "b", "c"]
+    assert last_words(log) == "a | b | c"
+    assert last_words(log, start=3) == "b | c"
+    assert last_words(log, start=99) == "a | b | c"
+    log.write_text("info: 1 error\nerror: load failed\n\nAt:\n" + "  x.py(3): y\n" * 9)
+    assert last_words(log).startswith("error: load failed | At: | x.py(3): y |")
+    log.write_text("Error " + "word " * 1000)
+    assert len(last_words(log)) <= 600
