@@ -34,7 +34,9 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
 
     async def on_error(error: Exception) -> None:
         # Denied publishes, slow consumers and broken links arrive here, and only here.
-        _log.warning("NATS: %s: %s", type(error).__name__, error)
+        # Without a link every failed try to reconnect does so too: those are not worth a line.
+        level = logging.WARNING if client.is_connected else logging.DEBUG
+        _log.log(level, "NATS: %s: %s", type(error).__name__, error)
         if isinstance(error, SlowConsumerError):
             on_loss()
 
@@ -43,7 +45,8 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
         on_loss()
 
     async def on_disconnected() -> None:
-        _log.warning("NATS: connection lost")
+        if not client.is_closed:
+            _log.warning("NATS: connection lost")
 
     try:
         async with asyncio.timeout(connect_s):
@@ -65,6 +68,20 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
             f"NATS with JetStream at {url} does not answer within {connect_s:g} s; start it or set nats.url"
         ) from error
     return client
+
+
+async def settle(client: Client, timeout_s: float) -> None:
+    """Returns when the server has worked through everything sent so far.
+
+    nats-py 2.16 writes the PING of ``flush`` straight to the socket, ahead of commands that wait for its flusher. So
+    the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
+
+    Raises:
+        TimeoutError, NatsError: the server did not answer.
+    """
+    async with asyncio.timeout(timeout_s):
+        await client.flush()
+        await client.flush()
 
 
 async def _ensure_streams(client: Client) -> None:

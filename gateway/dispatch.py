@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import Header
 from nats.js.errors import APIError
 
+from gateway.connection import settle
 from gateway.models import Directory
 from gateway.streams.outbox import Outbox
 from gateway.streams.registry import Registry
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 PUBLISH_S: Final = 5.0
 """Longest wait for JetStream to store a task, seconds."""
 RETRY_AFTER_S: Final = 1.0
+_SETTLE_S: Final = 2.0
 
 # Frames of thousands of rows may wait while the loop is busy; what is dropped here must be asked for again.
 _PENDING_MESSAGES: Final = 1 << 20
@@ -76,7 +78,7 @@ class Dispatch:
                     pending_bytes_limit=_PENDING_BYTES,
                 )
             )
-        await client.flush()
+        await settle(client, _SETTLE_S)
 
     async def close(self) -> None:
         """Says what is left to say, then hangs up."""
@@ -87,7 +89,7 @@ class Dispatch:
         await self._flush()
         if self._client.is_connected:
             try:
-                await self._client.flush(timeout=1)
+                await settle(self._client, _SETTLE_S)
             except (TimeoutError, NatsError):
                 _log.warning("NATS: the last messages may not have been sent")
         await self._client.close()

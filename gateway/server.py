@@ -84,6 +84,11 @@ class Gateway:
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
 
+    @property
+    def active(self) -> int:
+        """Calls of Generate that run."""
+        return self._service.active
+
     def ready(self, model: str) -> bool:
         """Whether a worker that serves ``model`` is alive, as far as batchers have said."""
         return self._directory.load(model, time.monotonic()).ready

@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from gateway.connection import settle
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
     ControlMessage,
@@ -19,13 +20,15 @@ from sluice.internal.v1.control_pb2 import (
 )
 from sluice.internal.v1.frame_pb2 import (
     ROW_END_STOP,
-    Final as FinalFrame,
     Frame,
     FrameBundle,
     Logprobs,
     RowEnd,
     RowError,
     RowTimings,
+)
+from sluice.internal.v1.frame_pb2 import (
+    Final as FinalFrame,
 )
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
@@ -139,7 +142,7 @@ async def wire_batcher(url: str) -> AsyncIterator[WireBatcher]:
     try:
         batcher = WireBatcher(client, client.jetstream())
         await client.subscribe(subjects.CONTROL, cb=batcher.on_control)
-        await client.flush()
+        await settle(client, BOUND_S)
         yield batcher
     finally:
         await client.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -62,8 +63,21 @@ class Wire:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something inside the gateway."""
         async with asyncio.timeout(BOUND_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110, the gateway has no event for each fact
                 await asyncio.sleep(0.005)
+
+    def span(self, name: str) -> Any:
+        """The first ended span of that name, or None."""
+        return next((s for s in self.spans.get_finished_spans() if s.name == name), None)
+
+    async def health_becomes(self, service: str, status: int) -> None:
+        """Watches until the health of ``service`` is ``status``."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        call = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+        async with asyncio.timeout(BOUND_S):
+            while (await call.read()).status != status:
+                pass
+        call.cancel()
 
     async def health(self, service: str) -> int:
         stub = health_pb2_grpc.HealthStub(self.channel)
@@ -94,20 +108,13 @@ async def open_wire(
 async def error_of(call: Any) -> tuple[grpc.StatusCode, SluiceError]:
     """The code and the typed error that ``call`` ends with."""
     try:
-        if hasattr(call, "__aiter__"):
-            async with asyncio.timeout(BOUND_S):
-                async for _ in call:
-                    pass
-        else:
-            await call
+        await (events_of(call) if hasattr(call, "read") else call)
     except grpc.aio.AioRpcError as failure:
         return failure.code(), typed(failure)
     raise AssertionError("the call did not fail")
 
 
 def typed(failure: grpc.aio.AioRpcError) -> SluiceError:
-    from google.rpc import status_pb2
-
     details = dict(failure.trailing_metadata() or ()).get("grpc-status-details-bin")
     assert details is not None, f"an error without details: {failure}"
     status = status_pb2.Status.FromString(details)
@@ -118,8 +125,12 @@ def typed(failure: grpc.aio.AioRpcError) -> SluiceError:
 
 
 async def events_of(call: Any) -> list[GenerateResponse]:
+    """All that is left to read, by `read` alone: grpc.aio allows one way of reading a call."""
+    events = []
     async with asyncio.timeout(BOUND_S):
-        return [event async for event in call]
+        while (event := await call.read()) is not grpc.aio.EOF:
+            events.append(event)
+    return events
 
 
 def text_of(events: list[GenerateResponse]) -> str:

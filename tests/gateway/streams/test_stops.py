@@ -1,5 +1,7 @@
 """Stop strings, against a reference that sees the whole text."""
 
+from itertools import pairwise
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -21,7 +23,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 @given(TEXTS, STOPS, st.lists(st.integers(0, 40), max_size=8))

@@ -1,0 +1,108 @@
+"""The process: what it says when it cannot start, and how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.__main__ import main
+from sluice.processes.ports import free_port
+from tests.gateway.kit.batcher import wire_batcher
+from tests.gateway.kit.wire import MODELS, settings_for
+
+BOUND_S = 20.0
+
+
+def config(tmp_path: Path, model_folder: Path, url: str | None, address: str) -> Path:
+    path = tmp_path / "sluice.yaml"
+    settings = settings_for(model_folder, url, address=address)
+    path.write_text(settings.to_yaml(), encoding="utf-8")
+    return path
+
+
+def fails(capsys: pytest.CaptureFixture[str], path: Path, *more: str) -> str:
+    assert main(["--config", str(path), *more]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    return line
+
+
+def test_a_port_in_use_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = fails(capsys, config(tmp_path, model_folder, "nats://127.0.0.1:1", address))
+    assert line.startswith(f"gateway: gateway.address: {address} is in use by ")
+
+
+def test_without_nats_it_says_so(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = config(tmp_path, model_folder, None, "127.0.0.1:0")
+    assert "nats.url" in fails(capsys, path)
+    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    monkeypatch.setenv("SLUICE_NATS__URL", f"nats://127.0.0.1:{free_port()}")
+    assert "does not answer within 0.2 s" in fails(capsys, path)
+
+
+def test_an_id_that_cannot_be_a_subject_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
+) -> None:
+    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "127.0.0.1:0")
+    assert "--id" in fails(capsys, path, "--id", "a.b")
+
+
+def test_a_missing_model_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
+) -> None:
+    path = config(tmp_path, tmp_path / "nothing", "nats://127.0.0.1:1", "127.0.0.1:0")
+    assert "does not exist" in fails(capsys, path)
+
+
+async def test_the_process_serves_until_sigterm(
+    nats_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    path = config(tmp_path, model_folder, nats_url, address)
+    with gateway_process(path) as process:
+        async with wire_batcher(nats_url) as batcher, grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="model.small")
+            await stub.Check(request, wait_for_ready=True, timeout=BOUND_S)
+            await batcher.report(*MODELS)
+            call = stub.Watch(request, timeout=BOUND_S)
+            while (await call.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            call.cancel()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=BOUND_S)
+    assert process.returncode == 0
+    assert f"serves on {address}" in log
+    assert "closed" in log
+    assert "Traceback" not in log
+
+
+@contextmanager
+def gateway_process(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "gateway", "--config", str(path), "--id", "gw1"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command, cwd=root, env=os.environ, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
