@@ -14,6 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
+from model_workers.parent import exit_with_parent
 from model_workers.worker import Worker
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
@@ -64,6 +65,7 @@ class TritonPythonModel:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        exit_with_parent()
         settings = _settings(args["model_config"])
         # Before torch is imported: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
@@ -71,7 +73,10 @@ class TritonPythonModel:
 
         engine = build_engine(settings)
         self._provider = start_tracing(SERVICE_WORKER)
-        self._worker = Worker(settings.name, engine, tracer(SERVICE_WORKER))
+        # A process without an engine is of no use: whoever watches it starts it anew.
+        self._worker = Worker(
+            settings.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1)
+        )
         self._worker.start()
         log.info("worker %s serves %s", self._worker.worker_id, settings.name)
 
@@ -105,6 +110,9 @@ def _message(request: Any) -> worker_pb2.WorkerRequest:
 
 
 def _traceparent(request: Any) -> str:
-    """The context of Triton's own span, empty when the request is not traced."""
-    context = request.trace().get_context()
+    """The context of Triton's own span, else the request's parameter; empty without both.
+
+    Triton loses the context of some streams, so a batcher says it a second time.
+    """
+    context = request.trace().get_context() or request.parameters()
     return str(json.loads(context).get(TRACEPARENT, "")) if context else ""

@@ -3,7 +3,8 @@
 import logging
 import time
 import uuid
-from threading import Thread
+from collections.abc import Callable
+from threading import Thread, current_thread
 from typing import Final
 
 from opentelemetry.trace import Tracer
@@ -25,17 +26,22 @@ JOIN_S: Final = 5.0
 
 
 class Worker:
-    """Serves the requests of batchers. ``worker_id`` is new with every start."""
+    """Serves the requests of batchers. ``worker_id`` is new with every start.
 
-    def __init__(self, model: str, engine: Engine, tracer: Tracer) -> None:
+    ``on_fault`` is called by a thread that ends through a fault of ours, after it has logged it.
+    """
+
+    def __init__(
+        self, model: str, engine: Engine, tracer: Tracer, on_fault: Callable[[], None]
+    ) -> None:
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         clock = time.monotonic
         self._sender = Sender(Channels(self.worker_id), clock, self._lost)
         ledger = Ledger(tracer, model, self.worker_id)
         self._loop = EngineLoop(engine, self._sender, ledger, clock)
         self._threads = [
-            Thread(target=self._loop.run, name="engine", daemon=True),
-            Thread(target=self._sender.run, name="sender", daemon=True),
+            Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
+            for name, run in (("engine", self._loop.run), ("sender", self._sender.run))
         ]
 
     def start(self) -> None:
@@ -103,6 +109,15 @@ class Worker:
             self._loop.submit(command)
         except InboxFull:
             log.warning("the inbox is full: the rows of a lost batcher go on")
+
+
+def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:
+    try:
+        run()
+    except Exception:
+        # The thread would die without a word, and heartbeats would go on.
+        log.exception("the %s thread ended by a fault", current_thread().name)
+        on_fault()
 
 
 def _away(command: Admit | Cancel) -> worker_pb2.Admission:

@@ -47,7 +47,7 @@ def running_triton(
         runtime=folder / "runtime",
         port=free_port(),
         secret="test",
-        exit_timeout_s=3,
+        exit_timeout_s=15,
         shm_prefix=prefix,
     )
     log = folder / "triton.log"
@@ -86,7 +86,9 @@ class WorkerClient:
 
     def stream(self, traceparent: str = "") -> "WorkerStream":
         """A stream of its own; leave it with ``async with``."""
-        metadata = (("traceparent", traceparent),) if traceparent else ()
+        metadata = [("triton_grpc_error", "true")]
+        if traceparent:
+            metadata.append(("traceparent", traceparent))
         return WorkerStream(self._stub.ModelStreamInfer(metadata=metadata), self._model)
 
     async def ask(
@@ -95,7 +97,9 @@ class WorkerClient:
         """Sends one request on a stream of its own, and returns the admission."""
         async with self.stream(traceparent) as stream:
             await stream.send(request)
-            response = await anext(stream.responses())
+            await stream.half_close()
+            # To the end: streams that end by themselves leave nothing behind in the server.
+            (response,) = [response async for response in stream.responses()]
             return response.admission
 
 
@@ -123,6 +127,10 @@ class WorkerStream:
         message.inputs.add(name=REQUEST, datatype="UINT8", shape=[len(payload)])
         message.raw_input_contents.append(payload)
         await self._call.write(message)
+
+    async def half_close(self) -> None:
+        """Says that no request will follow; the stream ends with its last response."""
+        await self._call.done_writing()
 
     async def replies(self) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
         """Everything that Triton answers."""

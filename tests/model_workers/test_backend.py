@@ -1,0 +1,238 @@
+"""The worker inside a real Triton: an echo and a tiny Llama in one server, asked over raw stubs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from model_workers.engine.checkpoint import load_engine
+from model_workers.engine.protocol import Sampling
+from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.settings import ModelSettings
+from sluice.telemetry import names
+from tests.support.otlp import OtlpReceiver, otlp_receiver
+from tests.support.rows import batch, cancel_rows, drive, open_channel, row_spec, wire_row
+from tests.support.tiny_models import CONTEXT, save_model
+from tests.support.triton import WorkerClient, WorkerStream, running_triton
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ECHO, TINY = "echo", "tiny"
+LONG = 1_000_000
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server with what belongs to it."""
+
+    address: str
+    spans: OtlpReceiver
+    tiny: ModelSettings
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("backend")
+    tiny = ModelSettings(name=TINY, path=str(save_model(folder / "tiny")), device="cpu")
+    echo = ModelSettings(name=ECHO, path=str(folder), engine="echo", context_tokens=2 * LONG)
+    async with otlp_receiver() as spans:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": spans.grpc_endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+        }
+        server = running_triton(folder, (echo, tiny), environment)
+        running = await asyncio.to_thread(server.__enter__)
+        try:
+            yield Served(running.address, spans, tiny)
+        finally:
+            await asyncio.to_thread(server.__exit__, None, None, None)
+
+
+class Channel:
+    """The channel of one batcher as the batcher sees it."""
+
+    def __init__(self, stream: WorkerStream) -> None:
+        self._responses = stream.responses()
+        self.reports: list[worker_pb2.StepReport] = []
+
+    @property
+    def frames(self) -> list[frame_pb2.Frame]:
+        return [frame for report in self.reports for frame in report.frames]
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {f.request_id: f.final.end for f in self.frames if f.HasField("final")}
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for f in self.frames if f.request_id == request_id for t in f.token_ids]
+
+    async def read(self) -> None:
+        """Takes one report, and checks its number."""
+        response = await asyncio.wait_for(anext(self._responses), 10.0)
+        assert response.step.sequence == len(self.reports)
+        self.reports.append(response.step)
+
+    async def wait_ends(self, request_ids: Iterable[str]) -> None:
+        wanted = set(request_ids)
+        while not wanted <= set(self.ends):
+            await self.read()
+
+    async def wait_tokens(self, request_id: str) -> None:
+        while not self.tokens(request_id):
+            await self.read()
+
+
+@dataclass(frozen=True)
+class Batcher:
+    """A batcher: its client, and its open channel."""
+
+    name: str
+    client: WorkerClient
+    stream: WorkerStream
+    channel: Channel
+
+    async def ask(self, *rows: worker_pb2.Row, traceparent: str = "") -> worker_pb2.Admission:
+        return await self.client.ask(batch(rows, self.name), traceparent)
+
+
+class Opened:
+    """``async with Opened(...) as batcher``: a channel from first heartbeat to cancel."""
+
+    def __init__(self, served: Served, model: str, name: str, heartbeat_ms: int = 100) -> None:
+        self._client = WorkerClient(served.address, model)
+        self._stream = self._client.stream()
+        self._request = open_channel(name, heartbeat_ms)
+        self._name = name
+
+    async def __aenter__(self) -> Batcher:
+        await self._stream.send(self._request)
+        channel = Channel(self._stream)
+        await channel.read()
+        return Batcher(self._name, self._client, self._stream, channel)
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.__aexit__(*error)
+        await self._client.__aexit__(*error)
+
+
+async def test_a_channel_opens_with_a_heartbeat_and_goes_on_beating(served: Served) -> None:
+    async with Opened(served, TINY, "beats", heartbeat_ms=50) as batcher:
+        for _ in range(3):
+            await batcher.channel.read()
+        workers = {report.worker for report in batcher.channel.reports}
+        load = batcher.channel.reports[-1].load
+    assert len(workers) == 1
+    assert (load.slots, load.running, load.waiting, load.context_tokens) == (32, 0, 0, CONTEXT)
+
+
+async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served: Served) -> None:
+    prompts = {f"r{i}": [i, 3 * i % 97, 7] + [5] * (i % 9) for i in range(64)}
+    async with Opened(served, TINY, "many") as batcher:
+        for half in (list(prompts)[:32], list(prompts)[32:]):
+            rows = [wire_row(name, prompts[name], max_tokens=12) for name in half]
+            admission = await batcher.ask(*rows)
+            assert list(admission.accepted) == half
+        await batcher.channel.wait_ends(prompts)
+        answers = {name: batcher.channel.tokens(name) for name in prompts}
+        assert set(batcher.channel.ends.values()) == {frame_pb2.ROW_END_LENGTH}
+    alone = load_engine(served.tiny)
+    for name in ("r0", "r13", "r40", "r63"):
+        expected = drive(alone, row_spec(name, prompts[name], Sampling(12)))
+        assert answers[name] == expected.tokens[name]
+
+
+async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
+    async with Opened(served, ECHO, "full") as batcher:
+        rows = [wire_row(f"r{i}", max_tokens=LONG) for i in range(70)]
+        admission = await batcher.ask(*rows)
+        assert (len(admission.accepted), len(admission.refused)) == (64, 6)
+        assert all(refusal.retryable for refusal in admission.refused)
+        await batcher.client.ask(cancel_rows(*admission.accepted, batcher="full"))
+        await batcher.channel.wait_ends(admission.accepted)
+
+
+async def test_cancel_and_deadline_end_rows(served: Served) -> None:
+    async with Opened(served, ECHO, "ends") as batcher:
+        cancelled = wire_row("cancelled", max_tokens=LONG)
+        late = wire_row("late", max_tokens=LONG, timeout_ms=30)
+        await batcher.ask(cancelled, late)
+        await batcher.channel.wait_tokens("cancelled")
+        await batcher.client.ask(cancel_rows("cancelled", batcher="ends"))
+        await batcher.channel.wait_ends(["cancelled", "late"])
+        assert batcher.channel.ends == {
+            "cancelled": frame_pb2.ROW_END_CANCELLED,
+            "late": frame_pb2.ROW_END_DEADLINE,
+        }
+
+
+async def test_two_batchers_at_once_get_their_own_rows(served: Served) -> None:
+    async with Opened(served, TINY, "one") as one, Opened(served, TINY, "two") as two:
+        for batcher in (one, two):
+            rows = [wire_row(f"{batcher.name}-{i}", [9, i], max_tokens=10) for i in range(8)]
+            await batcher.ask(*rows)
+        for batcher in (one, two):
+            expected = {f"{batcher.name}-{i}" for i in range(8)}
+            await batcher.channel.wait_ends(expected)
+            assert {frame.request_id for frame in batcher.channel.frames} == expected
+        for i in range(8):
+            assert one.channel.tokens(f"one-{i}") == two.channel.tokens(f"two-{i}")
+
+
+async def test_a_higher_attempt_goes_on_behind_what_was_produced(served: Served) -> None:
+    async with Opened(served, TINY, "resumes") as batcher:
+        await batcher.ask(wire_row("whole", [4, 5], max_tokens=20))
+        await batcher.channel.wait_ends(["whole"])
+        whole = batcher.channel.tokens("whole")
+        again = wire_row("again", [4, 5], max_tokens=20, attempt=1001, produced=whole[:8])
+        await batcher.ask(again)
+        await batcher.channel.wait_ends(["again"])
+        frames = [f for f in batcher.channel.frames if f.request_id == "again"]
+    assert frames[0].start_index == 8
+    assert {frame.attempt for frame in frames} == {1001}
+    assert whole[:8] + [token for frame in frames for token in frame.token_ids] == whole
+
+
+async def test_a_malformed_request_is_an_error_and_nothing_else_changes(served: Served) -> None:
+    async with WorkerClient(served.address, ECHO) as client:
+        for payload in (b"\xff\xff\xff", b"", open_channel("").SerializeToString()):
+            async with client.stream() as stream:
+                await stream.send_bytes(payload)
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await anext(stream.replies())
+                assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    async with Opened(served, ECHO, "after") as batcher:
+        assert (await batcher.ask(wire_row("r", max_tokens=1))).accepted == ["r"]
+
+
+async def test_rows_of_a_batcher_that_has_gone_leave_the_engine(served: Served) -> None:
+    async with Opened(served, ECHO, "goes", heartbeat_ms=50) as batcher:
+        await batcher.ask(wire_row("left-behind", max_tokens=LONG))
+    async with Opened(served, ECHO, "stays", heartbeat_ms=50) as batcher:
+        while batcher.channel.reports[-1].load.running:
+            await batcher.channel.read()
+
+
+async def test_prefill_and_decode_are_spans_under_the_rows_context(served: Served) -> None:
+    async with Opened(served, TINY, "traced") as batcher:
+        await batcher.ask(wire_row("traced", [1, 2, 3], max_tokens=5, traceparent=PARENT))
+        await batcher.channel.wait_ends(["traced"])
+    trace_id, parent_id = PARENT.split("-")[1:3]
+    await served.spans.wait_for(lambda spans: sum(span.trace_id == trace_id for span in spans) == 2)
+    spans = {span.name: span for span in served.spans.spans.of_trace(trace_id)}
+    assert set(spans) == {names.SPAN_PREFILL, names.SPAN_DECODE}
+    assert {span.parent_id for span in spans.values()} == {parent_id}
+    assert {span.service for span in spans.values()} == {names.SERVICE_WORKER}
+
+
+async def test_a_broken_model_folder_ends_the_server_with_one_clear_line(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "tiny")
+    (folder / "config.json").unlink()
+    broken = ModelSettings(name=TINY, path=str(folder))
+    server = running_triton(tmp_path, (broken,))
+    with pytest.raises(AssertionError, match=r"config\.json is missing"):
+        await asyncio.to_thread(server.__enter__)

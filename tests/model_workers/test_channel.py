@@ -1,0 +1,85 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_workers.channel import REPORT_FRAMES_MAX, Channels, Parcel
+from sluice.internal.v1 import frame_pb2, worker_pb2
+from tests.support.ports import FakePort
+
+
+def frames(count: int, first: int = 0) -> list[frame_pb2.Frame]:
+    return [frame_pb2.Frame(request_id="r", start_index=first + i) for i in range(count)]
+
+
+def channels(heartbeat_s: float = 1.0) -> Channels:
+    opened = Channels("worker-1")
+    opened.open("b", FakePort(), heartbeat_s, now=0.0)
+    return opened
+
+
+def reports(parcels: list[Parcel]) -> list[worker_pb2.StepReport]:
+    return [parcel.report for parcel in parcels]
+
+
+def test_a_new_channel_says_hello() -> None:
+    opened = channels()
+    opened.load = worker_pb2.WorkerLoad(slots=3)
+    (report,) = reports(opened.due(0.0))
+    assert (report.worker, report.sequence, report.load.slots) == ("worker-1", 0, 3)
+    assert not report.frames
+    assert opened.due(0.9) == []
+
+
+def test_heartbeats_go_out_with_and_without_frames() -> None:
+    opened = channels(heartbeat_s=1.0)
+    opened.due(0.0)
+    opened.post("b", frames(1))
+    (parcel,) = opened.due(0.5)
+    assert not parcel.beat
+    assert opened.next_beat() == 1.0
+    (parcel,) = opened.due(1.0)
+    assert parcel.beat
+    assert opened.next_beat() == 2.0
+
+
+@given(st.lists(st.integers(0, 3 * REPORT_FRAMES_MAX), max_size=5))
+def test_all_frames_leave_in_order_and_reports_are_numbered(steps: list[int]) -> None:
+    opened = channels()
+    sent: list[worker_pb2.StepReport] = reports(opened.due(0.0))
+    posted = 0
+    for count in steps:
+        opened.post("b", frames(count, posted))
+        posted += count
+        assert opened.backlog > 0 or count == 0
+        sent += reports(opened.due(0.0))
+    while opened.backlog:
+        sent += reports(opened.due(0.0))
+    assert [report.sequence for report in sent] == list(range(len(sent)))
+    assert [f.start_index for report in sent for f in report.frames] == list(range(posted))
+    assert max(len(report.frames) for report in sent) <= REPORT_FRAMES_MAX
+
+
+def test_each_batcher_gets_its_own_frames() -> None:
+    opened = channels()
+    opened.open("other", FakePort(), 1.0, 0.0)
+    opened.due(0.0)
+    opened.post("other", frames(1))
+    (parcel,) = opened.due(0.1)
+    assert parcel.channel.batcher == "other"
+
+
+def test_frames_without_a_channel_are_dropped() -> None:
+    opened = Channels("worker-1")
+    opened.post("b", frames(2))
+    assert (opened.backlog, opened.next_beat(), "b" in opened) == (0, None, False)
+
+
+def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
+    opened = channels()
+    (old,) = opened.due(0.0)
+    opened.post("b", frames(5))
+    assert opened.open("b", FakePort(), 1.0, 0.1) is old.channel.port
+    (new,) = opened.due(0.1)
+    assert (new.report.sequence, len(new.report.frames)) == (0, 0)
+    assert not opened.drop(old.channel)
+    assert opened.drop(new.channel)
+    assert "b" not in opened

@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+import model_workers
+from model_workers.deploy import PARAMETER, main, render_repository
+from sluice.settings import ModelSettings, RoutingSettings, Settings
+from tests.support.tiny_models import save_model
+
+SHIPPED = Path(model_workers.__file__).parent / "repository"
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def parsed(path: Path) -> model_config_pb2.ModelConfig:
+    config = model_config_pb2.ModelConfig()
+    text_format.Parse(path.read_text(encoding="utf-8"), config)
+    return config
+
+
+def settings_in(path: Path) -> ModelSettings:
+    return ModelSettings.model_validate_json(parsed(path).parameters[PARAMETER].string_value)
+
+
+def test_the_shipped_repository_is_the_rendering_of_the_defaults(tmp_path: Path) -> None:
+    render_repository(Settings(), tmp_path)
+    assert files(tmp_path) == files(SHIPPED)
+
+
+def test_the_rendering_is_a_triton_configuration_with_the_settings(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "quoted" Ordner ü'
+    folder.mkdir()
+    model = ModelSettings(name="echo", path=str(folder), engine="echo", slots=7)
+    render_repository(
+        Settings(models=(model,), routing=RoutingSettings(default="echo")), tmp_path / "out"
+    )
+    path = tmp_path / "out" / "echo" / "config.pbtxt"
+    config = parsed(path)
+    assert (config.name, config.backend, config.max_batch_size) == ("echo", "python", 0)
+    assert config.model_transaction_policy.decoupled
+    assert [(t.name, list(t.dims)) for t in config.input] == [("request", [-1])]
+    assert [(t.name, list(t.dims)) for t in config.output] == [("response", [-1])]
+    assert settings_in(path) == model
+
+
+def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("models", "./models"):
+        model = ModelSettings(name="echo", path=path, engine="echo")
+        render_repository(
+            Settings(models=(model,), routing=RoutingSettings(default="echo")), tmp_path / "out"
+        )
+        rendered = settings_in(tmp_path / "out" / "echo" / "config.pbtxt")
+        assert rendered.path == str(tmp_path / "models")
+
+
+def test_the_command_renders_or_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model(tmp_path / "tiny")
+    config = tmp_path / "sluice.yaml"
+    models = [{"name": "tiny", "path": str(folder)}]
+    config.write_text(json.dumps({"models": models, "routing": {"default": "tiny", "rules": []}}))
+    arguments = ["--config", str(config), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "tiny" / "1" / "model.py").exists()
+    (folder / "config.json").unlink()
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,53 @@
+import math
+
+import pytest
+
+from model_workers.door import row_spec
+from model_workers.engine.protocol import RowInvalid, Sampling
+from tests.support.rows import wire_row
+
+
+def test_a_row_of_the_wire_becomes_a_spec() -> None:
+    row = wire_row("r", [1, 2], max_tokens=9, attempt=3, timeout_ms=1500, produced=[7], stop=[4])
+    spec = row_spec(row, "batcher-1", now=100.0)
+    assert (spec.request_id, spec.owner, spec.attempt) == ("r", "batcher-1", 3)
+    assert (spec.prompt, spec.produced, spec.deadline) == ((1, 2), (7,), 101.5)
+    assert spec.sampling == Sampling(9, stop_token_ids=frozenset({4}))
+
+
+def test_no_timeout_is_no_deadline() -> None:
+    assert row_spec(wire_row("r"), "batcher-1", now=100.0).deadline is None
+
+
+def test_alternatives_without_logprobs_are_not_asked_for() -> None:
+    row = wire_row("r")
+    row.task.sampling.top_logprobs = 3
+    assert row_spec(row, "b", 0.0).sampling.top_logprobs == 0
+    row.task.sampling.logprobs = True
+    assert row_spec(row, "b", 0.0).sampling.top_logprobs == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.nan),
+        ("top_logprobs", 33),
+    ],
+)
+def test_values_that_cannot_be_computed_with_are_refused(field: str, value: float) -> None:
+    row = wire_row("r")
+    setattr(row.task.sampling, field, value)
+    with pytest.raises(RowInvalid, match=field):
+        row_spec(row, "b", 0.0)
+
+
+def test_a_row_needs_a_request_id() -> None:
+    with pytest.raises(RowInvalid, match="request_id"):
+        row_spec(wire_row(""), "b", 0.0)

@@ -1,0 +1,106 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from model_workers.model_folder import INDEX, WEIGHTS, check_model
+from sluice.settings import ModelSettings, Settings, SettingsError
+from tests.support.tiny_models import save_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "tiny")
+
+
+def model(folder: Path, **changes: object) -> ModelSettings:
+    return ModelSettings.model_validate({"name": "tiny", "path": str(folder), **changes})
+
+
+def cut_header(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def cut_data(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def wrong_length(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"\xff" * 64)
+
+
+def more_words(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["added_tokens"] = [{"id": 97, "content": "<more>"}]
+    path.write_text(json.dumps(tokenizer))
+
+
+def pickled(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def lost_shard(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json is missing"),
+    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config no UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "is not JSON"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+    "tokenizer empty": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "no weights"),
+    "pickled weights": (pickled, "convert them"),
+    "header cut off": (cut_header, "no whole header"),
+    "header length wrong": (wrong_length, "no whole header"),
+    "data cut off": (cut_data, "is cut off at"),
+    "lost shard": (lost_shard, r"model-00001\.safetensors cannot be read"),
+    "more words than rows": (more_words, "98 tokens, but the model's embedding only 97"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_folder_is_one_line_that_names_the_model(folder: Path, name: str) -> None:
+    breaks, message = BREAKS[name]
+    breaks(folder)
+    with pytest.raises(SettingsError, match=message) as error:
+        check_model(model(folder))
+    text = str(error.value)
+    assert text.startswith("models: tiny: ")
+    assert "\n" not in text
+
+
+def test_a_whole_folder_passes(folder: Path) -> None:
+    check_model(model(folder))
+
+
+def test_an_echo_needs_no_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    check_model(model(folder, engine="echo"))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not exist"):
+        check_model(model(tmp_path / "nothing"))
+
+
+def test_a_hub_id_is_left_to_the_download() -> None:
+    check_model(ModelSettings(name="hub", path="somebody/some-model"))
+
+
+def test_the_shipped_tiers_pass() -> None:
+    for shipped in Settings().models:
+        check_model(shipped)
+
+
+def test_checking_does_not_import_torch() -> None:
+    code = "import sys, model_workers.deploy; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
