@@ -33,7 +33,8 @@ async def still_answers(wire: Wire) -> None:
 
 
 async def send_bytes(wire: Wire, payload: bytes) -> tuple[grpc.StatusCode, SluiceError]:
-    return await error_of(wire.channel.unary_stream(GENERATE)(payload))
+    method: Any = wire.channel.unary_stream(GENERATE)
+    return await error_of(method(payload))
 
 
 BAD: list[tuple[pb.GenerateRequest, str, str, list[str]]] = [

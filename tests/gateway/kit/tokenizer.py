@@ -37,6 +37,13 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that exists."""
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id
+
+
 def write_model(folder: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
     """A model's small files; there are no weights."""
     folder.mkdir(parents=True, exist_ok=True)

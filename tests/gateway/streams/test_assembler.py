@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from gateway.streams.assembler import Assembler
-from sluice.internal.v1.frame_pb2 import Frame
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs
 from tests.gateway.kit.batcher import frame, last
 
 STALL_S = 3.0
@@ -80,8 +80,6 @@ def test_silence_is_asked_about_every_stall_s() -> None:
 
 
 def test_logprobs_lose_the_same_head() -> None:
-    from sluice.internal.v1.frame_pb2 import Logprobs
-
     a = assembler()
     a.take(frame(0, [5]), 1)
     taken = a.take(frame(0, [5, 6], logprobs=[Logprobs(logprob=-1), Logprobs(logprob=-2)]), 1)
@@ -92,7 +90,8 @@ def test_logprobs_lose_the_same_head() -> None:
 def test_any_delivery_yields_the_answer_as_long_as_gaps_are_resent(data: st.DataObject) -> None:
     """Frames are lost, repeated and cut anew at random; what is asked for comes; the answer is exact."""
     answer = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=30))
-    a, got, ended, now = assembler(), [], False, 0.0
+    got: list[int] = []
+    a, ended, now = assembler(), False, 0.0
     for _ in range(200):
         if ended:
             break

@@ -7,10 +7,10 @@ from hypothesis import given
 from gateway.streams.transcript import Transcript
 from gateway.tokenization.tokenization import Tokenization
 from sluice.internal.v1.frame_pb2 import Logprobs
-from tests.gateway.kit.tokenizer import END, make_tokenizer
+from tests.gateway.kit.tokenizer import END, id_of, make_tokenizer
 
 TOKENIZER = make_tokenizer()
-END_ID = TOKENIZER.token_to_id(END)
+END_ID = id_of(TOKENIZER, END)
 TOKENS = Tokenization(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozenset({END_ID}))
 
 
