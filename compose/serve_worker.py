@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,24 +66,36 @@ def _trace_arguments(url: str | None) -> tuple[str, ...]:
         "--trace-config=rate=0",
         f"--trace-config=opentelemetry,url={url}",
         f"--trace-config=opentelemetry,resource=service.name={TRACE_SERVICE}",
+        "--trace-config=opentelemetry,bsp_schedule_delay=500",
     )
 
 
 def watch(
-    server: subprocess.Popen[bytes], models: int, pause: Callable[[float], None] = time.sleep
+    server: subprocess.Popen[bytes],
+    models: int,
+    asked_to_end: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Returns Triton's exit code when it has ended, or 1 when one of ``models`` lost its Python process."""
+    """Looks after Triton until it shall not go on; returns the exit code for the container.
+
+    That is 0 when the end was asked for, Triton's own code when it has ended by itself, and 1 when one of ``models``
+    lost its Python process.
+    """
     most = 0
     while (code := server.poll()) is None:
         stubs = _stubs(server)
+        if asked_to_end():
+            return 0  # Triton ends those processes itself now
         if stubs < most:
             logger.error("a model's Python process has ended: %d of %d are left", stubs, models)
             return 1
         # While models load, their processes appear one by one.
         most = max(most, stubs)
         pause(POLL_S)
+    if asked_to_end():
+        return 0
     logger.error("tritonserver ended with exit code %d", code)
-    return int(code)
+    return int(code) or 1
 
 
 def _stubs(server: subprocess.Popen[bytes]) -> int:
@@ -101,24 +114,26 @@ def _is_stub(child: psutil.Process) -> bool:
 
 
 def serve(command: Sequence[str], models: int) -> int:
-    """Runs ``command`` until it ends, a model is lost, or SIGTERM or SIGINT asks for the end (exit code 0)."""
+    """Runs ``command`` until it ends, a model is lost, or SIGTERM or SIGINT asks for the end."""
     server = subprocess.Popen(command)
-    asked: list[int] = []
+    asked = threading.Event()
 
-    def end(number: int, _: object) -> None:
-        asked.append(number)
-        server.terminate()
+    def end(_number: int, _frame: object) -> None:
+        if not asked.is_set():  # a second SIGTERM would make Triton drop what it is finishing
+            asked.set()
+            server.terminate()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    code = watch(server, models)
-    server.terminate()
+    code = watch(server, models, asked.is_set)
+    if not asked.is_set():
+        server.terminate()
     try:
         server.wait(STOP_S)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-    return 0 if asked else (code or 1)
+    return code
 
 
 def main(arguments: Sequence[str]) -> int:

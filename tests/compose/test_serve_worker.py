@@ -24,7 +24,6 @@ def flags(arguments: tuple[str, ...]) -> list[str]:
     own = (
         r"--(backend-directory|model-repository|grpc-address|grpc-port|allow-metrics)=.*",
         r"--backend-config=python,shm-region-prefix-name=.*",
-        r"--trace-config=opentelemetry,bsp_schedule_delay=.*",
     )
     return [flag for flag in arguments if not any(re.fullmatch(pattern, flag) for pattern in own)]
 
@@ -113,7 +112,7 @@ def test_a_lost_python_process_is_noticed(fake_triton: tuple[str, ...]) -> None:
                 stub.wait(WAIT_S)
 
         try:
-            assert watch(server, 2, pause) == 1
+            assert watch(server, 2, pause=pause) == 1
         finally:
             server.terminate()
             server.wait(WAIT_S)

@@ -39,11 +39,11 @@ def nats_process(folder: Path, port: int) -> Iterator[str]:
             end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], bound_s: float = STOP_S) -> None:
     """SIGTERM, and SIGKILL for what does not listen."""
     process.terminate()
     try:
-        process.wait(STOP_S)
+        process.wait(bound_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
