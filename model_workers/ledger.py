@@ -1,5 +1,6 @@
 """What a worker knows of its rows beside the engine: whose they are, when what happened, and their spans."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -44,9 +45,13 @@ class Ledger:
             self._record(old, now, REPLACED)
         self._entries[spec.request_id] = Entry(spec, traceparent, now)
 
-    def owned(self, owner: str) -> list[str]:
-        """Requests of one batcher."""
-        return [key for key, entry in self._entries.items() if entry.spec.owner == owner]
+    def owned(self, owner: str, before: float = math.inf) -> list[str]:
+        """Requests of one batcher that were accepted before a moment."""
+        return [
+            request_id
+            for request_id, entry in self._entries.items()
+            if entry.spec.owner == owner and entry.accepted_at < before
+        ]
 
     def note(self, step: RowStep, now: float) -> frame_pb2.RowTimings | None:
         """A step happened to a row; its times when it has ended."""

@@ -47,9 +47,13 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Abandon:
-    """The batcher's channel is gone: nobody waits for its rows."""
+    """The batcher's channel is gone: nobody waits for the rows it sent before ``at``, monotonic seconds.
+
+    The batcher may have opened a new channel, and sent rows over it, before this is obeyed.
+    """
 
     batcher: str
+    at: float
 
 
 Command = Admit | Cancel | Abandon
@@ -121,7 +125,7 @@ class EngineLoop:
                 self._engine.cancel(mine.intersection(command.request_ids))
                 self._answer(command.port, worker_pb2.Admission())
             case Abandon():
-                self._engine.cancel(self._ledger.owned(command.batcher))
+                self._engine.cancel(self._ledger.owned(command.batcher, command.at))
 
     def _admit(self, batch: Admit) -> None:
         admission = worker_pb2.Admission(refused=batch.refused)

@@ -18,11 +18,11 @@ ROOM_WAIT_S: Final = 1.0
 class Sender:
     """Owns the channels; every method may be called from any thread. `run` is the thread.
 
-    ``on_lost`` is called with a batcher's id when its channel turned out to be cancelled.
+    ``on_lost`` is called with a batcher's id, and when that was, after its channel turned out to be cancelled.
     """
 
     def __init__(
-        self, channels: Channels, clock: Callable[[], float], on_lost: Callable[[str], None]
+        self, channels: Channels, clock: Callable[[], float], on_lost: Callable[[str, float], None]
     ) -> None:
         self._channels = channels
         self._clock = clock
@@ -108,11 +108,12 @@ class Sender:
 
     def _lose(self, channel: Channel) -> None:
         with self._changed:
+            lost_at = self._clock()
             was_open = self._channels.drop(channel)
         if was_open:
             log.info("the channel of batcher %s was cancelled", channel.batcher)
+            self._on_lost(channel.batcher, lost_at)
             channel.port.close()
-            self._on_lost(channel.batcher)
 
     def _close_all(self) -> None:
         with self._changed:

@@ -14,7 +14,7 @@ from model_workers.channel import Channels, Port
 from model_workers.door import row_spec
 from model_workers.engine.protocol import Engine, Refused, RowSpec, WorkerAway
 from model_workers.ledger import Ledger
-from model_workers.loop import Abandon, Admit, Cancel, Command, EngineLoop, InboxFull
+from model_workers.loop import Abandon, Admit, Cancel, EngineLoop, InboxFull
 from model_workers.sender import Sender
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -101,12 +101,9 @@ class Worker:
         except InboxFull:
             self._sender.answer(command.port, worker_pb2.WorkerResponse(admission=_away(command)))
 
-    def _lost(self, batcher: str) -> None:
-        self._quietly(Abandon(batcher))
-
-    def _quietly(self, command: Command) -> None:
+    def _lost(self, batcher: str, at: float) -> None:
         try:
-            self._loop.submit(command)
+            self._loop.submit(Abandon(batcher, at))
         except InboxFull:
             log.warning("the inbox is full: the rows of a lost batcher go on")
 

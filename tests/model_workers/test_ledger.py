@@ -88,6 +88,10 @@ def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
     assert ended.attributes is not None
     assert ended.attributes[names.GEN_AI_FINISH_REASONS] == ("replaced",)
     assert (ledger.owned("batcher-1"), ledger.owned("batcher-2")) == ([], ["r"])
+    assert (ledger.owned("batcher-2", before=5.0), ledger.owned("batcher-2", before=5.1)) == (
+        [],
+        ["r"],
+    )
     timings = ledger.note(step(5, end=RowEnd.STOP, attempt=1), 5.25)
     assert timings is not None
     assert timings.prefill_ms == 250.0

@@ -36,7 +36,7 @@ class SlowPort(FakePort):
 
 
 @pytest.fixture
-def lost() -> list[str]:
+def lost() -> list[tuple[str, float]]:
     return []
 
 
@@ -46,8 +46,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sender(lost: list[str], clock: Clock) -> Iterator[Sender]:
-    sender = Sender(Channels("worker-1"), clock, lost.append)
+def sender(lost: list[tuple[str, float]], clock: Clock) -> Iterator[Sender]:
+    sender = Sender(Channels("worker-1"), clock, lambda *gone: lost.append(gone))
     thread = Thread(target=sender.run)
     thread.start()
     yield sender
@@ -98,7 +98,7 @@ def test_heartbeats_come_by_the_clock_and_carry_the_load(sender: Sender, clock: 
 
 
 def test_who_has_gone_is_noticed_with_a_heartbeat(
-    sender: Sender, clock: Clock, lost: list[str]
+    sender: Sender, clock: Clock, lost: list[tuple[str, float]]
 ) -> None:
     port = FakePort()
     sender.open("b", port, 5.0)
@@ -108,6 +108,7 @@ def test_who_has_gone_is_noticed_with_a_heartbeat(
     sender.post({}, worker_pb2.WorkerLoad())
     port.wait_ended()
     assert not sender.has_channel("b")
+    assert lost == [("b", 5.0)]
 
 
 def test_an_answer_ends_its_request(sender: Sender) -> None:

@@ -1,5 +1,6 @@
 """The worker with its threads, without Triton."""
 
+import math
 from collections.abc import Iterator
 from threading import Event
 
@@ -129,6 +130,18 @@ def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: 
     again.wait_responses(2)
     assert asked(worker, batch([wire_row("r", max_tokens=1)])).accepted == ["r"]
     again.wait_ends("r")
+
+
+def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -> None:
+    """The batcher may be back with a new channel and new rows before the loss of the old one is dealt with."""
+    channel = opened(worker)
+    asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
+    worker._loop.submit(loop.Abandon("batcher-1", at=0.0))
+    asked(worker, cancel_rows())
+    channel.wait_frames(len(channel.frames) + 10)
+    assert not channel.ends
+    worker._loop.submit(loop.Abandon("batcher-1", at=math.inf))
+    channel.wait_ends("r")
 
 
 def test_a_second_channel_takes_over_and_rows_go_on(worker: Worker) -> None:
