@@ -1,0 +1,208 @@
+"""What the mesh costs: tokens/s and time to first token through it and straight into Triton; and with the `echo`
+engine, tokens/s through it beside a bare grpc.aio stream.
+
+    python bench/mesh.py [--json] [--runs N] [--only FIGURE]
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sluice import settings as config
+from sluice.processes.mesh import running_mesh
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+
+from harness import MIN_RUNS, Figure, compare, emit
+from triton_direct import DirectWorker, rows
+
+if TYPE_CHECKING:
+    Stub = inference_pb2_grpc.InferenceServiceAsyncStub
+
+
+MODEL = "large"
+STREAMS = 64
+ANSWER_TOKENS = 64
+ECHO_TOKENS = 512
+PROMPT = "Sort these amounts from low to high: 812, 77, 340, 265, 931, 120."
+CALL_S = 120.0
+
+
+def bench_settings() -> config.Settings:
+    """The shipped large tier and an echo model, with room for all streams."""
+    return config.Settings(
+        models=(
+            config.ModelSettings(name=MODEL, tier="large", path="builtin:large", slots=STREAMS),
+            config.ModelSettings(
+                name="echo", tier="small", path="builtin:small", engine="echo", slots=STREAMS
+            ),
+        ),
+        routing=config.RoutingSettings(default=MODEL),
+        batcher=config.BatcherSettings(max_rows=STREAMS),
+    )
+
+
+class MeshClient:
+    """Calls the gateway with the plain stubs: the SDK's costs are not the mesh's."""
+
+    def __init__(self, stub: "Stub", model: str) -> None:
+        self._stub = stub
+        self._model = model
+
+    async def first_token_s(self) -> float:
+        """Seconds to the first token of one request on an idle mesh."""
+        start = time.perf_counter()
+        call = self._stub.Generate(self._request(4), timeout=CALL_S)
+        first = None
+        async for response in call:
+            if first is None and response.delta.token_ids:
+                first = time.perf_counter() - start
+        assert first is not None
+        return first
+
+    async def tokens_per_s(self, streams: int, tokens: int) -> float:
+        """Tokens/s of `streams` concurrent requests."""
+        start = time.perf_counter()
+        counts = await asyncio.gather(*(self._count(tokens) for _ in range(streams)))
+        return sum(counts) / (time.perf_counter() - start)
+
+    async def _count(self, tokens: int) -> int:
+        count = 0
+        async for response in self._stub.Generate(self._request(tokens), timeout=CALL_S):
+            count += len(response.delta.token_ids)
+        return count
+
+    def _request(self, tokens: int) -> inference_pb2.GenerateRequest:
+        return inference_pb2.GenerateRequest(
+            prompt=PROMPT,
+            model=self._model,
+            sampling=inference_pb2.SamplingParams(max_tokens=tokens),
+        )
+
+
+async def bench_triton(gateway: "Stub", triton_url: str, runs: int) -> list[Figure]:
+    """Both figures against Triton without the mesh: same model process, same prompts, same stop tokens."""
+    prompt, stop = _prompt_tokens()
+    mesh = MeshClient(gateway, MODEL)
+    async with DirectWorker(triton_url, MODEL) as direct:
+
+        async def direct_tokens_per_s() -> float:
+            start = time.perf_counter()
+            tokens = await direct.answer(rows([prompt] * STREAMS, ANSWER_TOKENS, stop))
+            return tokens / (time.perf_counter() - start)
+
+        async def direct_first_token_ms() -> float:
+            start = time.perf_counter()
+            await direct.first_token(rows([prompt], 4, stop))
+            elapsed_ms = (time.perf_counter() - start) * 1000
+            await direct.drain(1)
+            return elapsed_ms
+
+        async def mesh_tokens_per_s() -> float:
+            return await mesh.tokens_per_s(STREAMS, ANSWER_TOKENS)
+
+        async def mesh_first_token_ms() -> float:
+            return await mesh.first_token_s() * 1000
+
+        throughput = await compare(
+            "mesh_vs_engine_throughput",
+            mesh_tokens_per_s,
+            direct_tokens_per_s,
+            unit="tokens/s",
+            higher_is_better=True,
+            runs=runs,
+            note=f"{STREAMS} streams of up to {ANSWER_TOKENS} tokens, large tier; peer: one batch into Triton",
+        )
+        ttft = await compare(
+            "mesh_vs_triton_ttft",
+            mesh_first_token_ms,
+            direct_first_token_ms,
+            unit="ms",
+            higher_is_better=False,
+            runs=max(runs, 25),
+            note="one request at a time; peer: straight into Triton",
+        )
+    return [throughput, ttft]
+
+
+async def bench_echo(gateway: "Stub", runs: int) -> list[Figure]:
+    """The echo engine through the mesh beside a bare stream of one-token messages."""
+    mesh = MeshClient(gateway, "echo")
+    async with bare_server() as bare_stub:
+        bare = MeshClient(bare_stub, "bare")
+
+        async def through_mesh() -> float:
+            return await mesh.tokens_per_s(STREAMS, ECHO_TOKENS)
+
+        async def through_bare() -> float:
+            return await bare.tokens_per_s(STREAMS, ECHO_TOKENS)
+
+        return [
+            await compare(
+                "mesh_echo_vs_grpc",
+                through_mesh,
+                through_bare,
+                unit="tokens/s",
+                higher_is_better=True,
+                runs=runs,
+                note=f"{STREAMS} streams of {ECHO_TOKENS} tokens; peer: grpc.aio, one token a message",
+            )
+        ]
+
+
+@asynccontextmanager
+async def bare_server() -> "AsyncIterator[Stub]":
+    """The bare server in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("bare_stream.py")),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    port = int(await asyncio.wait_for(process.stdout.readline(), 30))
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield inference_pb2_grpc.InferenceServiceStub(channel)
+    finally:
+        process.stdin.close()
+        await asyncio.wait_for(process.wait(), 10)
+
+
+def _prompt_tokens() -> tuple[list[int], list[int]]:
+    from gateway import tokenization
+
+    raise NotImplementedError(tokenization)
+
+
+async def main(args: argparse.Namespace) -> None:
+    """Runs the figures asked for and prints them."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with (
+            running_mesh(bench_settings(), state_dir=Path(folder)) as mesh,
+            grpc.aio.insecure_channel(mesh.address) as channel,
+        ):
+            gateway = inference_pb2_grpc.InferenceServiceStub(channel)
+            figures = await bench_triton(gateway, mesh.triton_url, args.runs)
+            figures += await bench_echo(gateway, args.runs)
+    emit(figures, args.json)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="rounds of both sides")
+    uvloop.run(main(parser.parse_args()))

@@ -1,0 +1,123 @@
+"""Asks a worker without the mesh: one channel and one batch straight into Triton, as the batcher does it."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.wire import codec
+
+ANSWER_S = 120.0
+
+
+def rows(
+    prompts: list[list[int]], max_tokens: int, stop_token_ids: list[int]
+) -> list[worker_pb2.Row]:
+    """Greedy rows, one a prompt."""
+    return [
+        worker_pb2.Row(
+            task=task_pb2.Task(
+                request_id=f"bench-{uuid.uuid4().hex}",
+                prompt_token_ids=prompt,
+                priority_class="interactive",
+                sampling=task_pb2.Sampling(
+                    max_tokens=max_tokens,
+                    top_p=1.0,
+                    repetition_penalty=1.0,
+                    stop_token_ids=stop_token_ids,
+                ),
+            )
+        )
+        for prompt in prompts
+    ]
+
+
+class DirectWorker:
+    """A channel to one model in Triton."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._channel = grpc.aio.insecure_channel(url)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._model = model
+        self._id = f"bench-{uuid.uuid4().hex[:8]}"
+        self._frames: Any = None
+
+    async def __aenter__(self) -> Self:
+        opening = worker_pb2.WorkerRequest(
+            open_channel=worker_pb2.OpenChannel(batcher=self._id, heartbeat_ms=1000)
+        )
+        self._frames = self._stub.ModelStreamInfer(self._requests(opening, hold=True))
+        await self._next()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._frames.cancel()
+        await self._channel.close()
+
+    async def first_token(self, batch: list[worker_pb2.Row]) -> None:
+        """Sends the batch and returns at its first token; the rest of it is read too, outside of what callers time."""
+        await self._send(batch)
+        while not (await self._next()).step.frames:
+            pass
+
+    async def drain(self, count: int) -> None:
+        """Reads until `count` rows have ended."""
+        while count > 0:
+            report = (await self._next()).step
+            count -= sum(1 for frame in report.frames if frame.HasField("final"))
+
+    async def answer(self, batch: list[worker_pb2.Row]) -> int:
+        """Sends the batch and reads to the end of all rows; the number of tokens."""
+        await self._send(batch)
+        left, tokens = len(batch), 0
+        while left:
+            for frame in (await self._next()).step.frames:
+                tokens += len(frame.token_ids)
+                left -= frame.HasField("final")
+        return tokens
+
+    async def _send(self, batch: list[worker_pb2.Row]) -> None:
+        request = worker_pb2.WorkerRequest(
+            batch=worker_pb2.Batch(batch_id=uuid.uuid4().hex, batcher=self._id, rows=batch)
+        )
+        call = self._stub.ModelStreamInfer(self._requests(request, hold=False))
+        try:
+            reply = await asyncio.wait_for(call.read(), ANSWER_S)
+            admission = _unpack(reply).admission
+            assert len(admission.accepted) == len(batch), f"refused: {admission.refused}"
+        finally:
+            call.cancel()
+
+    async def _next(self) -> worker_pb2.WorkerResponse:
+        return _unpack(await asyncio.wait_for(self._frames.read(), ANSWER_S))
+
+    async def _requests(
+        self, message: worker_pb2.WorkerRequest, hold: bool
+    ) -> AsyncIterator[service_pb2.ModelInferRequest]:
+        payload = codec.pack(message)
+        request = service_pb2.ModelInferRequest(
+            model_name=self._model, raw_input_contents=[payload]
+        )
+        request.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
+        request.outputs.add(name="response")
+        yield request
+        if hold:
+            await asyncio.Event().wait()
+
+
+def _unpack(reply: Any) -> worker_pb2.WorkerResponse:
+    if reply is grpc.aio.EOF:
+        raise ConnectionError("Triton closed the stream")
+    if reply.error_message:
+        raise ConnectionError(reply.error_message)
+    return codec.unpack(worker_pb2.WorkerResponse, reply.infer_response.raw_output_contents[0])

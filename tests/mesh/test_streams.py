@@ -1,0 +1,178 @@
+"""Streams through the whole mesh, many at once and through the death of processes: the text is that of a calm run."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from model_workers.desk.tasks import heldout
+from sluice import settings as config
+from sluice.processes.mesh import Mesh, running_mesh
+from sluice.settings import resolve_model_path
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.support.mesh import RunningMesh
+
+if TYPE_CHECKING:
+    from sluice.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+pytestmark = pytest.mark.mesh
+
+STREAMS = 64
+TIMEOUT_S = 90.0
+LONG_TOKENS = 600
+GREEDY = pb.SamplingParams(max_tokens=LONG_TOKENS)
+SAMPLED = pb.SamplingParams(temperature=1.0, seed=7, max_tokens=LONG_TOKENS)
+
+
+@dataclass
+class Received:
+    """What a client saw of one answer."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    reason: int = 0
+    recovered: bool = False
+
+
+@dataclass
+class Progress:
+    """Lets a test wait until streams have come far enough."""
+
+    wanted: int
+    tokens: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def count(self, tokens: int) -> None:
+        self.tokens += tokens
+        if self.tokens >= self.wanted:
+            self.reached.set()
+
+
+async def ask(
+    stub: "InferenceServiceAsyncStub", request: pb.GenerateRequest, progress: Progress | None = None
+) -> Received:
+    """Reads one answer to its end; the indexes of its tokens must follow one another."""
+    received = Received()
+    async for event in stub.Generate(request, timeout=TIMEOUT_S):
+        kind = event.WhichOneof("event")
+        if kind == "delta":
+            assert event.delta.index == len(received.token_ids)
+            received.text += event.delta.text
+            received.token_ids += event.delta.token_ids
+            if progress is not None:
+                progress.count(len(event.delta.token_ids))
+        elif kind == "notice":
+            received.recovered |= event.notice.kind == pb.NOTICE_KIND_RECOVERED
+        elif kind == "finished":
+            received.reason = event.finished.reason
+    assert received.reason, "the stream ended without Finished"
+    return received
+
+
+async def one_by_one(
+    stub: "InferenceServiceAsyncStub", requests: list[pb.GenerateRequest]
+) -> list[str]:
+    """The texts of undisturbed answers: nothing else runs."""
+    return [(await ask(stub, request)).text for request in requests]
+
+
+def desk_requests(count: int, model: str) -> list[pb.GenerateRequest]:
+    """Different questions of every kind."""
+    examples = heldout(n_per_cell=-(-count // 7), seed=11)[:count]
+    assert len(examples) == count
+    return [
+        pb.GenerateRequest(
+            prompt=example.prompt,
+            model=model,
+            sampling=pb.SamplingParams(max_tokens=example.max_tokens),
+        )
+        for example in examples
+    ]
+
+
+async def test_64_concurrent_streams_say_what_each_says_alone(mesh: RunningMesh) -> None:
+    requests = desk_requests(STREAMS, "small")
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        stub = InferenceServiceStub(channel)
+        alone = await one_by_one(stub, requests)
+        together = await asyncio.gather(*(ask(stub, request) for request in requests))
+    assert [received.text for received in together] == alone
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The large tier with another end token, so that answers are long enough to be struck in mid-stream."""
+    folder = tmp_path_factory.mktemp("models") / "endless"
+    shutil.copytree(resolve_model_path("builtin:large"), folder)
+    for name in ("config.json", "generation_config.json"):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**values, "eos_token_id": values["pad_token_id"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resilient_settings(endless_model: Path) -> config.Settings:
+    """Short stall limits: what is lost is found soon."""
+    return config.Settings(
+        models=(
+            config.ModelSettings(name="large", tier="large", path=str(endless_model), slots=8),
+        ),
+        routing=config.RoutingSettings(default="large"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0, stall_s=1.0),
+        batcher=config.BatcherSettings(drain_s=1.0, heartbeat_ms=200, stall_s=1.5),
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def struck_mesh(resilient_settings: config.Settings) -> AsyncIterator[Mesh]:
+    """A mesh that takes one blow after the other."""
+    async with running_mesh(resilient_settings) as mesh:
+        yield mesh
+
+
+def long_requests() -> list[pb.GenerateRequest]:
+    """Different questions, greedy and sampled in turn, most of them answered to the last token."""
+    return [
+        pb.GenerateRequest(prompt=example.prompt, model="large", sampling=sampling)
+        for example, sampling in zip(heldout(n_per_cell=1, seed=3), cycle((GREEDY, SAMPLED)))
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("victim", ["triton", "stub", "batcher", "nats"])
+async def test_a_process_killed_in_mid_stream_changes_no_text(
+    struck_mesh: Mesh, victim: str
+) -> None:
+    requests = long_requests()
+    await struck_mesh.wait_until_serving(TIMEOUT_S)
+    async with grpc.aio.insecure_channel(struck_mesh.address) as channel:
+        stub = InferenceServiceStub(channel)
+        undisturbed = await asyncio.gather(*(ask(stub, request) for request in requests))
+        progress = Progress(wanted=12)
+        streams = asyncio.gather(*(ask(stub, request, progress) for request in requests))
+        async with asyncio.timeout(TIMEOUT_S):
+            await progress.reached.wait()
+            strike(struck_mesh, victim)
+            struck = await streams
+    assert [received.text for received in struck] == [received.text for received in undisturbed]
+    if victim in ("triton", "stub"):
+        assert any(received.recovered for received in struck), "the blow came too late to matter"
+
+
+def strike(mesh: Mesh, victim: str) -> None:
+    """SIGKILL to a process of the mesh, or to the Python process of the model inside Triton."""
+    if victim == "stub":
+        os.kill(mesh.stubs["large"], signal.SIGKILL)
+    else:
+        mesh.kill(victim)
