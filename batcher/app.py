@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
-from batcher.connection import connect
+from batcher.connection import connect, disconnect
 from batcher.delivery import Delivery
 from batcher.line import Line
 from batcher.reports import Reporter
@@ -138,9 +138,7 @@ async def _connected(settings: Settings, batcher: str, tracer: Tracer) -> AsyncI
         processes.append(Batcher(nats_client, settings, batcher, tracer))
         yield processes[0]
     finally:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.nats.connect_s):
-                await nats_client.drain()
+        await disconnect(nats_client)
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

@@ -29,6 +29,7 @@ class Delivery:
     def __init__(self, nats_client: Client, batcher: str) -> None:
         self._nats = nats_client
         self._batcher = batcher
+        self._dropped = 0
 
     async def send(self, frames: Iterable[tuple[str, frame_pb2.Frame]]) -> None:
         """Sends frames, each to its gateway. What NATS does not take is dropped: gateways ask for what they miss."""
@@ -55,4 +56,10 @@ class Delivery:
         try:
             await self._nats.publish(subject, pack(bundle))
         except (nats.errors.Error, OversizedMessage) as error:
-            log.warning("%d frames for %s dropped: %s", len(bundle.frames), subject, error)
+            if not self._dropped:
+                log.warning("frames for %s are dropped: %s", subject, error)
+            self._dropped += len(bundle.frames)
+        else:
+            if self._dropped:
+                log.warning("%d frames were dropped", self._dropped)
+            self._dropped = 0

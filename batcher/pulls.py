@@ -13,6 +13,7 @@ from typing import Final
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from sluice.wire import subjects
 
@@ -75,9 +76,7 @@ class Puller:
                 if self._failure:
                     await self._repair()
         finally:
-            # Messages already sent to us would wait for their redelivery if nobody gave them back.
-            async with asyncio.timeout(DRAIN_S):
-                await subscription.drain()  # type: ignore[no-untyped-call]
+            await _drain(subscription)
 
     async def _wait_for_room(self) -> int:
         while (room := self._room()) <= 0:
@@ -127,3 +126,12 @@ class Puller:
                 self._failure = f"{status} {headers.get('Description', '')}"
             self._missing = 0
         self._heard.set()
+
+
+async def _drain(subscription: Subscription) -> None:
+    """Takes what was already sent to us: it would wait for its redelivery if nobody gave it back."""
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await subscription.drain()  # type: ignore[no-untyped-call]
+    except (TimeoutError, nats.errors.Error) as error:
+        log.info("pull is given up: %s", error or "NATS does not answer")

@@ -42,6 +42,7 @@ class Ledger:
         self._deadlines: list[tuple[float, str]] = []
         self._unanswered: dict[str, dict[str, int]] = {}
         self._unconfirmed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._resends: dict[str, int] = {}
         self._departed: OrderedDict[str, None] = OrderedDict()
         self._effects = Effects()
         self._batches = 0
@@ -76,6 +77,7 @@ class Ledger:
 
     def take(self) -> Effects:
         """What is to be done since the last call."""
+        self._answer_resends()
         effects, self._effects = self._effects, Effects()
         return effects
 
@@ -123,10 +125,9 @@ class Ledger:
 
     def resend(self, request_id: str, from_index: int) -> None:
         """The gateway misses frames."""
-        row = self._rows.get(request_id)
-        if row is not None:
-            for frame in resend(row, from_index):
-                self._publish(row, frame)
+        if request_id in self._rows:
+            known = self._resends.get(request_id, from_index)
+            self._resends[request_id] = min(known, from_index)
 
     def held(
         self, request_id: str, answer: control_pb2.HeldTokensResponse | None, now: float
@@ -337,6 +338,15 @@ class Ledger:
         # All wait equally long, so the order of entry is the order of time.
         self._unconfirmed[row.id] = (now + self._final_retry_s, tries)
         self._unconfirmed.move_to_end(row.id)
+
+    def _answer_resends(self) -> None:
+        # Once for all questions that came: an answer may be long, and a gateway that lost much asks often.
+        for request_id, from_index in self._resends.items():
+            row = self._rows.get(request_id)
+            if row is not None:
+                for frame in resend(row, from_index):
+                    self._publish(row, frame)
+        self._resends.clear()
 
     def _repeat_finals(self, now: float) -> None:
         while self._unconfirmed:

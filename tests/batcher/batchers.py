@@ -23,7 +23,7 @@ from sluice.settings import (
 STOP_S = 15.0
 
 ECHO = ModelSettings(
-    name="echo", path="none", engine="echo", slots=8, max_waiting_rows=8, context_tokens=100_000
+    name="echo", path="none", engine="echo", slots=8, max_waiting_rows=8, context_tokens=10_000_000
 )
 
 

@@ -27,6 +27,7 @@ class Answer:
     final: frame_pb2.Final | None = None
     frames: list[frame_pb2.Frame] = field(default_factory=list)
     attempt: int = 0
+    asked_for: int = -1
 
 
 class GatewayDouble:
@@ -39,6 +40,7 @@ class GatewayDouble:
         answers: by request.
         reports: of batchers, in order.
         questions: requests that batchers asked about, in order.
+        settlements: the last word of batchers about a task, by its sequence in the stream.
         progress: in-progress acknowledgements that batchers sent.
     """
 
@@ -54,14 +56,16 @@ class GatewayDouble:
         self.questions: list[str] = []
         self.progress = 0
         self._sequences: dict[str, int] = {}
-        self._settlements: dict[int, bytes] = {}
+        self.settlements: dict[int, bytes] = {}
         self._changed = asyncio.Condition()
 
     @staticmethod
     @asynccontextmanager
     async def connected(url: str, name: str = "g1") -> AsyncIterator["GatewayDouble"]:
         """A gateway that is subscribed to everything that concerns it."""
-        client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+        client = await nats.connect(
+            url, error_cb=_ignore, max_reconnect_attempts=-1, reconnect_time_wait=0.1
+        )
         double = GatewayDouble(client, name)
         await jetstream.ensure_streams(double.js)
         await client.subscribe(subjects.frames(name), cb=double._frames)
@@ -167,11 +171,22 @@ class GatewayDouble:
         await self.until(lambda: bool(self.reports) and live(self.reports[-1]), bound_s)
         return self.reports[-1].batcher
 
+    async def another_batcher_live(self, model: str = "echo") -> None:
+        """Waits until reports of two batchers with a live worker came."""
+        await self.until(
+            lambda: len({r.batcher for r in self.reports if any(m.workers for m in r.models)}) > 1
+        )
+
+    async def reconnected(self, bound_s: float = BOUND_S) -> None:
+        """Waits until the connection stands again."""
+        count = len(self.reports)
+        await self.until(lambda: len(self.reports) > count, bound_s)
+
     async def settled(self, task: task_pb2.Task, bound_s: float = BOUND_S) -> bytes:
         """Waits until JetStream was told about a task, in-progress aside; returns the last word: ACK, NAK or TERM."""
         sequence = self._sequences[task.request_id]
-        await self.until(lambda: sequence in self._settlements, bound_s)
-        return self._settlements[sequence]
+        await self.until(lambda: sequence in self.settlements, bound_s)
+        return self.settlements[sequence]
 
     async def tasks_left(self) -> int:
         """Messages in the work queue."""
@@ -204,7 +219,9 @@ class GatewayDouble:
         answer.frames.append(frame)
         known = len(answer.token_ids) - frame.start_index
         if known < 0:
-            await self.resend(frame.request_id, len(answer.token_ids))
+            if answer.asked_for != len(answer.token_ids):
+                answer.asked_for = len(answer.token_ids)
+                await self.resend(frame.request_id, answer.asked_for)
             return
         answer.token_ids.extend(frame.token_ids[known:])
         answer.logprobs.extend(frame.logprobs[known:])
@@ -231,7 +248,7 @@ class GatewayDouble:
             self.progress += 1
         else:
             # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
-            self._settlements[int(message.subject.split(".")[5])] = message.data or ACK
+            self.settlements[int(message.subject.split(".")[5])] = message.data or ACK
         async with self._changed:
             self._changed.notify_all()
 
@@ -239,6 +256,10 @@ class GatewayDouble:
         self.reports.append(control_pb2.BatcherReport.FromString(message.data))
         async with self._changed:
             self._changed.notify_all()
+
+
+async def _ignore(_: Exception) -> None:
+    """Servers are restarted on purpose."""
 
 
 def echo_of(task: task_pb2.Task) -> list[int]:
