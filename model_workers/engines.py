@@ -4,6 +4,7 @@ from typing import Final
 
 from model_workers.engine.echo import EchoEngine
 from model_workers.engine.protocol import Engine
+from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings
 
 ECHO_CONTEXT_TOKENS: Final = 4096
@@ -18,7 +19,8 @@ def build_engine(settings: ModelSettings) -> Engine:
     if settings.engine == "echo":
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
         return EchoEngine(settings.slots, settings.max_waiting_rows, context)
-    # Imported here: an echo worker needs no torch.
+    check_model(settings)
+    # Imported here: an echo worker needs no torch, and a broken folder is told at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
     limit_threads(settings.threads)

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.transformers_engine import TransformersEngine
-from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ def load_engine(settings: ModelSettings) -> TransformersEngine:
     Raises:
         SettingsError: the model is not a decoder-only one of transformers, or its context is smaller than asked for.
     """
-    check_model(settings)
     path = resolve_model_path(settings.path)
     config = _config(path)
     context_tokens = _context_tokens(config, settings)
