@@ -9,7 +9,6 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
-    PreTrainedConfig,
     Qwen2Config,
 )
 
@@ -18,11 +17,11 @@ CONTEXT = 256
 FAMILIES = ("llama", "qwen2", "gpt2")
 
 
-def config(family: str, **changes: Any) -> PreTrainedConfig:
+def config(family: str, **changes: Any) -> Any:
     """The configuration of a family."""
     tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
     if family == "gpt2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+        sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
         return GPT2Config(vocab_size=VOCABULARY, **sizes, **tokens, **changes)
     kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[family]
     values: dict[str, Any] = {
@@ -41,7 +40,8 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A random model whose greedy answers vary."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_config(config(family, **changes), attn_implementation="eager")
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config(family, **changes), attn_implementation="eager")
     for parameter in model.parameters():
         parameter.data.mul_(3)
     return model.eval()

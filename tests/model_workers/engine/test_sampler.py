@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
     draw = Draw(Sampling(1, temperature, top_p, top_k, repetition_penalty=penalty), 0, marks)
     # Ties at the border of top-k and top-p are broken differently there.
     scores = logits(row) + torch.arange(SIZE) * 1e-3
-    processors = LogitsProcessorList()
+    processors: Any = LogitsProcessorList()
     if seen:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty))
     processors.append(TemperatureLogitsWarper(temperature))

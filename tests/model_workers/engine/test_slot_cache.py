@@ -76,5 +76,5 @@ def test_moves_keep_what_rows_wrote(steps: list[tuple[int, int]]) -> None:
             if leaver < len(rows):
                 cache.move(len(rows), leaver, last[1])
                 rows[leaver] = last
-    for slot, (value, length) in enumerate(rows):
-        assert read(cache, slot, length) == [value] * length
+    for slot, (wrote, length) in enumerate(rows):
+        assert read(cache, slot, length) == [wrote] * length
