@@ -1,0 +1,147 @@
+"""The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from batcher.core.ledger import Ledger
+from batcher.core.rows import Row
+from batcher.spans import RowSpans
+from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.telemetry import names
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
+
+class Scene:
+    """A ledger whose moves make spans."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.spans = RowSpans(provider.get_tracer("test"))
+        self.ledger = Ledger("b", max_rows=8, final_retry_s=1.0)
+        self.traceparents: list[str] = []
+
+    def add(self, name: str) -> None:
+        task = task_pb2.Task(
+            request_id=name, gateway="g", model="echo", priority_class="bulk", tenant="t"
+        )
+        self.spans.arrived(task, HEADERS)
+        row = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
+        self.ledger.add(row, 0.0)
+
+    def advance(self, room: int = 8) -> str:
+        """Plays the loop once; returns the batch that was formed."""
+        self.ledger.advance(0.0, room)
+        effects = self.ledger.take()
+        for move in effects.moves:
+            self.spans.moved(move)
+        for batch in effects.batches:
+            self.traceparents = self.spans.formed(batch, "w1")
+        return effects.batches[0].batch_id if effects.batches else ""
+
+    def run(self, *rows: str) -> None:
+        self.ledger.admitted(self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
+        self.advance()
+
+    def end(self, name: str, attempt: int = 0) -> None:
+        frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
+        frame.final.end = frame_pb2.ROW_END_STOP
+        self.ledger.step([frame], 0.0)
+        self.advance()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """A scene whose spans all end."""
+    made = Scene()
+    yield made
+    made.spans.close()
+
+
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    context = span.get_span_context()
+    assert context is not None
+    return context.trace_id, context.span_id
+
+
+def links(span: ReadableSpan) -> list[tuple[int, int]]:
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
+
+
+def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> None:
+    scene.add("r")
+    scene.run("r")
+    scene.end("r")
+    (task,) = scene.named(names.SPAN_TASK)
+    assert task.kind is SpanKind.CONSUMER
+    assert task.parent is not None
+    assert (task.parent.trace_id, task.parent.span_id) == (int(TRACE, 16), int(PARENT, 16))
+    assert task.attributes is not None
+    assert task.attributes[names.REQUEST_ID] == "r"
+    assert task.attributes[names.MESSAGING_DESTINATION] == "sluice.tasks.echo.bulk"
+    assert task.attributes[names.GEN_AI_OUTPUT_TOKENS] == 2
+    assert task.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
+
+
+def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Scene) -> None:
+    for name in ("one", "two", "three"):
+        scene.add(name)
+    scene.run("one", "two", "three")
+    for name in ("one", "two", "three"):
+        scene.end(name)
+    tasks, batches = scene.named(names.SPAN_TASK), scene.named(names.SPAN_BATCH)
+    own, *others = batches
+    assert links(own) == [ids(task) for task in tasks]
+    assert all(links(other) == [ids(own)] for other in others)
+    for task, batch, queue in zip(tasks, batches, scene.named(names.SPAN_QUEUE), strict=True):
+        for child in (batch, queue):
+            assert child.parent is not None
+            assert (child.parent.trace_id, child.parent.span_id) == ids(task)
+    trace_id, span_id = ids(own)
+    assert scene.traceparents[0] == f"00-{trace_id:032x}-{span_id:016x}-01"
+    assert [parent[36:52] for parent in scene.traceparents[1:]] == [
+        f"{ids(task)[1]:016x}" for task in tasks
+    ]
+    assert own.attributes is not None
+    assert own.attributes[names.BATCH_ROWS] == 3
+    assert own.attributes[names.BATCH_CAUSE] == "all_waiting"
+    assert own.attributes[names.WORKER_ID] == "w1"
+
+
+def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene: Scene) -> None:
+    scene.add("r")
+    scene.advance()
+    scene.ledger.lost(0.0)
+    scene.run("r")
+    scene.end("r", attempt=1)
+    first, second = scene.named(names.SPAN_BATCH)
+    assert first.status.status_code is StatusCode.ERROR
+    assert second.status.status_code is StatusCode.UNSET
+    assert second.attributes is not None
+    assert second.attributes[names.ATTEMPT] == 1
+    assert len(scene.named(names.SPAN_QUEUE)) == 2
+    assert len(scene.named(names.SPAN_TASK)) == 1
+
+
+def test_what_is_given_back_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
+    scene.add("waits")
+    scene.ledger.drain(0.0)
+    scene.add("new")
+    scene.ledger.cancel(["gone"], 0.0)
+    scene.add("gone")
+    scene.advance()
+    assert len(scene.named(names.SPAN_TASK)) == 3
+    assert not scene.spans._open

@@ -1,0 +1,36 @@
+"""Triton or its Python process dies under running rows: they go on with their tokens as prefix."""
+
+from pathlib import Path
+
+from tests.batcher.batchers import ECHO, running_batcher, settings_of
+from tests.batcher.gateway_double import ACK, GatewayDouble, echo_of
+from tests.batcher.tritons import MortalTriton
+
+LONG = 30_000
+
+
+async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
+    nats_url: str, gateway: GatewayDouble, tmp_path: Path
+) -> None:
+    async with (
+        MortalTriton.running(tmp_path / "triton", ECHO) as server,
+        running_batcher(settings_of(nats_url, server.address, ECHO)),
+    ):
+        await gateway.batcher_live()
+        tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
+        for task in tasks:
+            await gateway.has_tokens(task, 1)
+        # The streams hang without an error: only the silence tells.
+        server.kill_stub()
+        await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
+        await server.reload()
+        await gateway.until(lambda: all(gateway.answers[t.request_id].attempt for t in tasks))
+        server.kill()
+        await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
+        await server.start()
+        for task in tasks:
+            answer = await gateway.finished(task, 30.0)
+            assert answer.token_ids == echo_of(task)
+            assert await gateway.settled(task) == ACK
+        # Sent to three workers, delivered once.
+        assert all(gateway.answers[t.request_id].attempt >= 2 for t in tasks)
