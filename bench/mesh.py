@@ -1,7 +1,7 @@
 """What the mesh costs: tokens/s and time to first token through it and straight into Triton; and with the `echo`
-engine, tokens/s through it beside a bare grpc.aio stream.
+engine, tokens/s through it beside a bare grpc.aio stream. At last, the CPU of an idle mesh.
 
-    python bench/mesh.py [--json] [--runs N] [--only FIGURE]
+    python bench/mesh.py [--json] [--runs N]
 """
 
 import argparse
@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+import psutil
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from harness import MIN_RUNS, Figure, compare, emit, machine
+from triton_direct import DirectWorker, rows
+
+from gateway.catalog import load_catalog
 from sluice import settings as config
 from sluice.processes.mesh import running_mesh
 from sluice.v1 import inference_pb2, inference_pb2_grpc
-
-from harness import MIN_RUNS, Figure, compare, emit
-from triton_direct import DirectWorker, rows
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
@@ -36,6 +38,7 @@ ANSWER_TOKENS = 64
 ECHO_TOKENS = 512
 PROMPT = "Sort these amounts from low to high: 812, 77, 340, 265, 931, 120."
 CALL_S = 120.0
+IDLE_S = 30.0
 
 
 def bench_settings() -> config.Settings:
@@ -48,6 +51,7 @@ def bench_settings() -> config.Settings:
             ),
         ),
         routing=config.RoutingSettings(default=MODEL),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
         batcher=config.BatcherSettings(max_rows=STREAMS),
     )
 
@@ -92,7 +96,7 @@ class MeshClient:
 
 async def bench_triton(gateway: "Stub", triton_url: str, runs: int) -> list[Figure]:
     """Both figures against Triton without the mesh: same model process, same prompts, same stop tokens."""
-    prompt, stop = _prompt_tokens()
+    prompt, stop = _prompt_tokens(bench_settings())
     mesh = MeshClient(gateway, MODEL)
     async with DirectWorker(triton_url, MODEL) as direct:
 
@@ -165,7 +169,7 @@ async def bare_server() -> "AsyncIterator[Stub]":
     """The bare server in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(Path(__file__).with_name("bare_stream.py")),
+        str(Path(__file__).with_name("support") / "bare_stream.py"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -180,10 +184,23 @@ async def bare_server() -> "AsyncIterator[Stub]":
         await asyncio.wait_for(process.wait(), 10)
 
 
-def _prompt_tokens() -> tuple[list[int], list[int]]:
-    from gateway import tokenization
+def _prompt_tokens(settings: config.Settings) -> tuple[list[int], list[int]]:
+    """The prompt as the gateway would send it, and the stop tokens: Triton must get the same work on both ways."""
+    model = load_catalog(settings)[MODEL].tokenization
+    return model.encode_chat([{"role": "user", "content": PROMPT}]), list(model.stop_token_ids)
 
-    raise NotImplementedError(tokenization)
+
+async def idle_cpu(processes: list[psutil.Process]) -> Figure:
+    """CPU of all processes of the mesh while nobody asks, percent of one core."""
+    before = _cpu_s(processes)
+    await asyncio.sleep(IDLE_S)
+    percent = 100 * (_cpu_s(processes) - before) / IDLE_S
+    note = f"all {len(processes)} processes of the mesh over {IDLE_S:.0f} s without a request; bound: 3 %"
+    return Figure("mesh_idle_cpu", percent, None, None, "% of one core", 1, machine(), note)
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 async def main(args: argparse.Namespace) -> None:
@@ -194,8 +211,10 @@ async def main(args: argparse.Namespace) -> None:
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             gateway = inference_pb2_grpc.InferenceServiceStub(channel)
+            assert mesh.triton_url is not None
             figures = await bench_triton(gateway, mesh.triton_url, args.runs)
             figures += await bench_echo(gateway, args.runs)
+            figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
     emit(figures, args.json)
 
 

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("sluice.cli.chat", "chat"),
     "models": ("sluice.cli.models", "models"),
     "eval": ("sluice.cli.evaluate", "evaluate"),
+    "bench": ("sluice.cli.bench", "bench"),
     "gateway": ("sluice.cli.gateway", "gateway"),
     "batcher": ("sluice.cli.batcher", "batcher"),
     "worker": ("sluice.cli.worker", "worker"),

@@ -1,0 +1,36 @@
+"""`sluice bench NAME`: runs a benchmark of the source tree, bench/NAME.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from sluice.cli.failure import CommandFailed
+
+FOLDER: Final = Path(__file__).parents[2] / "bench"
+"""Only a source tree has it: benchmarks compare with peers that a user of the mesh does not need."""
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="Which one, such as mesh.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per figure.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="Interleaved runs of both sides.")] = 5,
+) -> None:
+    """Run a benchmark and print its figures, ours beside a peer's."""
+    names = known()
+    if name not in names:
+        there = f"there are: {', '.join(names)}" if names else f"no benchmarks in {FOLDER}"
+        raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--runs", str(runs)]
+    code = subprocess.run([*command, "--json"] if as_json else command, check=False).returncode
+    if code:
+        raise CommandFailed("BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {code}")
+
+
+def known() -> list[str]:
+    """The benchmarks of this source tree; what they share lies in a folder below."""
+    return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
