@@ -68,7 +68,7 @@ class Line:
         self._worker = Worker(triton_url, model.name, batcher, settings, self)
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._chores: set[asyncio.Task[None]] = set()
 
     # The loop.
 
@@ -95,8 +95,8 @@ class Line:
 
     async def close(self) -> None:
         """Ends what is still asked, and closes the connection to the worker."""
-        if self._asking:
-            await asyncio.wait(self._asking, timeout=CLOSE_S)
+        if self._chores:
+            await asyncio.wait(self._chores, timeout=CLOSE_S)
         await self._worker.close()
 
     def report(self) -> control_pb2.ModelReport:
@@ -140,7 +140,7 @@ class Line:
             self._send(batch)
         await self._delivery.send(effects.frames)
         if effects.cancels:
-            await self._worker.cancel(effects.cancels)
+            self._spawn(self._worker.cancel(effects.cancels))
         for row in effects.dead:
             assert row.final is not None
             self._spawn(self._messages.bury(row.id, row.final.error.message))
@@ -151,6 +151,12 @@ class Line:
 
     def _capacity(self) -> int:
         return self._worker.capacity(self._ledger.in_flight, self._ledger.unanswered)
+
+    def _new_row(self, arrival: Arrival) -> Row | None:
+        if arrival.task.request_id in self._ledger:
+            return None  # Delivered again while it is becoming a dead letter.
+        self._spans.arrived(arrival.task, arrival.headers)
+        return _row(arrival, time.monotonic())
 
     def _send(self, formed: Formed) -> None:
         own, *rows = self._spans.formed(formed, self._worker.id)
@@ -172,8 +178,8 @@ class Line:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
 
     # Events of the intake.
 
@@ -188,19 +194,19 @@ class Line:
 
     def on_arrival(self, arrival: Arrival) -> None:
         """See `batcher.intake.Sink`."""
-        now = time.monotonic()
-        self._spans.arrived(arrival.task, arrival.headers)
-        self._ledger.add(_row(arrival, now), now)
-        self._woken.set()
+        row = self._new_row(arrival)
+        if row is not None:
+            self._ledger.add(row, time.monotonic())
+            self._woken.set()
 
     def on_exhausted(self, arrival: Arrival) -> None:
         """See `batcher.intake.Sink`."""
-        now = time.monotonic()
-        self._spans.arrived(arrival.task, arrival.headers)
-        message = f"the task was delivered {MAX_DELIVER} times without an end"
-        error = frame_pb2.RowError(reason=EngineFailed.reason, message=message)
-        self._ledger.bury(_row(arrival, now), error, now)
-        self._woken.set()
+        row = self._new_row(arrival)
+        if row is not None:
+            message = f"the task was delivered {MAX_DELIVER} times without an end"
+            error = frame_pb2.RowError(reason=EngineFailed.reason, message=message)
+            self._ledger.bury(row, error, time.monotonic())
+            self._woken.set()
 
     def on_unwanted(self, request_id: str) -> None:
         """See `batcher.intake.Sink`."""

@@ -318,8 +318,10 @@ class Ledger:
         self._effects.settled.append((row.id, how))
 
     def _leave_queue(self, row: Row) -> None:
-        # Unknown to the queue when it never entered it, or expired there.
-        self._queue.cancel(row.id)
+        if row.state in IN_FLIGHT:
+            self._queue.finish(row.id)
+        else:
+            self._queue.cancel(row.id)
 
     # Frames and finals.
 

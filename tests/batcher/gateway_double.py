@@ -41,6 +41,7 @@ class GatewayDouble:
         reports: of batchers, in order.
         questions: requests that batchers asked about, in order.
         settlements: the last word of batchers about a task, by its sequence in the stream.
+        deliveries: how often a task had been delivered when a batcher last spoke of it, by its sequence.
         progress: in-progress acknowledgements that batchers sent.
     """
 
@@ -55,6 +56,7 @@ class GatewayDouble:
         self.reports: list[control_pb2.BatcherReport] = []
         self.questions: list[str] = []
         self.progress = 0
+        self.deliveries: dict[int, int] = {}
         self._sequences: dict[str, int] = {}
         self.settlements: dict[int, bytes] = {}
         self._changed = asyncio.Condition()
@@ -182,9 +184,13 @@ class GatewayDouble:
         count = len(self.reports)
         await self.until(lambda: len(self.reports) > count, bound_s)
 
+    def sequence(self, task: task_pb2.Task) -> int:
+        """Of a published task, in its stream."""
+        return self._sequences[task.request_id]
+
     async def settled(self, task: task_pb2.Task, bound_s: float = BOUND_S) -> bytes:
         """Waits until JetStream was told about a task, in-progress aside; returns the last word: ACK, NAK or TERM."""
-        sequence = self._sequences[task.request_id]
+        sequence = self.sequence(task)
         await self.until(lambda: sequence in self.settlements, bound_s)
         return self.settlements[sequence]
 
@@ -244,11 +250,13 @@ class GatewayDouble:
             self._changed.notify_all()
 
     async def _settlement(self, message: Msg) -> None:
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
+        deliveries, sequence = (int(part) for part in message.subject.split(".")[4:6])
+        self.deliveries[sequence] = deliveries
         if message.data == PROGRESS:
             self.progress += 1
         else:
-            # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
-            self.settlements[int(message.subject.split(".")[5])] = message.data or ACK
+            self.settlements[sequence] = message.data or ACK
         async with self._changed:
             self._changed.notify_all()
 

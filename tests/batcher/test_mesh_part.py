@@ -202,6 +202,41 @@ async def test_a_redelivered_task_goes_on_behind_what_the_gateway_has(
     assert answer.frames[0].attempt == 1000
 
 
+async def test_in_progress_acknowledgements_keep_a_task_here(
+    nats_url: str,
+    gateway: GatewayDouble,
+    echo_triton: RunningTriton,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.1)
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.batcher_live()
+        await ack_wait(gateway, 0.5)
+        task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
+        await gateway.until(lambda: gateway.progress >= 10)
+        await gateway.cancel(task.request_id)
+        assert await gateway.settled(task) == ACK
+        assert gateway.deliveries == {gateway.sequence(task): 1}
+
+
+async def test_a_task_delivered_again_to_its_holder_goes_on(
+    nats_url: str,
+    gateway: GatewayDouble,
+    echo_triton: RunningTriton,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.8)
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        await gateway.batcher_live()
+        await ack_wait(gateway, 0.3)
+        task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
+        await gateway.until(lambda: gateway.deliveries.get(gateway.sequence(task), 0) >= 2)
+        await gateway.cancel(task.request_id)
+        assert await gateway.settled(task) == ACK
+        assert gateway.answers[task.request_id].attempt == 0
+        assert await gateway.tasks_left() == 0
+
+
 async def test_another_batcher_continues_the_rows_of_a_killed_one(
     nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton, tmp_path: Path
 ) -> None:
