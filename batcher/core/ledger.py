@@ -7,7 +7,7 @@ docs/wire.md:
 - When the worker is lost, its rows go back to the head of the queue with their tokens and a higher attempt.
 - A row that came back `BARREN_SENDS_MAX` times in a row without a new token ends as failed: it may be what kills the
   worker.
-- An end that is not confirmed is sent `FINAL_TRIES` times; then the gateway is asked.
+- An end that is not confirmed is sent again, see `Finals`; then the gateway is asked.
 """
 
 import math
@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from batcher.core.effects import Effects, Formed, FormedRow, Move, Settlement
+from batcher.core.finals import Finals
 from batcher.core.frames import Merge, classify, final_frame, merge, resend
 from batcher.core.queue import Batch, Queue, QueuedTask
 from batcher.core.rows import IN_FLIGHT, Row, RowState
@@ -24,8 +25,6 @@ from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 
 BARREN_SENDS_MAX: Final = 5
-FINAL_TRIES: Final = 6
-"""The first sending and five more."""
 DEPARTED_MAX: Final = 8192
 """Cancelled requests that are remembered, in case the cancel overtook its task."""
 
@@ -35,13 +34,12 @@ class Ledger:
 
     def __init__(self, batcher: str, *, max_rows: int, final_retry_s: float) -> None:
         self._batcher = batcher
-        self._final_retry_s = final_retry_s
         self._queue = Queue(max_rows)
         self._rows: dict[str, Row] = {}
         self._states: Counter[RowState] = Counter()
         self._deadlines: list[tuple[float, str]] = []
         self._unanswered: dict[str, dict[str, int]] = {}
-        self._unconfirmed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._finals = Finals(final_retry_s)
         self._resends: dict[str, int] = {}
         self._departed: OrderedDict[str, None] = OrderedDict()
         self._effects = Effects()
@@ -137,7 +135,7 @@ class Ledger:
         if row is None or row.state is not RowState.ENDED:
             return
         if answer is None:
-            self._unconfirmed[row.id] = (now + self._final_retry_s, FINAL_TRIES)
+            self._finals.unanswered(row.id, now)
         elif not answer.waiting:
             self._close(row, Settlement.ACK, now)
         elif answer.attempt > row.attempt:
@@ -203,10 +201,10 @@ class Ledger:
         """When `advance` must be called if nothing happens before; None: never."""
         while self._deadlines and self._deadlines[0][1] not in self._rows:
             heappop(self._deadlines)
-        times = [self._deadlines[0][0]] if self._deadlines else []
-        if self._unconfirmed:
-            times.append(next(iter(self._unconfirmed.values()))[0])
-        return min(times, default=None)
+        deadline = self._deadlines[0][0] if self._deadlines else None
+        return min(
+            (at for at in (deadline, self._finals.next_at()) if at is not None), default=None
+        )
 
     # The end of the batcher.
 
@@ -313,7 +311,7 @@ class Ledger:
         self._leave_queue(row)
         self._move(row, RowState.CLOSED, now)
         self._states[RowState.CLOSED] -= 1
-        self._unconfirmed.pop(row.id, None)
+        self._finals.forget(row.id)
         del self._rows[row.id]
         self._effects.settled.append((row.id, how))
 
@@ -337,9 +335,7 @@ class Ledger:
             assert row.final is not None
             frame.final.CopyFrom(row.final)
         self._publish(row, frame)
-        # All wait equally long, so the order of entry is the order of time.
-        self._unconfirmed[row.id] = (now + self._final_retry_s, tries)
-        self._unconfirmed.move_to_end(row.id)
+        self._finals.sent(row.id, now, tries)
 
     def _answer_resends(self) -> None:
         # Once for all questions that came: an answer may be long, and a gateway that lost much asks often.
@@ -351,16 +347,12 @@ class Ledger:
         self._resends.clear()
 
     def _repeat_finals(self, now: float) -> None:
-        while self._unconfirmed:
-            request_id, (at, tries) = next(iter(self._unconfirmed.items()))
-            if at > now:
-                return
+        for request_id, tries in self._finals.due(now):
             row = self._rows[request_id]
-            if tries < FINAL_TRIES:
-                self._send_final(row, now, tries=tries + 1)
-            else:
+            if tries is None:
                 self._effects.questions.append(row)
-                del self._unconfirmed[request_id]
+            else:
+                self._send_final(row, now, tries=tries)
 
     def _expire(self, now: float) -> None:
         """Ends rows in flight; those that wait come out of the queue."""

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import frame_pb2, task_pb2
@@ -273,6 +274,33 @@ async def test_a_batcher_that_ends_gives_its_rows_to_another_at_once(
             for task in tasks:
                 assert (await gateway.finished(task, 30.0)).token_ids == echo_of(task)
         assert first.wait(10.0) == 0
+
+
+async def test_a_deleted_consumer_is_made_again(batcher: str, gateway: GatewayDouble) -> None:
+    name = subjects.tasks_consumer("echo", "interactive")
+    await gateway.js.delete_consumer(subjects.TASKS_STREAM, name)
+    task = await gateway.ask()
+    assert (await gateway.finished(task)).token_ids == echo_of(task)
+
+
+async def test_a_pull_without_a_sign_of_life_is_asked_again(
+    nats_url: str,
+    gateway: GatewayDouble,
+    echo_triton: RunningTriton,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batcher.pulls.SILENCE_MAX_S", 0.1)
+    monkeypatch.setattr("batcher.pulls.RETRY_S", 0.05)
+    pulls: list[str] = []
+
+    async def seen(message: Msg) -> None:
+        pulls.append(message.subject)
+
+    await gateway.client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=seen)
+    async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
+        task = await gateway.ask()
+        assert (await gateway.finished(task)).token_ids == echo_of(task)
+        await gateway.until(lambda: len(pulls) >= 9)
 
 
 async def test_a_restart_of_nats_loses_nothing(echo_triton: RunningTriton, tmp_path: Path) -> None:

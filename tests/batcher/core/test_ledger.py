@@ -3,7 +3,8 @@ import math
 import pytest
 
 from batcher.core.effects import Effects, Settlement
-from batcher.core.ledger import BARREN_SENDS_MAX, FINAL_TRIES, Ledger
+from batcher.core.finals import TRIES
+from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
 from batcher.core.rows import Row, RowState
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 
@@ -224,7 +225,7 @@ def test_an_unconfirmed_final_is_repeated_then_asked_about(desk: Desk) -> None:
     sent = len(ends(desk.advance()))
     while not (effects := desk.advance(after_s=RETRY_S)).questions:
         sent += len(ends(effects))
-    assert sent == FINAL_TRIES
+    assert sent == TRIES
     assert desk.ledger.wake_at() is None
 
 
