@@ -6,6 +6,7 @@ engine, tokens/s through it beside a bare grpc.aio stream. At last, the CPU of a
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -18,11 +19,12 @@ import grpc
 import psutil
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+# Starting the bare server forks beside gRPC's threads, which gRPC mentions each time.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from harness import MIN_RUNS, Figure, compare, emit, machine
-from triton_direct import DirectWorker, rows
-
+from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
+from bench.support.triton_direct import DirectWorker, rows
 from gateway.catalog import load_catalog
 from sluice import settings as config
 from sluice.processes.mesh import running_mesh

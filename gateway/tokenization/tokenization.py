@@ -12,11 +12,16 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.streams.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.tokenization.template import ChatTemplate
+
+# Stands for a content while the template is rendered. It never leaves the process, so no content can hold it.
+_NONCE: Final = secrets.token_hex(8)
+_PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,9 @@ class Tokenization:
     def _encode_apart(
         self, template: ChatTemplate, messages: Sequence[Mapping[str, str]]
     ) -> list[int]:
-        # Nobody can guess the placeholders, so no content can hold one.
-        nonce = secrets.token_hex(8)
-        places = [{**m, "content": f"\ue000{nonce}{i}\ue001"} for i, m in enumerate(messages)]
+        places = [{**m, "content": f"\ue000{_NONCE}{i}\ue001"} for i, m in enumerate(messages)]
         token_ids: list[int] = []
-        for index, piece in enumerate(
-            re.split(f"\ue000{nonce}(\\d+)\ue001", template.render(places))
-        ):
+        for index, piece in enumerate(_PLACE.split(template.render(places))):
             if index % 2 == 0:
                 token_ids += self._encode(piece)
             else:
