@@ -1,19 +1,25 @@
 """Servers and processes that the tests of this folder share."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.batcher.batchers import ECHO
 from tests.batcher.gateway_double import GatewayDouble
-from tests.support.triton import RunningTriton, running_triton
+from tests.batcher.tritons import MortalTriton
 
 
 @pytest.fixture(scope="session")
-def echo_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
+def echo_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
     """A Triton that serves `ECHO`; tests leave it as they found it."""
-    with running_triton(tmp_path_factory.mktemp("batcher_triton"), (ECHO,)) as server:
+    server = MortalTriton(tmp_path_factory.mktemp("batcher_triton"), ECHO)
+    try:
+        asyncio.run(server.start())
         yield server
+    finally:
+        # Not asked to end: rows of killed batchers may make that take long.
+        server.kill()
 
 
 @pytest.fixture

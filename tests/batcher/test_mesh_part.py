@@ -13,8 +13,8 @@ from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire import jetstream, subjects
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, NAK, TERM, GatewayDouble, echo_of
+from tests.batcher.tritons import MortalTriton
 from tests.support.nats import running_nats
-from tests.support.triton import RunningTriton
 
 LONG = 30_000
 """Tokens of an answer that has only begun when its first ones come."""
@@ -24,7 +24,7 @@ ENDLESS = 5_000_000
 
 @pytest.fixture
 async def batcher(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> AsyncIterator[str]:
     """A batcher that serves the echo model; gives its id."""
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
@@ -165,7 +165,7 @@ async def test_a_malformed_message_becomes_a_dead_letter(
 
 
 async def test_a_task_delivered_too_often_becomes_a_dead_letter(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
     task = await gateway.ask()
     await give_back(gateway, task, jetstream.MAX_DELIVER)
@@ -180,7 +180,7 @@ async def test_a_task_delivered_too_often_becomes_a_dead_letter(
 
 
 async def test_a_redelivered_task_nobody_waits_for_is_dropped(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
     task = await gateway.ask()
     await give_back(gateway, task, 1)
@@ -191,7 +191,7 @@ async def test_a_redelivered_task_nobody_waits_for_is_dropped(
 
 
 async def test_a_redelivered_task_goes_on_behind_what_the_gateway_has(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
     task = await gateway.ask(prompt=range(20), max_tokens=15)
     await give_back(gateway, task, 1)
@@ -206,7 +206,7 @@ async def test_a_redelivered_task_goes_on_behind_what_the_gateway_has(
 async def test_in_progress_acknowledgements_keep_a_task_here(
     nats_url: str,
     gateway: GatewayDouble,
-    echo_triton: RunningTriton,
+    echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.1)
@@ -223,7 +223,7 @@ async def test_in_progress_acknowledgements_keep_a_task_here(
 async def test_a_task_delivered_again_to_its_holder_goes_on(
     nats_url: str,
     gateway: GatewayDouble,
-    echo_triton: RunningTriton,
+    echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.8)
@@ -239,7 +239,7 @@ async def test_a_task_delivered_again_to_its_holder_goes_on(
 
 
 async def test_another_batcher_continues_the_rows_of_a_killed_one(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton, tmp_path: Path
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton, tmp_path: Path
 ) -> None:
     settings = settings_of(nats_url, echo_triton.address, ECHO)
     with batcher_process(settings, tmp_path / "first") as first:
@@ -260,7 +260,7 @@ async def test_another_batcher_continues_the_rows_of_a_killed_one(
 
 
 async def test_a_batcher_that_ends_gives_its_rows_to_another_at_once(
-    nats_url: str, gateway: GatewayDouble, echo_triton: RunningTriton, tmp_path: Path
+    nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton, tmp_path: Path
 ) -> None:
     settings = settings_of(nats_url, echo_triton.address, ECHO)
     with batcher_process(settings, tmp_path / "first") as first:
@@ -286,7 +286,7 @@ async def test_a_deleted_consumer_is_made_again(batcher: str, gateway: GatewayDo
 async def test_a_pull_without_a_sign_of_life_is_asked_again(
     nats_url: str,
     gateway: GatewayDouble,
-    echo_triton: RunningTriton,
+    echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("batcher.pulls.SILENCE_MAX_S", 0.1)
@@ -303,7 +303,7 @@ async def test_a_pull_without_a_sign_of_life_is_asked_again(
         await gateway.until(lambda: len(pulls) >= 9)
 
 
-async def test_a_restart_of_nats_loses_nothing(echo_triton: RunningTriton, tmp_path: Path) -> None:
+async def test_a_restart_of_nats_loses_nothing(echo_triton: MortalTriton, tmp_path: Path) -> None:
     async with AsyncExitStack() as ends:
         async with running_nats(tmp_path) as url:
             gateway = await ends.enter_async_context(GatewayDouble.connected(url))
@@ -323,7 +323,7 @@ async def test_a_restart_of_nats_loses_nothing(echo_triton: RunningTriton, tmp_p
 
 
 async def test_a_batcher_ends_even_while_nats_is_away(
-    echo_triton: RunningTriton, tmp_path: Path
+    echo_triton: MortalTriton, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as ends:
         async with running_nats(tmp_path) as url:

@@ -33,7 +33,7 @@ class MortalTriton:
             runtime=folder / "runtime",
             port=free_port(),
             secret=SECRET,
-            shm_prefix=f"sluice_test_{os.getpid()}_mortal_",
+            shm_prefix=f"sluice_test_{os.getpid()}_{folder.name[-20:]}_",
         )
         self._process: subprocess.Popen[bytes] | None = None
 
