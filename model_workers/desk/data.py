@@ -16,6 +16,7 @@ _SYSTEM_SHARE: Final = 0.1
 _SECOND_TURN_SHARE: Final = 0.06
 
 Conversation = tuple[list[int], list[int]]  # token ids and the label of each
+Step = list[tuple[torch.Tensor, torch.Tensor]]  # micro-batches of the same
 
 
 class Feed:
@@ -29,7 +30,7 @@ class Feed:
         self._rng = Random(f"feed {seed}")
         self._size = size
 
-    def steps(self, tokens_max: int) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    def steps(self, tokens_max: int) -> Iterator[Step]:
         """Steps of `size` conversations, in micro-batches of at most `tokens_max` padded tokens."""
         while True:
             conversations = [self._conversation() for _ in range(self._size)]

@@ -11,17 +11,34 @@ from model_workers.desk.tokenizer import VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of training: how many steps, how often each cell is drawn, how fast it learns.
+
+    `rates` are the shares of the full learning rate at the start and the end, with a straight line
+    between.
+    """
+
+    steps: int
+    mix: Mapping[Cell, float]
+    rates: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
-    """A model size with its training budget."""
+    """A model size with its training."""
 
     name: str
     hidden: int
     layers: int
     heads: int
     mlp: int
-    steps: int
-    examples_per_step: int
-    mix: Mapping[Cell, float]
+    phases: tuple[Phase, ...]
+    examples_per_step: int = 64
+
+    @property
+    def steps(self) -> int:
+        """All steps of the training."""
+        return sum(phase.steps for phase in self.phases)
 
     def config(self) -> LlamaConfig:
         """The Llama configuration of this tier."""
@@ -41,6 +58,50 @@ class Tier:
         )
 
 
+# The small tier is made for the easy levels: of longer lists it sees some to sort, and none to add.
+_SMALL_MIX: Final[dict[Cell, float]] = {
+    ("classify", "easy"): 0.6,
+    ("extract", "easy"): 2,
+    ("reply", "easy"): 1.2,
+    ("sort", "easy"): 1.2,
+    ("sort", "mid"): 0.6,
+    ("total", "easy"): 1,
+}
+_SMALL_LAST_MIX: Final[dict[Cell, float]] = {
+    **_SMALL_MIX,
+    ("total", "easy"): 1.6,
+    ("sort", "hard"): 0.06,
+}
+_LARGE_MIX: Final[dict[Cell, float]] = {
+    ("classify", "easy"): 0.5,
+    ("extract", "easy"): 1.2,
+    ("reply", "easy"): 0.8,
+    ("sort", "easy"): 0.5,
+    ("sort", "mid"): 1.2,
+    ("sort", "hard"): 2.2,
+    ("total", "easy"): 0.6,
+    ("total", "mid"): 1,
+    ("total", "hard"): 1.6,
+}
+_LARGE_LAST_MIX: Final[dict[Cell, float]] = {
+    **_LARGE_MIX,
+    ("extract", "easy"): 1.4,
+    ("reply", "easy"): 1.2,
+    ("sort", "mid"): 0.8,
+    ("sort", "hard"): 3,
+    ("total", "mid"): 0.5,
+}
+# What was still weakest after the cool-down, once more: which order number is the one asked for.
+_SMALL_POLISH_MIX: Final[dict[Cell, float]] = {
+    **_SMALL_LAST_MIX,
+    ("extract", "easy"): 5,
+}
+_LARGE_POLISH_MIX: Final[dict[Cell, float]] = {
+    **_LARGE_LAST_MIX,
+    ("extract", "easy"): 9,
+    ("sort", "easy"): 0.8,
+}
+
 TIERS: Final = {
     "small": Tier(
         name="small",
@@ -48,16 +109,11 @@ TIERS: Final = {
         layers=3,
         heads=4,
         mlp=192,
-        steps=12000,
-        examples_per_step=64,
-        mix={
-            ("classify", "easy"): 0.6,
-            ("extract", "easy"): 2,
-            ("reply", "easy"): 1.2,
-            ("sort", "easy"): 1.2,
-            ("sort", "mid"): 0.6,
-            ("total", "easy"): 1,
-        },
+        phases=(
+            Phase(2400, _SMALL_MIX),
+            Phase(1800, _SMALL_LAST_MIX, (1, 0)),
+            Phase(800, _SMALL_POLISH_MIX, (0.4, 0)),
+        ),
     ),
     "large": Tier(
         name="large",
@@ -65,18 +121,10 @@ TIERS: Final = {
         layers=6,
         heads=4,
         mlp=384,
-        steps=7500,
-        examples_per_step=64,
-        mix={
-            ("classify", "easy"): 0.5,
-            ("extract", "easy"): 1.2,
-            ("reply", "easy"): 0.8,
-            ("sort", "easy"): 0.5,
-            ("sort", "mid"): 1.2,
-            ("sort", "hard"): 2.2,
-            ("total", "easy"): 0.6,
-            ("total", "mid"): 1,
-            ("total", "hard"): 1.6,
-        },
+        phases=(
+            Phase(1500, _LARGE_MIX),
+            Phase(1400, _LARGE_LAST_MIX, (1, 0)),
+            Phase(700, _LARGE_POLISH_MIX, (0.7, 0)),
+        ),
     ),
 }

@@ -4,12 +4,15 @@ One command makes the tokenizer and the weights from nothing but a seed. Killed,
 its last checkpoint (`DIR/<tier>/checkpoint.pt`) when started again.
 
 Matrices are trained with Muon, embeddings and norms with AdamW; the learning rate warms up, holds
-and falls linearly to zero over the last part (WSD), so a run can be lengthened without waste.
+and falls to zero over the last part, where most of what was shaky settles.
 """
 
 import argparse
 import shutil
 import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -17,16 +20,15 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from model_workers.desk.data import IGNORED, Feed
+from model_workers.desk.data import IGNORED, Feed, Step
 from model_workers.desk.evaluate import score
 from model_workers.desk.tasks import heldout
 from model_workers.desk.tiers import TIERS, Tier
 from model_workers.desk.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
-TOKENS_PER_MICRO_BATCH = 2048
+_TOKENS_PER_MICRO_BATCH = 2048
 _MUON_LR, _ADAM_LR = 0.015, 3e-3
 _WARM_UP_STEPS = 100
-_COOL_DOWN_SHARE = 0.35
 # The watch on progress uses its own seed, so that the reported table is on fresh held-out tasks.
 _WATCH_SEED = 77
 
@@ -61,27 +63,28 @@ class Run:
 
     def train(self, watch_every: int, watch_n: int) -> None:
         """Run to the tier's last step; log, watch and checkpoint every `watch_every` steps."""
-        # The seed of the data follows the step, so that a resumed run sees fresh examples.
-        feed = Feed(
-            self.tokenizer, self.tier.mix, self.tier.examples_per_step, seed=1000 + self.step
-        )
         began = time.monotonic() - self.seconds
-        losses: list[float] = []
-        tokens = 0
-        for micro_batches in feed.steps(TOKENS_PER_MICRO_BATCH):
-            if self.step >= self.tier.steps:
-                break
-            tokens += sum(ids.numel() for ids, _ in micro_batches)
+        losses: deque[float] = deque(maxlen=100)
+        for micro_batches in self._batches():
             losses.append(self._update(micro_batches))
+            self.seconds = time.monotonic() - began
             if self.step % 100 == 0:
-                loss = sum(losses[-100:]) / len(losses[-100:])
-                now = time.monotonic() - began
-                print(f"{self.tier.name} step {self.step} loss {loss:.4f} {now:.0f} s", flush=True)
+                loss = sum(losses) / len(losses)
+                print(
+                    f"{self.tier.name} step {self.step} loss {loss:.4f} {self.seconds:.0f} s",
+                    flush=True,
+                )
             if self.step % watch_every == 0 or self.step == self.tier.steps:
-                self.seconds = time.monotonic() - began
                 self.save()
                 self._watch(watch_n)
-                print(f"   {tokens / 1e6:.1f} M padded tokens since start", flush=True)
+
+    def _batches(self) -> Iterator[Step]:
+        # The seed of a feed follows the step it starts at: a resumed run sees fresh examples.
+        end = 0
+        for phase in self.tier.phases:
+            end += phase.steps
+            feed = Feed(self.tokenizer, phase.mix, self.tier.examples_per_step, 1000 + self.step)
+            yield from islice(feed.steps(_TOKENS_PER_MICRO_BATCH), max(0, end - self.step))
 
     def save(self) -> None:
         """Write the checkpoint, and the model folder as it would ship."""
@@ -115,10 +118,10 @@ class Run:
             optimizer.load_state_dict(saved)
         self.step, self.seconds = state["step"], state["seconds"]
 
-    def _update(self, micro_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    def _update(self, micro_batches: Step) -> float:
         for optimizer, rate in zip(self.optimizers, self.base_rates, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(self.step, self.tier.steps)
+                group["lr"] = rate * schedule(self.step, self.tier)
         targets = sum(int((labels != IGNORED).sum()) for _, labels in micro_batches)
         loss = sum(self._backward(ids, labels, targets) for ids, labels in micro_batches)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -144,10 +147,15 @@ class Run:
         print(f"{self.tier.name} step {self.step} held-out: {line}", flush=True)
 
 
-def schedule(step: int, steps: int) -> float:
-    """The share of the full learning rate at `step`: warm up, hold, cool down to zero."""
-    left = (steps - step) / (steps * _COOL_DOWN_SHARE)
-    return min(1.0, (step + 1) / _WARM_UP_STEPS, left)
+def schedule(step: int, tier: Tier) -> float:
+    """The share of the full learning rate at `step`: warm up, then what the phases say."""
+    warm_up = min(1.0, (step + 1) / _WARM_UP_STEPS)
+    for phase in tier.phases:
+        if step < phase.steps:
+            first, last = phase.rates
+            return warm_up * (first + (last - first) * step / phase.steps)
+        step -= phase.steps
+    return 0.0
 
 
 def main() -> None:

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from model_workers.desk.data import IGNORED, Feed
-from model_workers.desk.tiers import TIERS
+from model_workers.desk.tiers import TIERS, Phase, Tier
 from model_workers.desk.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from model_workers.desk.train import Run, schedule
 
-TINY = replace(
-    TIERS["small"], name="tiny", hidden=16, layers=1, heads=2, mlp=16, steps=4, examples_per_step=4
-)
+MIX = TIERS["small"].phases[0].mix
+TINY = Tier("tiny", 16, 1, 2, 16, (Phase(2, MIX), Phase(2, MIX)), examples_per_step=4)
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +24,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_feed_is_a_function_of_its_seed_and_keeps_to_its_size(tokenizer_folder: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_folder)
-    first, again = (
-        next(Feed(tokenizer, TINY.mix, 16, seed=3).steps(tokens_max=512)) for _ in range(2)
-    )
+    first, again = (next(Feed(tokenizer, MIX, 16, seed=3).steps(tokens_max=512)) for _ in range(2))
     assert sum(len(ids) for ids, _ in first) == 16
     assert all(ids.numel() <= 512 for ids, _ in first)
     for (ids, labels), (ids_again, labels_again) in zip(first, again, strict=True):
@@ -46,16 +43,18 @@ def test_loss_is_taken_on_answers_and_their_end_only(tokenizer_folder: Path) -> 
 
 
 def test_the_schedule_warms_up_holds_and_ends_at_zero() -> None:
-    rates = [schedule(step, 1000) for step in range(1001)]
+    tier = replace(TINY, phases=(Phase(600, MIX), Phase(400, MIX, (1, 0))))
+    rates = [schedule(step, tier) for step in range(1001)]
     assert rates[0] == pytest.approx(0.01)
-    assert set(rates[100:600]) == {1.0}
+    assert set(rates[100:601]) == {1.0}
     assert rates[1000] == 0.0
-    assert rates[650:] == sorted(rates[650:], reverse=True)
+    assert rates[600:] == sorted(rates[600:], reverse=True)
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path, tokenizer_folder: Path) -> None:
     torch.set_num_threads(1)
-    Run(replace(TINY, steps=2), tmp_path, tokenizer_folder).train(watch_every=2, watch_n=0)
+    killed = replace(TINY, phases=(Phase(2, MIX),))
+    Run(killed, tmp_path, tokenizer_folder).train(watch_every=2, watch_n=0)
     resumed = Run(TINY, tmp_path, tokenizer_folder)
     assert resumed.step == 2
     resumed.train(watch_every=2, watch_n=0)
