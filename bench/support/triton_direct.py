@@ -46,6 +46,7 @@ class DirectWorker:
         self._model = model
         self._id = f"bench-{uuid.uuid4().hex[:8]}"
         self._frames: Any = None
+        self._open = 0
 
     async def __aenter__(self) -> Self:
         opening = worker_pb2.WorkerRequest(
@@ -65,26 +66,30 @@ class DirectWorker:
         await self._channel.close()
 
     async def first_token(self, batch: list[worker_pb2.Row]) -> None:
-        """Sends the batch and returns at its first token; the rest of it is read too, outside of what callers time."""
+        """Sends the batch and returns at its first token; `finish` must be called before the next batch."""
         await self._send(batch)
-        while not (await self._next()).step.frames:
+        self._open = len(batch)
+        while not await self._read():
             pass
 
-    async def drain(self, count: int) -> None:
-        """Reads until `count` rows have ended."""
-        while count > 0:
-            report = (await self._next()).step
-            count -= sum(1 for frame in report.frames if frame.HasField("final"))
+    async def finish(self) -> int:
+        """Reads to the end of the rows that are under way; the number of tokens."""
+        tokens = 0
+        while self._open:
+            tokens += await self._read()
+        return tokens
 
     async def answer(self, batch: list[worker_pb2.Row]) -> int:
         """Sends the batch and reads to the end of all rows; the number of tokens."""
         await self._send(batch)
-        left, tokens = len(batch), 0
-        while left:
-            for frame in (await self._next()).step.frames:
-                tokens += len(frame.token_ids)
-                left -= frame.HasField("final")
-        return tokens
+        self._open = len(batch)
+        return await self.finish()
+
+    async def _read(self) -> int:
+        """Takes one report; the number of tokens in it."""
+        frames = (await self._next()).step.frames
+        self._open -= sum(frame.HasField("final") for frame in frames)
+        return sum(len(frame.token_ids) for frame in frames)
 
     async def _send(self, batch: list[worker_pb2.Row]) -> None:
         request = worker_pb2.WorkerRequest(
