@@ -1,5 +1,6 @@
 """`sluice bench NAME`: runs a benchmark of the source tree, bench/NAME.py."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,10 @@ def bench(
         there = f"there are: {', '.join(names)}" if names else f"no benchmarks in {FOLDER}"
         raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--runs", str(runs)]
-    code = subprocess.run([*command, "--json"] if as_json else command, check=False).returncode
+    command += ["--json"] if as_json else []
+    # Benchmarks start processes beside gRPC's threads, which gRPC would mention each time.
+    environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
+    code = subprocess.run(command, env=environment, check=False).returncode
     if code:
         raise CommandFailed("BENCHMARK_FAILED", f"bench/{name}.py ended with exit code {code}")
 
