@@ -37,15 +37,17 @@ _PICTOGRAPH = f"[{c.PICTOGRAPHS}]"
 # Symbols that double as letters (circled M, letterlike i) are not part of emoji sequences.
 _JOINED = f"(?![\u24c2\u2139\xa9\xae\u2122]){_PICTOGRAPH}"
 _JOINING = f"[{c.JOINING}]"
+_MORE = f"[{c.JOINERS}]*+"
 _WORD_END = r"[\n\r \t!-/:-@\[-`{-~\xa0\u060c\u061b\u061f\u06d4\u0964\u0965\u2026]|\Z"
 _MONGOLIAN = f"[{c.MONGOLIAN}]"
 _HAN = f"[{c.HAN}]"
 _HIEROGLYPH = "[\U00013000-\U00013455]"
 
 PLACES: Final = (
-    # Persian, Urdu, Kurdish, Indic: non-joiner between letters; joiner between letters or at the end of a word.
-    Place(_JOINING, "\u200c", _JOINING),
-    Place(_JOINING, "\u200d", f"{_JOINING}|{_WORD_END}"),
+    # Persian, Urdu, Kurdish, Indic: non-joiner between letters; joiner between letters or at the end of a word. Of
+    # several (typed twice by mistake) the first stays.
+    Place(_JOINING, "\u200c", f"{_MORE}{_JOINING}"),
+    Place(_JOINING, "\u200d", f"{_MORE}(?:{_JOINING}|{_WORD_END})"),
     Place(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u200c\u200d", _JOINING),
     # Emoji sequences: woman + joiner + laptop, heart + presentation selector + joiner + fire.
     Place(f"[{c.PICTOGRAPHS}{c.SKIN_TONES}]", "\u200d", _JOINED),
