@@ -1,0 +1,57 @@
+"""Rules compiled together, and what they find in one text. No decoding, no lists: that is `RuleSet`'s."""
+
+from collections.abc import Mapping, Sequence
+
+from gateway.safety.findings import Finding
+from gateway.safety.rules.forms import CompiledForm
+from gateway.safety.rules.prefilter import Prefilter
+from gateway.safety.rules.scoring import Sign, judge, weigh
+from gateway.safety.rules.spec import RuleError, RuleSpec
+from gateway.safety.rules.subject import Subject
+from gateway.safety.rules.work import Work
+
+
+class Scanner:
+    """One pass for all patterns, then a closer look at those that occur."""
+
+    def __init__(self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()) -> None:
+        """``extra_hints``: names and patterns that others want to know of from the same pass."""
+        _refuse_duplicates(specs)
+        self._forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
+        hints = [(form.spec.id, form.hint) for form in self._forms]
+        self._prefilter = Prefilter([*hints, *extra_hints])
+        self._extra = [name for name, _ in extra_hints]
+
+    def look(self, subject: Subject, work: Work) -> tuple[Mapping[int, int], frozenset[str]]:
+        """Which forms occur, for `findings`, and which of the extra hints do."""
+        present = self._prefilter.present(subject.data, work)
+        first_extra = len(self._forms)
+        extra = frozenset(self._extra[at - first_extra] for at in present if at >= first_extra)
+        return {at: end for at, end in present.items() if at < first_extra}, extra
+
+    def findings(
+        self, subject: Subject, present: Mapping[int, int], work: Work, *, scored_only: bool = False
+    ) -> list[Finding]:
+        """What the forms that occur find, in no particular order and with overlaps."""
+        plain: list[Finding] = []
+        signs: list[Sign] = []
+        for at, end in present.items():
+            compiled = self._forms[at]
+            rule, weight = compiled.spec.id, compiled.form.weight
+            if weight:
+                spans = compiled.findings(subject, end, work)
+                signs.extend(weigh(subject.text, Sign(rule, *span, weight)) for span in spans)
+            elif not scored_only:
+                spans = compiled.findings(subject, end, work)
+                plain.extend(Finding(rule, *span, compiled.spec.severity) for span in spans)
+        return [*plain, *judge(signs)] if signs else plain
+
+
+def _refuse_duplicates(specs: Sequence[RuleSpec]) -> None:
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.id in seen:
+            raise RuleError(spec.id, "two rules have this id")
+        if not spec.forms:
+            raise RuleError(spec.id, "the rule has no pattern")
+        seen.add(spec.id)
