@@ -1,7 +1,7 @@
 """Payloads that hide in an encoding: where runs of base64, hexadecimal and percent escapes are, and what they say.
 
-One level is decoded; what is inside is scanned once and never decoded again. A payload of which most is encoded once more
-is reported as nested. `Budget` bounds what comes out of one text, and says so when it ends.
+One level is decoded; what is inside is scanned once and never decoded again. A payload of which most is encoded
+once more is reported as nested. `Budget` bounds what comes out of one text, and says so when it ends.
 """
 
 import base64
@@ -102,7 +102,8 @@ ENCODINGS: Final = (
     ),
     Encoding(
         "hex",
-        r"(?:[0-9a-fA-F]{2}){12}|(?:(?:\\x|0x)[0-9a-fA-F]{2}[, ]{0,2}){8}|(?:[0-9a-fA-F]{2}[ :]){8}",
+        r"[0-9a-fA-F]{24}|\\x[0-9a-fA-F]{2}[, ]{0,2}\\x|0x[0-9a-fA-F]{2}[, ]{0,2}0x"
+        r"|[0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :]",
         r"(?:[0-9a-fA-F]{2}){12,}|(?:(?:\\x|0x)[0-9a-fA-F]{2}[, ]{0,2}){8,}|(?:[0-9a-fA-F]{2}[ :]){8,}[0-9a-fA-F]{2}",
         _hex,
     ),

@@ -1,7 +1,7 @@
 """The operator's lists of words and phrases: tens of thousands of entries in one automaton (Aho-Corasick).
 
-Case is folded one character for one, so offsets stay. An entry of a whole-word list does not match inside a longer word;
-scripts that do not put spaces between words have no such boundary.
+Case is folded one character for one, so offsets stay. An entry of a whole-word list does not match inside a longer
+word; scripts that do not put spaces between words have no such boundary.
 """
 
 import enum
@@ -19,7 +19,14 @@ from gateway.safety.rules.work import Work
 ENTRY_CHARS_MAX: Final = 256
 
 # Han, kana, Thai, Lao, Khmer and Burmese are written without spaces.
-_UNSPACED: Final = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0x20000, 0x3FFFF))
+_UNSPACED: Final = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3040, 0x30FF),
+    (0x3400, 0x9FFF),
+    (0x20000, 0x3FFFF),
+)
 
 
 class ListKind(enum.Enum):
@@ -58,7 +65,9 @@ class Lexicon:
         if self._automaton is None:
             return
         work.bytes_scanned += len(text)
-        for entry, start, end in self._automaton.find_matches_as_indexes(fold_case(text), overlapping=True):
+        for entry, start, end in self._automaton.find_matches_as_indexes(
+            fold_case(text), overlapping=True
+        ):
             work.candidates += 1
             each = self._lists[entry]
             if not each.whole_words or _is_whole(text, start, end):
@@ -83,7 +92,10 @@ def _checked(each: PhraseList, entry: str) -> str:
     if not entry.strip():
         raise RuleError(f"{each.kind.value}.{each.name}", "an entry is empty")
     if len(entry) > ENTRY_CHARS_MAX:
-        raise RuleError(f"{each.kind.value}.{each.name}", f"an entry is longer than {ENTRY_CHARS_MAX} characters")
+        raise RuleError(
+            f"{each.kind.value}.{each.name}",
+            f"an entry is longer than {ENTRY_CHARS_MAX} characters",
+        )
     return fold_case(entry)
 
 
@@ -99,4 +111,6 @@ def _joined(left: str, right: str) -> bool:
 
 
 def _in_word(char: str) -> bool:
-    return (char.isalnum() or char == "_") and not any(low <= ord(char) <= high for low, high in _UNSPACED)
+    return (char.isalnum() or char == "_") and not any(
+        low <= ord(char) <= high for low, high in _UNSPACED
+    )

@@ -57,8 +57,9 @@ def limit_findings(text: str, limits: Limits, hints: frozenset[str]) -> Iterator
 def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
     """Stretches longer than ``chars_max`` in which something of at most 256 characters repeats itself.
 
-    A probe is taken every 256 characters; where it occurs again right behind, that distance is the period, and the stretch
-    goes as far as the text equals itself shifted by it. Every character is compared a bounded number of times.
+    A probe is taken every 256 characters; where it occurs again right behind, that distance is the period, and the
+    stretch goes as far as the text equals itself shifted by it. Every character is compared a bounded number of
+    times.
     """
     at = 0
     while at + _PROBE_CHARS < len(text):
@@ -79,7 +80,10 @@ def _equal_until(text: str, at: int, period: int) -> int:
     """The end of the stretch that equals itself shifted."""
     size = _BLOCK_CHARS
     while size:
-        if at + period + size <= len(text) and text[at : at + size] == text[at + period : at + period + size]:
+        if (
+            at + period + size <= len(text)
+            and text[at : at + size] == text[at + period : at + period + size]
+        ):
             at += size
         else:
             size //= 2
@@ -97,11 +101,17 @@ def _unbroken(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
     """Looks for the last white space of each window and goes on behind it, so most of the text is never read."""
     at = 0
     while at + chars_max < len(text):
-        window = at + chars_max + 1
-        last = max(text.rfind(space, at, window) for space in " \n\t")
-        if last >= 0:
-            at = last + 1
+        start, end = at, _last_space(text, at, at + chars_max + 1)
+        if end > start:
+            at = end
             continue
-        if text[at:window].isascii():
-            yield at, window
-        at = window
+        at += chars_max + 1
+        while at < len(text) and not (end := _last_space(text, at, at + chars_max)) > at:
+            at += chars_max
+        if text[start:at].isascii():
+            yield start, min(at, len(text))
+
+
+def _last_space(text: str, start: int, end: int) -> int:
+    """Behind the last white space in a window; 0 when there is none."""
+    return max(text.rfind(space, start, end) for space in " \n\t") + 1

@@ -1,9 +1,9 @@
 """Which of several findings at the same place stand.
 
-Findings of the content families (pii, secret, deny and the operator's own) compete with each other, those of injection
-among themselves; limits stand beside everything. The more severe wins, then the longer, then the one further left, then the
-rule id. What the winner leaves of a loser stays, as long as it has a letter or digit: every character that anybody
-claimed stays claimed, and no character is claimed twice.
+Findings of the content families (pii, secret, deny and the operator's own) compete with each other, those of
+injection among themselves; limits stand beside everything. The more severe wins, then the longer, then the one
+further left, then the rule id. What the winner leaves of a loser stays, as long as it has a letter or digit: every
+character that anybody claimed stays claimed, and no character is claimed twice.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,11 @@ def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
     for each in findings:
         family = each.rule.split(".", 1)[0]
         groups[family if family in groups else "content"].append(each)
-    standing = [*groups["limit"], *_winners(text, groups["injection"]), *_winners(text, groups["content"])]
+    standing = [
+        *groups["limit"],
+        *_winners(text, groups["injection"]),
+        *_winners(text, groups["content"]),
+    ]
     return sorted(standing, key=lambda each: (each.start, each.end, each.rule))
 
 
@@ -27,7 +31,9 @@ def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
         yield from findings
         return
     taken: list[tuple[int, int]] = []  # disjoint, ordered
-    for each in sorted(findings, key=lambda each: (-each.severity, each.start - each.end, each.start, each.rule)):
+    for each in sorted(
+        findings, key=lambda each: (-each.severity, each.start - each.end, each.start, each.rule)
+    ):
         for start, end in _left_over(taken, each.start, each.end):
             whole = (start, end) == (each.start, each.end)
             if whole or any(char.isalnum() for char in text[start:end]):

@@ -7,7 +7,7 @@ import re2
 
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.candidate import Span
-from gateway.safety.rules.encodings import ENCODINGS, Budget, Encoding, payload_of, rot13
+from gateway.safety.rules.encodings import ENCODINGS, Budget, payload_of, rot13
 from gateway.safety.rules.forms import compile_pattern
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.scanner import Scanner
@@ -49,10 +49,12 @@ class Payloads:
     def turned(self, subject: Subject, work: Work) -> list[Finding]:
         """Injections in rot13, which has no runs to look for."""
         other = Subject.of_ascii_folding(subject, rot13(subject.data))
-        present, _ = self._scanner.look(other, work)
-        inner = self._scanner.findings(other, present, work, scored_only=True)
+        inner = self._scanner.findings(other, self._scanner.look_for_signs(other, work), work)
         hidden = [each for each in inner if each.severity >= Severity.HIGH]
-        return [Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH) for each in hidden]
+        return [
+            Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH)
+            for each in hidden
+        ]
 
     def inside(self, payload: str, name: str, span: Span, work: Work) -> Iterator[Finding]:
         """What a decoded text holds, one finding per family, at the place of the run."""
@@ -76,7 +78,9 @@ class Payloads:
         )
 
 
-def _runs_in(subject: Subject, regex: "re2._Regexp[bytes]", work: Work) -> Iterator[tuple[bytes, Span]]:
+def _runs_in(
+    subject: Subject, regex: "re2._Regexp[bytes]", work: Work
+) -> Iterator[tuple[bytes, Span]]:
     work.bytes_scanned += len(subject.data)
     for found in regex.finditer(subject.data):
         start, end = found.span()

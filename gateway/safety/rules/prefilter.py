@@ -1,8 +1,8 @@
 """The one pass over the text that says which patterns occur in it at all (Vectorscan, block mode).
 
-Every pattern reports once at most, so the pass costs the same for hostile text: it is linear and calls back no more often
-than there are patterns. Where the matches are, RE2 says, and only for patterns that occur. A pass may report a pattern that
-does not occur (large repeats are approximated), never the other way round.
+Every pattern reports once at most, so the pass costs the same for hostile text: it is linear and calls back no more
+often than there are patterns. Where the matches are, RE2 says, and only for patterns that occur. A pass may report
+a pattern that does not occur (large repeats are approximated), never the other way round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class Prefilter:
         return found
 
 
-def _note(pattern: int, start: int, end: int, flags: int, found: dict[int, int]) -> None:
+def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None:
+    assert isinstance(found, dict)
     found[pattern] = end
 
 

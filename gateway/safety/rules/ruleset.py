@@ -36,7 +36,6 @@ class RuleSet:
         self._scanner = Scanner(self.specs, (*HINTS, MARKS_HINT))
         self._lexicon = Lexicon(phrases)
         self._payloads = Payloads(self._scanner, self._lexicon)
-        self._scored = any(spec.scored for spec in self.specs)
 
     @property
     def reach(self) -> int:
@@ -44,7 +43,9 @@ class RuleSet:
 
         Scores of injections, decoded payloads and limits excepted: they judge a whole text.
         """
-        longest = max((s.max_length + s.context_chars for s in self.specs if not s.scored), default=0)
+        longest = max(
+            (s.max_length + s.context_chars for s in self.specs if not s.scored), default=0
+        )
         return max(longest, self._lexicon.longest) + LOOKAROUND
 
     def scan(self, text: str, work: Work | None = None) -> list[Finding]:
@@ -61,7 +62,9 @@ class RuleSet:
             found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, found) if found else []
 
-    def scan_hidden(self, payload: str, name: str, span: Span, work: Work | None = None) -> list[Finding]:
+    def scan_hidden(
+        self, payload: str, name: str, span: Span, work: Work | None = None
+    ) -> list[Finding]:
         """What a text holds that the caller decoded, such as one of tag characters.
 
         The findings are called "FAMILY.encoded.NAME" and lie at ``span``, the payload's place in the text it hid in.
@@ -76,8 +79,7 @@ class RuleSet:
         yield from limit_findings(subject.text, self._limits, hints)
         if self._decode:
             yield from self._payloads.findings(subject, hints, work)
-            if self._scored:
-                yield from self._payloads.turned(subject, work)
+            yield from self._payloads.turned(subject, work)
 
     def _with_lists(self, text: str, found: list[Finding], work: Work) -> list[Finding]:
         allowed: list[Span] = []

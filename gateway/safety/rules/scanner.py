@@ -14,13 +14,17 @@ from gateway.safety.rules.work import Work
 class Scanner:
     """One pass for all patterns, then a closer look at those that occur."""
 
-    def __init__(self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, specs: Sequence[RuleSpec], extra_hints: Sequence[tuple[str, str]] = ()
+    ) -> None:
         """``extra_hints``: names and patterns that others want to know of from the same pass."""
         _refuse_duplicates(specs)
         self._forms = [CompiledForm(spec, form) for spec in specs for form in spec.forms]
         hints = [(form.spec.id, form.hint) for form in self._forms]
-        self._prefilter = Prefilter([*hints, *extra_hints])
         self._extra = [name for name, _ in extra_hints]
+        self._prefilter = Prefilter([*hints, *extra_hints])
+        self._scored = [at for at, form in enumerate(self._forms) if form.form.weight]
+        self._scored_prefilter = Prefilter([hints[at] for at in self._scored])
 
     def look(self, subject: Subject, work: Work) -> tuple[Mapping[int, int], frozenset[str]]:
         """Which forms occur, for `findings`, and which of the extra hints do."""
@@ -29,20 +33,24 @@ class Scanner:
         extra = frozenset(self._extra[at - first_extra] for at in present if at >= first_extra)
         return {at: end for at, end in present.items() if at < first_extra}, extra
 
-    def findings(
-        self, subject: Subject, present: Mapping[int, int], work: Work, *, scored_only: bool = False
-    ) -> list[Finding]:
+    def look_for_signs(self, subject: Subject, work: Work) -> Mapping[int, int]:
+        """Which scored forms occur, for `findings`. Cheaper than `look`."""
+        if not self._scored:
+            return {}
+        present = self._scored_prefilter.present(subject.data, work)
+        return {self._scored[at]: end for at, end in present.items()}
+
+    def findings(self, subject: Subject, present: Mapping[int, int], work: Work) -> list[Finding]:
         """What the forms that occur find, in no particular order and with overlaps."""
         plain: list[Finding] = []
         signs: list[Sign] = []
         for at, end in present.items():
             compiled = self._forms[at]
             rule, weight = compiled.spec.id, compiled.form.weight
+            spans = compiled.findings(subject, end, work)
             if weight:
-                spans = compiled.findings(subject, end, work)
                 signs.extend(weigh(subject.text, Sign(rule, *span, weight)) for span in spans)
-            elif not scored_only:
-                spans = compiled.findings(subject, end, work)
+            else:
                 plain.extend(Finding(rule, *span, compiled.spec.severity) for span in spans)
         return [*plain, *judge(signs)] if signs else plain
 

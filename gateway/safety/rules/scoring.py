@@ -1,8 +1,8 @@
 """How suspicious the signs of an injection are together.
 
-Each sign has the weight of its form. A sign in quotes, or behind words that talk about attacks, loses `MENTION_DISCOUNT`
-(never below 1): texts about injections are flagged, not taken for one. The score at a place is the sum over the rules of
-their heaviest sign within `NEAR_CHARS`; the table turns it into a severity.
+Each sign has the weight of its form. A sign in quotes, or behind words that talk about attacks, loses
+`MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not taken for one. The score at a place is
+the sum over the rules of their heaviest sign within `NEAR_CHARS`; the table turns it into a severity.
 """
 
 import re
@@ -20,12 +20,17 @@ MENTION_DISCOUNT: Final = 2
 _MENTION_CHARS: Final = 120
 _OPENING_QUOTES: Final = frozenset("\"'“”„«‘‚`‹「『")
 _MENTION: Final = re.compile(
-    r"(?<!\w)(?:prompt.injections?|jailbreak(?:s|ing)?|attack(?:s|ers?)?|adversarial|phrases?|such as|e\.g\.|for example|examples?"
-    r"|detect(?:s|ion|ing)?|red.team(?:ing)?|blog post|paper|researchers?|wrote|written|called|angriff(?:e|en)?|zum beispiel"
-    r"|z\. ?b\.|attaques?|par exemple|ataques?|por ejemplo)(?!\w)",
+    r"(?<!\w)(?:prompt.injections?|jailbreak(?:s|ing)?|attack(?:s|ers?)?|adversarial|phrases?|such as|e\.g\."
+    r"|for example|examples?|detect(?:s|ion|ing)?|red.team(?:ing)?|blog post|paper|researchers?|wrote|written|called"
+    r"|angriff(?:e|en)?|zum beispiel|z\. ?b\.|attaques?|par exemple|ataques?|por ejemplo)(?!\w)",
     re.IGNORECASE,
 )
-_LADDER: Final = ((5, Severity.CRITICAL), (3, Severity.HIGH), (2, Severity.MEDIUM), (0, Severity.LOW))
+_LADDER: Final = (
+    (5, Severity.CRITICAL),
+    (3, Severity.HIGH),
+    (2, Severity.MEDIUM),
+    (0, Severity.LOW),
+)
 
 
 @dataclass(frozen=True, slots=True)

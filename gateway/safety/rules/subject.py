@@ -1,7 +1,7 @@
 """The text under inspection, as characters and as bytes, and the way from one offset to the other.
 
-Both engines match bytes; findings are in characters. Digits of other scripts and the many dashes are folded to ASCII one
-for one, so that offsets stay and a number is a number in any script.
+Both engines match bytes; findings are in characters. Digits of other scripts and the many dashes are folded to
+ASCII one for one, so that offsets stay and a number is a number in any script.
 """
 
 import re

@@ -1,9 +1,10 @@
 """Which patterns are accepted, and how long their matches can get.
 
-Accepted: literals, ``.``, classes, ``\\d \\w \\s`` and their opposites, ``\\p{..}``, ``\\b``, anchors, groups, alternation, the
-flags i, m and s, and the repeats ``?``, ``{n}`` and ``{n,m}``. Refused, with the position: back-references, look-around,
-atomic groups, conditions, possessive repeats and every repeat without an upper bound. What is left is matched in linear
-time by both engines, and the length of a match is known before any text is seen: the stream filter holds back that much.
+Accepted: literals, ``.``, classes, ``\\d \\w \\s`` and their opposites, ``\\p{..}``, ``\\b``, anchors, groups,
+alternation, the flags i, m and s, and the repeats ``?``, ``{n}`` and ``{n,m}``. Refused, with the position:
+back-references, look-around, atomic groups, conditions, possessive repeats and every repeat without an upper bound.
+What is left is matched in linear time by both engines, and the length of a match is known before any text is seen:
+the stream filter holds back that much.
 """
 
 import string
@@ -159,7 +160,7 @@ class _Parser:
         sign = self._take()
         if sign in _ZERO_WIDTH_ESCAPES:
             return Width(0, 0)
-        if sign.isdecimal() and sign != "0" or sign in "gk":
+        if (sign.isdecimal() and sign != "0") or sign in "gk":
             raise self.error("a back-reference is not linear-time syntax", at)
         self._escaped_char(sign, at)
         return Width(1, 1)

@@ -24,21 +24,37 @@ _LICENCE_WORDS = (
 )  # fmt: skip
 _SSN_WORDS = ("ssn", "social security", "social-security", "soc sec")
 _NHS_WORDS = ("nhs", "patient", "gp surgery", "health number", "health service")
-_TAX_WORDS = ("steuer", "idnr", "id-nr", "tin", "tax id", "tax number", "taxpayer", "identifikationsnummer")
+_TAX_WORDS = (
+    "steuer",
+    "idnr",
+    "id-nr",
+    "tin",
+    "tax id",
+    "tax number",
+    "taxpayer",
+    "identifikationsnummer",
+)
 _ID_CARD_WORDS = ("personalausweis", "ausweis", "id card", "identity card", "perso")
 _AADHAAR_WORDS = ("aadhaar", "aadhar", "adhaar", "uidai", "uid")
 
 
 def pii_rules(regions: Sequence[str] = REGIONS) -> tuple[RuleSpec, ...]:
     """The rules for personal data; ``regions`` as ISO 3166 codes for telephone numbers without a country code."""
-    return (*_CONTACT, _national_phones(tuple(regions)), *_NUMBERS, *_DOCUMENTS, *_MACHINES, *_CRYPTO)
+    return (
+        *_CONTACT,
+        _national_phones(tuple(regions)),
+        *_NUMBERS,
+        *_DOCUMENTS,
+        *_MACHINES,
+        *_CRYPTO,
+    )
 
 
 def _national_phones(regions: tuple[str, ...]) -> RuleSpec:
     return RuleSpec(
         "pii.phone_national",
         (
-            Form(r"\(?\b[2-9]\d{2}\)?[ .-]{1,2}[2-9]\d{2}[.-]\d{4}\b"),
+            Form(r"\(?\b[2-9]\d{2}\)?[ .-]{1,2}[2-9]\d{2}[.-]\d{4}\b", hint=r"\d{3}[.-]\d{4}"),
             Form(r"\(?\b\d(?:[ ()./-]{0,2}\d){6,12}\b", in_context=True),
         ),
         Severity.MEDIUM,
@@ -112,7 +128,11 @@ _NUMBERS: Final = (
     ),
     RuleSpec(
         "pii.uk_nino",
-        (Form(r"(?i)\b[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]\b"),),
+        (
+            Form(
+                r"(?i)\b[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]\b"
+            ),
+        ),
         Severity.HIGH,
         max_length=13,
         validator="uk_nino",
@@ -157,7 +177,7 @@ _NUMBERS: Final = (
     ),
     RuleSpec(
         "pii.in_pan",
-        (Form(r"(?i)\b[A-Z]{3}[ABCFGHJLPT][A-Z]\d{4}[A-Z]\b"),),
+        (Form(r"(?i)\b[A-Z]{3}[ABCFGHJLPT][A-Z]\d{4}[A-Z]\b", hint=r"[A-Za-z]\d{4}[A-Za-z]"),),
         Severity.HIGH,
         max_length=10,
         validator="in_pan",
@@ -175,7 +195,12 @@ _DOCUMENTS: Final = (
     ),
     RuleSpec(
         "pii.passport",
-        (Form(r"\b(?:[A-Z]{1,3}\d{6,8}|\d{9}|\d{2}[A-Z]{2}\d{5}|[CFGHJK][CFGHJKLMNPRTVWXYZ0-9]{7,8}\d?)\b", in_context=True),),
+        (
+            Form(
+                r"\b(?:[A-Z]{1,3}\d{6,8}|\d{9}|\d{2}[A-Z]{2}\d{5}|[CFGHJK][CFGHJKLMNPRTVWXYZ0-9]{7,8}\d?)\b",
+                in_context=True,
+            ),
+        ),
         Severity.HIGH,
         max_length=11,
         validator="alone",
@@ -185,7 +210,10 @@ _DOCUMENTS: Final = (
         "pii.driving_licence",
         (
             Form(r"\b[A-Z9]{5}\d{6}[A-Z9]{2}[A-Z0-9]{3}\b", in_context=True),
-            Form(r"\b(?:[A-Z]\d{7,14}|[A-Z]{2}\d{2} ?\d{11}|\d{7,9}|[A-Z0-9]{9}[0-9X][A-Z0-9]|\d{2}[A-Z]{2}\d{5})\b", in_context=True),
+            Form(
+                r"\b(?:[A-Z]\d{7,14}|[A-Z]{2}\d{2} ?\d{11}|\d{7,9}|[A-Z0-9]{9}[0-9X][A-Z0-9]|\d{2}[A-Z]{2}\d{5})\b",
+                in_context=True,
+            ),
         ),
         Severity.HIGH,
         max_length=16,
@@ -207,7 +235,7 @@ _MACHINES: Final = (
         (
             Form(
                 r"(?i)\b[0-9a-f]{1,4}(?::[0-9a-f]{0,4}){2,7}\b",
-                hint=r"(?i)\b[0-9a-f]{1,4}:[0-9a-f]{0,4}:",
+                hint=r":[0-9a-fA-F]{0,4}:",
             ),
         ),
         Severity.LOW,
@@ -216,7 +244,12 @@ _MACHINES: Final = (
     ),
     RuleSpec(
         "pii.mac",
-        (Form(r"(?i)\b(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\b"),),
+        (
+            Form(
+                r"(?i)\b(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\b",
+                hint=r"[0-9a-fA-F]{2}[:-][0-9a-fA-F]{2}[:-][0-9a-fA-F]{2}[:-]",
+            ),
+        ),
         Severity.LOW,
         max_length=17,
         validator="mac",
@@ -228,7 +261,10 @@ _CRYPTO: Final = (
         "pii.bitcoin_address",
         (
             Form(r"\b[13][1-9A-HJ-NP-Za-km-z]{25,34}\b"),
-            Form(r"\b(?:bc1[02-9ac-hj-np-z]{8,87}|BC1[02-9AC-HJ-NP-Z]{8,87})\b", hint=r"\b(?:bc1|BC1)[02-9a-zA-Z]{8}"),
+            Form(
+                r"\b(?:bc1[02-9ac-hj-np-z]{8,87}|BC1[02-9AC-HJ-NP-Z]{8,87})\b",
+                hint=r"\b(?:bc1|BC1)[02-9a-zA-Z]{8}",
+            ),
         ),
         Severity.MEDIUM,
         max_length=90,

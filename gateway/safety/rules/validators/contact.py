@@ -9,10 +9,25 @@ import phonenumbers
 from gateway.safety.rules.candidate import Candidate, Span
 
 _FILE_ENDINGS: Final = frozenset(
-    "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll".split()
+    "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll".split(
+        " "
+    )
 )
 _LOCAL_START: Final = "'%+-."
 _SEPARATORS: Final = re.compile(r"[^0-9]")
+# How national numbers start and how long they can be, for the regions that are on by default.
+_SHAPES: Final = {
+    region: re.compile(shape)
+    for region, shape in {
+        "US": r"1?[2-9][0-9]{9}\Z",
+        "CA": r"1?[2-9][0-9]{9}\Z",
+        "GB": r"0[0-9]{9,10}\Z",
+        "DE": r"0[0-9]{5,14}\Z",
+        "FR": r"0[0-9]{9}\Z",
+        "ES": r"[5-9][0-9]{8}\Z",
+        "IN": r"0?[1-9][0-9]{9}\Z",
+    }.items()
+}
 
 
 def email(found: Candidate) -> Span | None:
@@ -42,7 +57,9 @@ def phone_international(found: Candidate) -> Span | None:
 
 def phone_national(found: Candidate) -> Span | None:
     """A number that one of the regions in the rule's options gives out."""
-    if re.search(r"[0-9][-.,/]?\Z", found.before(2)) or re.match(r"[-.,/]?[0-9]", found.after(2)):
+    if re.search(r"(?:[0-9][-.,/]?|\+)\Z", found.before(2)) or re.match(
+        r"[-.,/]?[0-9]", found.after(2)
+    ):
         return None
     if any(_is_valid(found.value, region) for region in found.spec.options):
         return found.span
@@ -70,8 +87,5 @@ def _is_valid(value: str, region: str | None) -> bool:
 
 def _may_be(digits: str, region: str | None) -> bool:
     """A cheap look before the library's costly one."""
-    if region in {"US", "CA"}:
-        return len(digits) == 10 and digits[0] > "1" or len(digits) == 11 and digits[0] == "1"
-    if region in {"GB", "DE", "FR"}:
-        return digits[0] == "0"
-    return True
+    shape = _SHAPES.get(region or "")
+    return shape is None or shape.match(digits) is not None

@@ -44,4 +44,6 @@ def eip55(digits: str) -> str:
     """The forty digits in the case that EIP-55 asks for."""
     lower = digits.lower()
     digest = keccak.new(digest_bits=256, data=lower.encode()).hexdigest()
-    return "".join(char.upper() if int(digest[at], 16) > 7 else char for at, char in enumerate(lower))
+    return "".join(
+        char.upper() if int(digest[at], 16) > 7 else char for at, char in enumerate(lower)
+    )

@@ -12,16 +12,20 @@ from stdnum.iban import is_valid as is_iban
 from stdnum.in_ import pan
 from stdnum.us import ssn
 
-from gateway.safety.rules.candidate import Candidate, Span
+from gateway.safety.rules.candidate import LOOKAROUND, Candidate, Span
 from gateway.safety.rules.validators.ibans import IBAN_LENGTHS
 from gateway.safety.rules.validators.issuers import is_issued
 
 _SEPARATORS: Final = str.maketrans("", "", " -./")
-_GROUPINGS: Final = frozenset({(4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3)})
+_GROUPINGS: Final = frozenset(
+    {(4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 1), (4, 4, 4, 4, 2), (4, 4, 4, 4, 3)}
+)
 _NUMBER_BEFORE: Final = re.compile(r"[0-9][-.,/]\Z")
 _NUMBER_BEHIND: Final = re.compile(r"[-.,/]?[0-9]")
-_GROUP_BEFORE: Final = re.compile(r"(?<![0-9])[0-9]{4}[ -]\Z")
+_GROUP_BEFORE: Final = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z]{2}[0-9]{2}|[0-9]{4})[ -]\Z")
 _GROUP_BEHIND: Final = re.compile(r"[ -][0-9]{4}(?![0-9])")
+_CARD_WORDS: Final = re.compile(r"card|visa|kart|carte|tarjeta|amex", re.IGNORECASE)
+_REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9/.:,-])")
 _YEARS: Final = re.compile(r"(?:(?:19|20)[0-9]{2})+\Z")
 _NINO_NEVER: Final = frozenset({"BG", "GB", "KN", "NK", "NT", "TN", "ZZ"})
 _WEIGHTS: Final = (7, 3, 1)
@@ -39,13 +43,18 @@ def _stands_alone(found: Candidate) -> bool:
 
 def _in_series(found: Candidate) -> bool:
     """It is cut out of a longer row of groups of four, such as a table of years."""
-    return bool(_GROUP_BEFORE.search(found.before(6)) or _GROUP_BEHIND.match(found.after(6)))
+    return bool(_GROUP_BEFORE.search(found.before(7)) or _GROUP_BEHIND.match(found.after(6)))
 
 
 def payment_card(found: Candidate) -> Span | None:
-    """Luhn, a known issuer with that length, and the groups that are printed on cards."""
+    """Luhn, a known issuer with that length, and the groups that are printed on cards.
+
+    Groups of four in a longer row of such groups count only behind a word for cards: one row of a table in forty
+    would pass.
+    """
     groups = tuple(map(len, re.split("[ -]", found.value)))
-    if len(groups) > 1 and (groups not in _GROUPINGS or _in_series(found)):
+    in_series = _in_series(found) and not _CARD_WORDS.search(found.before(LOOKAROUND))
+    if len(groups) > 1 and (groups not in _GROUPINGS or in_series):
         return None
     number = digits_of(found.value)
     if not is_issued(number) or not luhn.is_valid(number) or not _stands_alone(found):
@@ -124,7 +133,9 @@ def in_aadhaar(found: Candidate) -> Span | None:
     number = digits_of(found.value)
     if number == number[::-1] or not verhoeff.is_valid(number) or not _stands_alone(found):
         return None
-    if len(number) < len(found.value) and (_in_series(found) or _YEARS.match(number)):
+    if len(number) < len(found.value) and (
+        _in_series(found) or _REST_BEHIND.match(found.after(4)) or _YEARS.match(number)
+    ):
         return None
     return found.span
 

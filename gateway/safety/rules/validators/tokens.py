@@ -14,7 +14,9 @@ _JWT_RUN: Final = re.compile(r"[A-Za-z0-9_.-]*")
 _PEM_BODY: Final = re.compile(r"(?:[A-Za-z0-9+/=\s\\:,.]|-(?!-))*")
 _PEM_END: Final = re.compile(r"-----END [A-Z0-9 ]{1,48}-----")
 _PEM_LINE: Final = re.compile(r"[A-Za-z0-9+/=]{40}")
-_VALUE: Final = re.compile(r"""(?:=>|:=|[:=]|\b(?:is|ist|est|es)\b)[\s"'`:]*(?P<value>[^\s"'`,;(){}<>\[\]]+)\Z""")
+_VALUE: Final = re.compile(
+    r"""(?:=>|:=|[:=]|\b(?:is|ist|est|es)\b)[\s"'`:]*(?P<value>[^\s"'`,;(){}<>\[\]]+)\Z"""
+)
 _STAND_IN: Final = re.compile(
     r"example|change_?me|your|placeholder|dummy|redacted|secret_?here|xxx|\*\*|\.\.\.|1234567|abcdef|"
     r"^(?:https?:|/|\./|\$|%|test|pass(?:word|wd)?|my_?pass|secret|token|none|null|true|false|\d{4}-\d\d)",
@@ -23,7 +25,8 @@ _STAND_IN: Final = re.compile(
 _CODE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\Z|[A-Za-z_]+\Z|[A-Z][A-Z0-9_]+\Z")
 _ENTROPY_MIN: Final = 2.7
 _PASSWORDS_IN_DOCS: Final = frozenset(
-    "password passwd pass pw pwd secret changeme example mypassword user username postgres root guest admin test foo bar".split()
+    "password passwd pass pw pwd secret changeme example mypassword user username "
+    "postgres root guest admin test foo bar".split(" ")
 )
 
 
@@ -104,4 +107,6 @@ def connection_string(found: Candidate) -> Span | None:
 
 
 def _only_stands_in(password: str) -> bool:
-    return bool(re.search(r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", password, re.IGNORECASE))
+    return bool(
+        re.search(r"\*\*|xxx|\$|\{|^%[A-Z_]+%$|your|change_?me|password", password, re.IGNORECASE)
+    )

@@ -1,12 +1,13 @@
 """A labelled set of sentences with planted numbers, built from a seed.
 
-How it is built: for each kind, valid numbers come from `numbers` (check digits computed there, not by the libraries the
-rules use) and near misses are the same numbers with one digit changed by one, so shape, issuer and country stay right and
-only the check digit is wrong. Either goes into a sentence drawn from templates in English, German, French and Spanish,
-between noise that ordinary letters hold: dates, prices, times, order numbers, versions, decimal fractions, phone-like
-extensions. Kinds of which the rules promise something in context only (NHS number, tax id, identity card, an Aadhaar
-number without gaps) always stand behind a word that names them; the other kinds do so in half of the sentences. The
-templates were written by the people who wrote the rules: the figures say that the machinery works, not how people write.
+How it is built: for each kind, valid numbers come from `numbers` (check digits computed there, not by the libraries
+the rules use) and near misses are the same numbers with one digit changed by one, so shape, issuer and country stay
+right and only the check digit is wrong. Either goes into a sentence drawn from templates in English, German, French
+and Spanish, between noise that ordinary letters hold: dates, prices, times, order numbers, versions, decimal
+fractions, phone-like extensions. Kinds of which the rules promise something in context only (NHS number, tax id,
+identity card, an Aadhaar number without gaps) always stand behind a word that names them; the other kinds do so in
+half of the sentences. The templates were written by the people who wrote the rules: the figures say that the
+machinery works, not how people write.
 """
 
 import random
@@ -35,13 +36,32 @@ class Sentence:
 
 
 KINDS = (
-    Kind("pii.payment_card", numbers.card, ("card", "Kreditkarte", "carte", "tarjeta", "Visa card number")),
+    Kind(
+        "pii.payment_card",
+        numbers.card,
+        ("card", "Kreditkarte", "carte", "tarjeta", "Visa card number"),
+    ),
     Kind("pii.iban", numbers.iban, ("IBAN", "account", "Konto", "compte", "cuenta")),
     Kind("pii.uk_nhs", numbers.nhs, ("NHS number", "patient", "NHS no."), always_named=True),
-    Kind("pii.in_aadhaar", numbers.aadhaar, ("Aadhaar", "aadhaar number", "UIDAI id"), always_named=True),
-    Kind("pii.de_tax_id", numbers.de_tax_id, ("Steuer-ID", "Steueridentifikationsnummer", "tax ID", "IdNr."), always_named=True),
+    Kind(
+        "pii.in_aadhaar",
+        numbers.aadhaar,
+        ("Aadhaar", "aadhaar number", "UIDAI id"),
+        always_named=True,
+    ),
+    Kind(
+        "pii.de_tax_id",
+        numbers.de_tax_id,
+        ("Steuer-ID", "Steueridentifikationsnummer", "tax ID", "IdNr."),
+        always_named=True,
+    ),
     Kind("pii.fr_nir", numbers.nir, ("numéro de sécurité sociale", "NIR", "sécu")),
-    Kind("pii.de_id_card", numbers.de_id_card, ("Personalausweis", "Ausweis Nr.", "ID card"), always_named=True),
+    Kind(
+        "pii.de_id_card",
+        numbers.de_id_card,
+        ("Personalausweis", "Ausweis Nr.", "ID card"),
+        always_named=True,
+    ),
     Kind("pii.bitcoin_address", numbers.bitcoin, ("BTC", "wallet", "address")),
     Kind("pii.ethereum_address", numbers.ethereum, ("ETH", "wallet", "contract")),
 )

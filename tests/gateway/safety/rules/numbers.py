@@ -8,7 +8,10 @@ BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 # The dihedral group of ten elements and its permutations (Verhoeff).
-_D = [[(a % 5 + (b if a < 5 else -b)) % 5 + 5 * ((a > 4) != (b > 4)) for b in range(10)] for a in range(10)]
+_D = [
+    [(a % 5 + (b if a < 5 else -b)) % 5 + 5 * ((a > 4) != (b > 4)) for b in range(10)]
+    for a in range(10)
+]
 _P = [list(range(10)), [1, 5, 7, 6, 2, 8, 3, 0, 9, 4]]
 for _i in range(2, 8):
     _P.append([_P[1][each] for each in _P[_i - 1]])
@@ -27,7 +30,20 @@ def luhn_digit(number: str) -> str:
 
 
 def card(rng: random.Random) -> str:
-    prefix, length = rng.choice([("4", 16), ("51", 16), ("55", 16), ("2221", 16), ("34", 15), ("37", 15), ("6011", 16), ("36", 14), ("3530", 16), ("622", 16)])
+    prefix, length = rng.choice(
+        [
+            ("4", 16),
+            ("51", 16),
+            ("55", 16),
+            ("2221", 16),
+            ("34", 15),
+            ("37", 15),
+            ("6011", 16),
+            ("36", 14),
+            ("3530", 16),
+            ("622", 16),
+        ]
+    )
     body = prefix + digits(rng, length - len(prefix) - 1)
     number = body + luhn_digit(body)
     style = rng.choice(["plain", " ", "-"])
@@ -39,13 +55,33 @@ def card(rng: random.Random) -> str:
 
 
 def iban(rng: random.Random) -> str:
-    country, bban = rng.choice([("DE", digits(rng, 18)), ("GB", "NWBK" + digits(rng, 14)), ("NL", "ABNA" + digits(rng, 10)), ("AT", digits(rng, 16)), ("CH", digits(rng, 17)), ("IE", "AIBK" + digits(rng, 14)), ("PL", digits(rng, 24)), ("SA", digits(rng, 20)), ("LU", digits(rng, 16))])
+    country, bban = rng.choice(
+        [
+            ("DE", digits(rng, 18)),
+            ("GB", "NWBK" + digits(rng, 14)),
+            ("NL", "ABNA" + digits(rng, 10)),
+            ("AT", digits(rng, 16)),
+            ("CH", digits(rng, 17)),
+            ("IE", "AIBK" + digits(rng, 14)),
+            ("PL", digits(rng, 24)),
+            ("SA", digits(rng, 20)),
+            ("LU", digits(rng, 16)),
+        ]
+    )
     if country == "PL":  # its bank codes carry a check digit of their own
         bank = bban[:7]
-        bban = bank + str(-sum(w * int(d) for w, d in zip((3, 9, 7, 1, 3, 9, 7), bank, strict=True)) % 10) + bban[8:]
+        bban = (
+            bank
+            + str(-sum(w * int(d) for w, d in zip((3, 9, 7, 1, 3, 9, 7), bank, strict=True)) % 10)
+            + bban[8:]
+        )
     moved = "".join(str(int(char, 36)) for char in bban + country) + "00"
     number = f"{country}{98 - int(moved) % 97:02d}{bban}"
-    return number if rng.random() < 0.5 else " ".join(number[at : at + 4] for at in range(0, len(number), 4))
+    return (
+        number
+        if rng.random() < 0.5
+        else " ".join(number[at : at + 4] for at in range(0, len(number), 4))
+    )
 
 
 def nhs(rng: random.Random) -> str:
@@ -71,7 +107,7 @@ def aadhaar(rng: random.Random) -> str:
 def de_tax_id(rng: random.Random) -> str:
     while True:
         some = rng.sample(string.digits, 9)
-        body = some + [rng.choice(some)]
+        body = [*some, rng.choice(some)]
         rng.shuffle(body)
         if body[0] == "0":
             continue
@@ -80,21 +116,30 @@ def de_tax_id(rng: random.Random) -> str:
             total = (int(char) + product) % 10 or 10
             product = total * 2 % 11
         number = "".join(body) + str((11 - product) % 10)
-        return number if rng.random() < 0.5 else f"{number[:2]} {number[2:5]} {number[5:8]} {number[8:]}"
+        return (
+            number
+            if rng.random() < 0.5
+            else f"{number[:2]} {number[2:5]} {number[5:8]} {number[8:]}"
+        )
 
 
 def nir(rng: random.Random) -> str:
-    body = f"{rng.choice('12')}{rng.randrange(40, 99)}{rng.randrange(1, 13):02d}{rng.randrange(1, 96):02d}{rng.randrange(1, 990):03d}{rng.randrange(1, 999):03d}"
+    born = f"{rng.choice('12')}{rng.randrange(40, 99)}{rng.randrange(1, 13):02d}"
+    body = f"{born}{rng.randrange(1, 96):02d}{rng.randrange(1, 990):03d}{rng.randrange(1, 999):03d}"
     if body[5:7] == "20":
         body = body[:5] + "21" + body[7:]
     number = f"{body}{97 - int(body) % 97:02d}"
     if rng.random() < 0.5:
         return number
-    return " ".join((number[0], number[1:3], number[3:5], number[5:7], number[7:10], number[10:13], number[13:]))
+    return " ".join(
+        (number[0], number[1:3], number[3:5], number[5:7], number[7:10], number[10:13], number[13:])
+    )
 
 
 def de_id_card(rng: random.Random) -> str:
-    body = rng.choice("LMNPRTVWXY") + "".join(rng.choice("CFGHJKLMNPRTVWXYZ0123456789") for _ in range(8))
+    body = rng.choice("LMNPRTVWXY") + "".join(
+        rng.choice("CFGHJKLMNPRTVWXYZ0123456789") for _ in range(8)
+    )
     return body + str(sum(int(char, 36) * (7, 3, 1)[at % 3] for at, char in enumerate(body)) % 10)
 
 
@@ -125,7 +170,9 @@ def _polymod(values: list[int]) -> int:
     for value in values:
         top = state >> 25
         state = (state & 0x1FFFFFF) << 5 ^ value
-        for at, generator in enumerate((0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)):
+        for at, generator in enumerate(
+            (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
+        ):
             state ^= generator if top >> at & 1 else 0
     return state
 
