@@ -16,6 +16,7 @@ MARKS_HINT: Final = (
 _MARKS: Final = re.compile(
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{8,}"
 )
+_SPACES: Final = " \n\t"
 _PROBE_CHARS: Final = 24
 _STRIDE_CHARS: Final = 256
 _PERIOD_MAX: Final = 256
@@ -101,17 +102,21 @@ def _unbroken(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
     """Looks for the last white space of each window and goes on behind it, so most of the text is never read."""
     at = 0
     while at + chars_max < len(text):
-        start, end = at, _last_space(text, at, at + chars_max + 1)
-        if end > start:
-            at = end
+        last = max(text.rfind(space, at, at + chars_max + 1) for space in _SPACES)
+        if last >= 0:
+            at = last + 1
             continue
-        at += chars_max + 1
-        while at < len(text) and not (end := _last_space(text, at, at + chars_max)) > at:
-            at += chars_max
-        if text[start:at].isascii():
-            yield start, min(at, len(text))
+        end = _first_space(text, at + chars_max + 1, chars_max)
+        if text[at:end].isascii():
+            yield at, end
+        at = end
 
 
-def _last_space(text: str, start: int, end: int) -> int:
-    """Behind the last white space in a window; 0 when there is none."""
-    return max(text.rfind(space, start, end) for space in " \n\t") + 1
+def _first_space(text: str, at: int, window: int) -> int:
+    """Where the next white space is, or the text's end. In windows: no look to the end for what is never there."""
+    while at < len(text):
+        found = [where for space in _SPACES if (where := text.find(space, at, at + window)) >= 0]
+        if found:
+            return min(found)
+        at += window
+    return len(text)

@@ -5,6 +5,7 @@ often than there are patterns. Where the matches are, RE2 says, and only for pat
 a pattern that does not occur (large repeats are approximated), never the other way round.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -36,6 +37,12 @@ class Prefilter:
         if data:
             self._database.scan(data, match_event_handler=_note, context=found)
         return found
+
+
+@functools.lru_cache(maxsize=8)
+def prefilter(named: tuple[tuple[str, str], ...]) -> Prefilter:
+    """A `Prefilter`, compiled once per set of patterns: a new policy mostly keeps the patterns of the old one."""
+    return Prefilter(named)
 
 
 def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 _TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
 _BLOCK: Final = 1024
+_ASCII: Final = bytes(range(0x80))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 
 
@@ -18,9 +19,11 @@ class Subject:
     """One text to search in."""
 
     def __init__(self, text: str) -> None:
-        self.text = text if text.isascii() else _TO_FOLD.sub(_folded, text)
         # A lone surrogate becomes one "?": one character for one character.
-        self.data = self.text.encode("utf-8", "replace")
+        self.text, self.data = text, text.encode("utf-8", "replace")
+        if _needs_folding(self.data):
+            self.text = _TO_FOLD.sub(_folded, text)
+            self.data = self.text.encode("utf-8", "replace")
         self._same = len(self.data) == len(self.text)
 
     @classmethod
@@ -56,6 +59,11 @@ class Subject:
         for at in range(0, len(self.data), _BLOCK):
             sums.append(sums[-1] + _count(self.data[at : at + _BLOCK]))
         return sums
+
+
+def _needs_folding(data: bytes) -> bool:
+    """Looks at what is not ASCII only: in most texts that is little."""
+    return not data.isascii() and _TO_FOLD.search(data.translate(None, _ASCII).decode()) is not None
 
 
 def _count(data: bytes) -> int:

@@ -8,11 +8,8 @@ import phonenumbers
 
 from gateway.safety.rules.candidate import Candidate, Span
 
-_FILE_ENDINGS: Final = frozenset(
-    "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll".split(
-        " "
-    )
-)
+_ENDINGS = "png jpg jpeg gif svg webp bmp css js jsx ts tsx json html htm xml txt yaml yml toml lock exe dll"
+_FILE_ENDINGS: Final = frozenset(_ENDINGS.split())
 _LOCAL_START: Final = "'%+-."
 _SEPARATORS: Final = re.compile(r"[^0-9]")
 # How national numbers start and how long they can be, for the regions that are on by default.
@@ -76,6 +73,8 @@ def _ends(value: str) -> Iterator[int]:
 
 def _is_valid(value: str, region: str | None) -> bool:
     digits = _SEPARATORS.sub("", value)
+    if region is None and digits.startswith("00"):
+        digits = digits[2:]
     if not 7 <= len(digits) <= 15 or not _may_be(digits, region):
         return False
     try:

@@ -25,7 +25,7 @@ _NUMBER_BEHIND: Final = re.compile(r"[-.,/]?[0-9]")
 _GROUP_BEFORE: Final = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z]{2}[0-9]{2}|[0-9]{4})[ -]\Z")
 _GROUP_BEHIND: Final = re.compile(r"[ -][0-9]{4}(?![0-9])")
 _CARD_WORDS: Final = re.compile(r"card|visa|kart|carte|tarjeta|amex", re.IGNORECASE)
-_REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9/.:,-])")
+_REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9]|[/.:,-][0-9])")
 _YEARS: Final = re.compile(r"(?:(?:19|20)[0-9]{2})+\Z")
 _NINO_NEVER: Final = frozenset({"BG", "GB", "KN", "NK", "NT", "TN", "ZZ"})
 _WEIGHTS: Final = (7, 3, 1)
@@ -134,7 +134,7 @@ def in_aadhaar(found: Candidate) -> Span | None:
     if number == number[::-1] or not verhoeff.is_valid(number) or not _stands_alone(found):
         return None
     if len(number) < len(found.value) and (
-        _in_series(found) or _REST_BEHIND.match(found.after(4)) or _YEARS.match(number)
+        _in_series(found) or _REST_BEHIND.match(found.after(5)) or _YEARS.match(number)
     ):
         return None
     return found.span

@@ -24,10 +24,11 @@ _STAND_IN: Final = re.compile(
 )
 _CODE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\Z|[A-Za-z_]+\Z|[A-Z][A-Z0-9_]+\Z")
 _ENTROPY_MIN: Final = 2.7
-_PASSWORDS_IN_DOCS: Final = frozenset(
+_SAMPLES = (
     "password passwd pass pw pwd secret changeme example mypassword user username "
-    "postgres root guest admin test foo bar".split(" ")
+    "postgres root guest admin test foo bar"
 )
+_PASSWORDS_IN_DOCS: Final = frozenset(_SAMPLES.split())
 
 
 def entropy(value: str) -> float:
