@@ -1,0 +1,122 @@
+"""Shapes that cost a model much and say little: length, repetition, unbroken runs, stacked marks. All linear."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.safety.findings import Finding, Severity
+
+MARKS_HINT: Final = (
+    "limit.combining_marks",
+    r"[\x{300}-\x{36f}\x{483}-\x{489}\x{1ab0}-\x{1aff}\x{1dc0}-\x{1dff}\x{20d0}-\x{20ff}\x{fe20}-\x{fe2f}]{8}",
+)
+"""What the scanner has to look out for on behalf of this module."""
+
+_MARKS: Final = re.compile(
+    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{8,}"
+)
+_SPACES: Final = " \n\t"
+_PROBE_CHARS: Final = 24
+_STRIDE_CHARS: Final = 256
+_PERIOD_MAX: Final = 256
+_BLOCK_CHARS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In characters; 0 means no limit."""
+
+    chars_max: int = 400_000
+    """What is longer is not inspected: the rest is one critical finding."""
+    repetition_chars_max: int = 1_000
+    """How long one character or one phrase of up to 256 characters may repeat itself; not below 600."""
+    unbroken_chars_max: int = 8_192
+    """How long a run of ASCII without white space may be."""
+    stacked_marks: bool = True
+    """Whether eight and more combining marks in a row are reported."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a limit that the search could overlook."""
+        if 0 < self.repetition_chars_max < 600:
+            raise ValueError("repetition_chars_max: 0 or at least 600")
+
+
+def limit_findings(text: str, limits: Limits, hints: frozenset[str]) -> Iterator[Finding]:
+    """What exceeds ``limits``, length excepted. ``hints``: what `Scanner.look` has seen."""
+    if limits.repetition_chars_max:
+        for start, end in repetitions(text, limits.repetition_chars_max):
+            yield Finding("limit.repetition", start, end, Severity.MEDIUM)
+    if limits.unbroken_chars_max:
+        for start, end in _unbroken(text, limits.unbroken_chars_max):
+            yield Finding("limit.unbroken", start, end, Severity.LOW)
+    if limits.stacked_marks and MARKS_HINT[0] in hints:
+        for found in _MARKS.finditer(text):
+            yield Finding("limit.combining_marks", found.start(), found.end(), Severity.MEDIUM)
+
+
+def repetitions(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
+    """Stretches longer than ``chars_max`` in which something of at most 256 characters repeats itself.
+
+    A probe is taken every 256 characters; where it occurs again right behind, that distance is the period, and the
+    stretch goes as far as the text equals itself shifted by it. Every character is compared a bounded number of
+    times.
+    """
+    at = 0
+    while at + _PROBE_CHARS < len(text):
+        probe = text[at : at + _PROBE_CHARS]
+        again = text.find(probe, at + 1, at + _PERIOD_MAX + _PROBE_CHARS)
+        if again < 0:
+            at += _STRIDE_CHARS
+            continue
+        period = again - at
+        end = _equal_until(text, at, period) + period
+        start = _equal_from(text, at, period)
+        if end - start > chars_max:
+            yield start, end
+        at = max(end - period, at) + _STRIDE_CHARS
+
+
+def _equal_until(text: str, at: int, period: int) -> int:
+    """The end of the stretch that equals itself shifted."""
+    size = _BLOCK_CHARS
+    while size:
+        if (
+            at + period + size <= len(text)
+            and text[at : at + size] == text[at + period : at + period + size]
+        ):
+            at += size
+        else:
+            size //= 2
+    return at
+
+
+def _equal_from(text: str, at: int, period: int) -> int:
+    floor = max(0, at - _STRIDE_CHARS)
+    while at > floor and text[at - 1] == text[at - 1 + period]:
+        at -= 1
+    return at
+
+
+def _unbroken(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
+    """Looks for the last white space of each window and goes on behind it, so most of the text is never read."""
+    at = 0
+    while at + chars_max < len(text):
+        last = max(text.rfind(space, at, at + chars_max + 1) for space in _SPACES)
+        if last >= 0:
+            at = last + 1
+            continue
+        end = _first_space(text, at + chars_max + 1, chars_max)
+        if text[at:end].isascii():
+            yield at, end
+        at = end
+
+
+def _first_space(text: str, at: int, window: int) -> int:
+    """Where the next white space is, or the text's end. In windows: no look to the end for what is never there."""
+    while at < len(text):
+        found = [where for space in _SPACES if (where := text.find(space, at, at + window)) >= 0]
+        if found:
+            return min(found)
+        at += window
+    return len(text)

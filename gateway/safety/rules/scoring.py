@@ -1,0 +1,75 @@
+"""How suspicious the signs of an injection are together.
+
+Each sign has the weight of its form. A sign in quotes, or behind words that talk about attacks, loses
+`MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not taken for one. The score at a place is
+the sum over the rules of their heaviest sign within `NEAR_CHARS`; the table turns it into a severity.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.safety.findings import Finding, Severity
+
+NEAR_CHARS: Final = 400
+"""Signs no further apart than this count together."""
+MENTION_DISCOUNT: Final = 2
+
+_MENTION_CHARS: Final = 120
+_OPENING_QUOTES: Final = frozenset("\"'“”„«‘‚`‹「『")
+_MENTION: Final = re.compile(
+    r"(?<!\w)(?:prompt.injections?|jailbreak(?:s|ing)?|attack(?:s|ers?)?|adversarial|phrases?|such as|e\.g\."
+    r"|for example|examples?|detect(?:s|ion|ing)?|red.team(?:ing)?|blog post|paper|researchers?|wrote|written|called"
+    r"|angriff(?:e|en)?|zum beispiel|z\. ?b\.|attaques?|par exemple|ataques?|por ejemplo)(?!\w)",
+    re.IGNORECASE,
+)
+_LADDER: Final = (
+    (5, Severity.CRITICAL),
+    (3, Severity.HIGH),
+    (2, Severity.MEDIUM),
+    (0, Severity.LOW),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A scored form that matched."""
+
+    rule: str
+    start: int
+    end: int
+    weight: int
+
+
+def weigh(text: str, sign: Sign) -> Sign:
+    """The sign with its discount, if it is only talked about."""
+    before = text[max(0, sign.start - _MENTION_CHARS) : sign.start]
+    quoted = before.rstrip()[-1:] in _OPENING_QUOTES and bool(before.rstrip())
+    if not quoted and not _MENTION.search(before):
+        return sign
+    return Sign(sign.rule, sign.start, sign.end, max(1, sign.weight - MENTION_DISCOUNT))
+
+
+def judge(signs: Sequence[Sign]) -> Iterator[Finding]:
+    """One finding per sign, with the severity of its neighbourhood. Linear but for the sort."""
+    ordered = sorted(signs, key=lambda sign: (sign.start, sign.end, sign.rule))
+    near: deque[Sign] = deque()
+    ahead = iter(ordered)
+    waiting = next(ahead, None)
+    for sign in ordered:
+        while waiting is not None and waiting.start <= sign.end + NEAR_CHARS:
+            near.append(waiting)
+            waiting = next(ahead, None)
+        while near and near[0].start < sign.start - NEAR_CHARS:
+            near.popleft()
+        yield Finding(sign.rule, sign.start, sign.end, _severity(near))
+
+
+def _severity(near: deque[Sign]) -> Severity:
+    heaviest: dict[str, int] = {}
+    for sign in near:
+        heaviest[sign.rule] = max(sign.weight, heaviest.get(sign.rule, 0))
+    score = sum(heaviest.values())
+    return next(severity for least, severity in _LADDER if score >= least)

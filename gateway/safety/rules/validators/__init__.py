@@ -1,0 +1,42 @@
+"""What decides whether a match is one. Rules name their validator, so that a rule stays plain data."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.safety.rules.candidate import Candidate, Span, Validator
+from gateway.safety.rules.validators import contact, crypto, network, numbers, tokens
+
+
+def accept(found: Candidate) -> Span | None:
+    """The pattern decides alone."""
+    return found.span
+
+
+VALIDATORS: Final[Mapping[str, Validator]] = {
+    "": accept,
+    "alone": numbers.alone,
+    "assignment": tokens.assignment,
+    "aws_key": tokens.aws_key,
+    "bitcoin_address": crypto.bitcoin_address,
+    "connection_string": tokens.connection_string,
+    "de_id_card": numbers.de_id_card,
+    "de_tax_id": numbers.de_tax_id,
+    "email": contact.email,
+    "ethereum_address": crypto.ethereum_address,
+    "fr_nir": numbers.fr_nir,
+    "iban": numbers.iban,
+    "in_aadhaar": numbers.in_aadhaar,
+    "in_pan": numbers.in_pan,
+    "ipv4": network.ipv4,
+    "ipv6": network.ipv6,
+    "jwt": tokens.jwt,
+    "mac": network.mac,
+    "payment_card": numbers.payment_card,
+    "phone_international": contact.phone_international,
+    "phone_national": contact.phone_national,
+    "private_key": tokens.private_key,
+    "token": tokens.token,
+    "uk_nhs": numbers.uk_nhs,
+    "uk_nino": numbers.uk_nino,
+    "us_ssn": numbers.us_ssn,
+}

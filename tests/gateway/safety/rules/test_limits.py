@@ -1,0 +1,75 @@
+"""Repetition, unbroken runs and stacked marks."""
+
+import random
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.safety.rules import Limits, RuleSet
+from gateway.safety.rules.limits import repetitions
+
+RULES = RuleSet(())
+
+
+def noise(seed: int, count: int) -> str:
+    rng = random.Random(seed)
+    return "".join(rng.choices(string.ascii_lowercase + "     \n", k=count))
+
+
+def rules_of(text: str) -> list[str]:
+    return [each.rule for each in RULES.scan(text)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 256), st.integers(1600, 6000), st.integers(0, 2000), st.integers(0, 2000))
+def test_every_long_repetition_is_found_where_it_is(
+    period: int, length: int, before: int, after: int
+) -> None:
+    unit = noise(period, period)
+    stretch = (unit * (length // period + 1))[:length]
+    text = noise(1, before) + stretch + noise(2, after)
+    found = list(repetitions(text, 1000))
+    assert len(found) == 1
+    start, end = found[0]
+    assert start <= before + 300
+    assert abs(end - (before + length)) <= 256
+
+
+def test_ten_thousand_times_a() -> None:
+    found = [each for each in RULES.scan("a" * 10_000) if each.rule == "limit.repetition"]
+    assert [(each.start, each.end) for each in found] == [(0, 10_000)]
+
+
+@pytest.mark.parametrize(
+    "text", [noise(3, 50_000), "-" * 200 + "\n" + noise(4, 900), "| a | b |\n" * 60, ""]
+)
+def test_ordinary_text_repeats_little(text: str) -> None:
+    assert rules_of(text) == []
+
+
+def test_unbroken_runs_are_one_finding_each() -> None:
+    rng = random.Random(5)
+    run = "".join(rng.choices(string.ascii_letters, k=30_000))
+    text = f"{noise(6, 5000)} {run} {noise(7, 5000)}"
+    found = [each for each in RULES.scan(text) if each.rule == "limit.unbroken"]
+    assert [(each.start, each.end) for each in found] == [(5001, 35_001)]
+    assert (
+        rules_of("漢字" * 200 + "".join(chr(0x4E00 + rng.randrange(9000)) for _ in range(20_000)))
+        == []
+    )
+
+
+def test_stacked_marks() -> None:
+    assert rules_of("Z\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309 x") == [
+        "limit.combining_marks"
+    ]
+    assert rules_of("e\u0301 ệ Việt") == []
+
+
+def test_limits_can_be_off_and_are_checked() -> None:
+    rules = RuleSet((), limits=Limits(0, 0, 0, stacked_marks=False))
+    assert rules.scan("a" * 500_000 + "\u0301" * 20) == []
+    with pytest.raises(ValueError, match="repetition_chars_max"):
+        Limits(repetition_chars_max=100)

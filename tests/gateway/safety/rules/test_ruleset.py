@@ -1,0 +1,214 @@
+"""What the default rules find, where, and that they cost no more than they may."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.safety.findings import Finding, Severity
+from gateway.safety.rules import Form, Limits, RuleSet, RuleSpec, Work, default_rules
+from tests.gateway.safety.rules import benign
+from tests.gateway.safety.rules.attacks import ATTACKS
+from tests.gateway.safety.rules.corpus import sentences
+from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
+
+RULES = RuleSet(default_rules())
+
+
+def spans(text: str) -> list[tuple[str, str]]:
+    return [(each.rule, text[each.start : each.end]) for each in RULES.scan(text)]
+
+
+@pytest.mark.parametrize("frame", ["{}", "see {} now", "é漢字 {}\n", '"{}",', "x={};"])
+@pytest.mark.parametrize("rule", FOUND)
+def test_every_rule_finds_its_sample_from_end_to_end(rule: str, frame: str) -> None:
+    assert (rule, FOUND[rule]) in spans(frame.format(FOUND[rule]))
+
+
+@pytest.mark.parametrize("rule", IN_CONTEXT)
+def test_what_counts_in_context_only_needs_it(rule: str) -> None:
+    frame, value = IN_CONTEXT[rule]
+    assert (rule, value) in spans(frame.format(value))
+    assert rule not in {found for found, _ in spans(f"the value {value}")}
+    assert rule not in {found for found, _ in spans(frame.format("x" * 200 + " " + value))}
+
+
+@pytest.mark.parametrize("text", NOT_FOUND)
+def test_what_only_looks_alike_is_none(text: str) -> None:
+    assert spans(f"see {text} here") == []
+
+
+def test_every_default_rule_has_a_sample() -> None:
+    sampled = {*FOUND, *IN_CONTEXT} | {spec.id for spec in RULES.specs if spec.scored}
+    assert {spec.id for spec in RULES.specs} == sampled | {
+        "pii.fr_nir"
+    }  # that one is in the corpus
+
+
+def test_digits_of_other_scripts_and_other_dashes_are_the_same_number() -> None:
+    text = "كارت ٤١١١ ١١١١ ١١١١ ١١١١ و 123\u201145\u20136789"
+    assert spans(text) == [
+        ("pii.payment_card", "٤١١١ ١١١١ ١١١١ ١١١١"),
+        ("pii.us_ssn", "123\u201145\u20136789"),
+    ]
+
+
+def test_lone_surrogates_and_nul_do_no_harm() -> None:
+    text = "\ud800\x00 a@example.org \udfff"
+    assert spans(text) == [("pii.email", "a@example.org")]
+
+
+def test_a_number_that_starts_inside_a_refused_one_is_found() -> None:
+    assert spans("card no 0000 4111 1111 1111 1111") == [
+        ("pii.payment_card", "4111 1111 1111 1111")
+    ]
+    assert ("pii.iban", "DE89370400440532013000") in spans("XX12 DE89370400440532013000")
+
+
+def test_an_iban_ends_where_its_country_says() -> None:
+    assert spans("DE89 3704 0044 0532 0130 00 and more") == [
+        ("pii.iban", "DE89 3704 0044 0532 0130 00")
+    ]
+
+
+def test_a_private_key_without_an_end_is_cut_at_its_maximum() -> None:
+    text = "-----BEGIN PRIVATE KEY-----\n" + FOUND["secret.github_token"][4:] * 3 + "A1b" * 9000
+    found = [each for each in RULES.scan(text) if each.rule == "secret.private_key"]
+    assert [each.end - each.start for each in found] == [16384]
+
+
+def test_structured_numbers_are_found_and_near_misses_are_not() -> None:
+    found, planted, false = Counter[str](), Counter[str](), 0
+    for sentence in sentences(seed=20240611, per_kind=250):
+        label = (sentence.rule, sentence.start, sentence.end)
+        hits = [
+            (each.rule, each.start, each.end)
+            for each in RULES.scan(sentence.text)
+            if each.rule[:3] == "pii"
+        ]
+        planted[sentence.rule] += sentence.valid
+        found[sentence.rule] += sentence.valid and label in hits
+        false += len(hits) - (sentence.valid and label in hits)
+    assert all(found[rule] >= 0.99 * planted[rule] for rule in planted)
+    assert found.total() / (found.total() + false) >= 0.98
+
+
+def share_blocked(texts: list[str]) -> float:
+    blocked = [
+        text for text in texts if any(each.severity >= Severity.HIGH for each in RULES.scan(text))
+    ]
+    return len(blocked) / len(texts)
+
+
+def test_ordinary_texts_are_not_blocked() -> None:
+    assert share_blocked(list(benign.texts(seed=1, count=3000))) <= 0.005
+    assert share_blocked([*benign.SCRIPTS, *benign.EMOJI]) == 0
+
+
+def test_code_that_nobody_wrote_for_these_rules_is_not_blocked() -> None:
+    assert share_blocked(list(benign.library_texts(seed=1, count=1500))) <= 0.005
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+def test_attacks_are_found(text: str) -> None:
+    for variant in (text, text.upper(), "Hello! " * 40 + text + " Thanks." * 40):
+        injections = [
+            each.severity for each in RULES.scan(variant) if each.rule.startswith("injection.")
+        ]
+        assert max(injections, default=Severity.LOW) >= Severity.MEDIUM
+
+
+def test_most_attacks_are_severe() -> None:
+    severe = [
+        text for text in ATTACKS if any(each.severity >= Severity.HIGH for each in RULES.scan(text))
+    ]
+    assert len(severe) >= 0.8 * len(ATTACKS)
+
+
+HOSTILE = (
+    "a", "1", "@", "-", " ", "\n", "a@", "a@a.", "1 ", "1-", "12:", "ab:", "1.2.3.", "4111 1111 1111 1112 ",
+    "4111111111111112 ", "eyJhbGciOi", "eyJhbGciOi.", "-----BEGIN PRIVATE KEY-----", "ignore ",
+    "ignore all previous ", "password=", "password: a1b2c3d4 ", "+49 30 901820 ", "call 0301234567 ",
+    "DE89 3704 ", "sk-", "xoxb-", "a://b:", "%41", "69676e6f ", "aWdub3Jl", "\\x41",
+    "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAee ", "1NEDqZPvTWRaoho48qXuLLsrYomMXPABfX ", "é", "a\u0301\u0302",
+    "\U0001f600", "<|im_start|>", "ignore all previous instructions ", "show your ", "\ud800", "system: \n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
+    small, large = Work(), Work()
+    RULES.scan((unit * 30_000)[:30_000], small)
+    RULES.scan((unit * 90_000)[:90_000], large)
+    for one, other in (
+        (small.bytes_scanned, large.bytes_scanned),
+        (small.candidates, large.candidates),
+        (small.chars_read, large.chars_read),
+    ):
+        assert other <= 3.3 * one + 40_000
+    size = len((unit * 90_000)[:90_000].encode("utf-8", "replace"))
+    assert large.bytes_scanned <= 100 * size
+    assert large.candidates <= size
+    assert large.chars_read <= size + 16_384
+    assert large.bytes_decoded <= 33_000
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([*HOSTILE, *FOUND.values(), *NOT_FOUND, *benign.SCRIPTS]), max_size=30
+    ),
+    st.randoms(),
+)
+def test_findings_lie_inside_the_text_and_do_not_overlap(
+    parts: list[str], rng: random.Random
+) -> None:
+    text = rng.choice(["", " ", "\n", "é"]).join(parts)
+    limits = {spec.id: spec.max_length for spec in RULES.specs}
+    ends: dict[bool, int] = {}
+    for each in RULES.scan(text):
+        assert 0 <= each.start < each.end <= len(text)
+        assert each.end - each.start <= limits.get(each.rule, len(text))
+        if not each.rule.startswith("limit."):
+            group = each.rule.startswith("injection.")
+            assert each.start >= ends.get(group, 0)
+            ends[group] = each.end
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="aé漢\U0001f600 \n.,", max_size=3000), st.sampled_from(sorted(FOUND)))
+def test_offsets_count_characters_whatever_stands_before(before: str, rule: str) -> None:
+    text = f"{before}\n{FOUND[rule]}\n"
+    start = len(before) + 1
+    assert (rule, start, start + len(FOUND[rule])) in {
+        (each.rule, each.start, each.end) for each in RULES.scan(text)
+    }
+
+
+def test_a_scan_is_a_pure_function() -> None:
+    text = " ".join(FOUND.values())
+    assert RULES.scan(text) == RULES.scan(text)
+    assert RULES.scan(text) == RuleSet(default_rules()).scan(text)
+
+
+def test_what_is_longer_than_the_limit_is_one_finding_and_not_read() -> None:
+    rules, work = RuleSet(default_rules(), limits=Limits(chars_max=1000)), Work()
+    text = "word " * 200 + "a@example.org" * 1000
+    assert rules.scan(text, work) == [Finding("limit.length", 1000, len(text), Severity.CRITICAL)]
+    assert work.bytes_scanned < 20_000
+
+
+def test_rules_of_an_operator() -> None:
+    spec = RuleSpec("acme.ticket", (Form(r"\bTCK-\d{6}\b"),), Severity.LOW, max_length=10)
+    rules = RuleSet((spec,))
+    assert rules.scan("see TCK-123456.") == [Finding("acme.ticket", 4, 14, Severity.LOW)]
+    assert rules.reach >= 10
+    assert RuleSet(()).scan("nothing to look for") == []
+
+
+def test_regions_decide_which_national_numbers_count() -> None:
+    text = "call 044 668 18 00 today"
+    assert RuleSet(default_rules(("CH",))).scan(text)
+    assert not RuleSet(default_rules(("US",))).scan(text)

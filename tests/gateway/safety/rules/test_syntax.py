@@ -1,0 +1,105 @@
+"""Which patterns are accepted, and that a refusal names the rule and the place."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.safety.findings import Severity
+from gateway.safety.rules import Form, RuleError, RuleSet, RuleSpec, default_rules
+from gateway.safety.rules.syntax import Width, width_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least", "most"),
+    [
+        ("abc", 3, 3),
+        (r"a?b{2,5}", 2, 6),
+        (r"(?i)\b(?:ab|cde)\b", 2, 3),
+        (r"[^\]a-z\d-]{3}", 3, 3),
+        (r"(?s:.){2}(a{2}){1,3}", 4, 8),
+        (r"\x41\x{1f600}\p{L}\pN", 4, 4),
+        (r"^\d{3}$|é", 1, 3),
+        (r"a{2,4}?", 2, 4),
+    ],
+)
+def test_width_of_accepted_patterns(pattern: str, least: int, most: int) -> None:
+    assert width_of("r", pattern) == Width(least, most)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [
+        ("ab*", 2),
+        ("ab+", 2),
+        ("a{2,}", 1),
+        ("a{3,2}", 1),
+        ("a{1,1001}", 1),
+        ("a{x}", 1),
+        ("a(?=b)", 1),
+        ("a(?!b)", 1),
+        ("(?<=a)b", 0),
+        ("(?<!a)b", 0),
+        (r"(a)\1", 3),
+        (r"(?P=x)", 0),
+        ("(?>a)", 0),
+        ("a?+", 2),
+        ("a{2}{3}", 4),
+        ("a)", 1),
+        ("(a", 0),
+        ("[a", 0),
+        ("*a", 0),
+        ("[]a]", 0),
+        ("[[a]", 1),
+        (r"\q", 0),
+        ("a?", 0),
+        ("", 0),
+        ("a\\", 2),
+    ],
+)
+def test_refused_with_rule_and_position(pattern: str, position: int) -> None:
+    with pytest.raises(RuleError) as caught:
+        width_of("acme.rule", pattern)
+    assert (caught.value.rule, caught.value.position) == ("acme.rule", position)
+    assert "acme.rule" in str(caught.value)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet=r"ab(|)?{}2,[]^\d.*+:", max_size=12))
+def test_what_is_accepted_has_the_width_it_says(pattern: str) -> None:
+    try:
+        width = width_of("r", pattern)
+        found = re.search(pattern, "abab2,:d^]}" * 3)
+    except (RuleError, re.error):
+        return
+    assert found is None or width.least <= len(found.group()) <= width.most
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (RuleSpec("x.a", (Form(r"a{9}"),), Severity.LOW, max_length=8), "max_length"),
+        (RuleSpec("x.a", (), Severity.LOW, max_length=8), "no pattern"),
+        (RuleSpec("x.a", (Form("a"),), Severity.LOW, 8, validator="nobody"), "nobody"),
+        (RuleSpec("x.a", (Form("a", in_context=True),), Severity.LOW, 8), "context words"),
+        (RuleSpec("x.a", (Form(r"(?:[ab]{500}){1000}"),), Severity.LOW, 10**7), "refuses"),
+        (RuleSpec("x.a", (Form(r"\p{Nonsense}"),), Severity.LOW, 8), "refuses"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused_at_compile(spec: RuleSpec, reason: str) -> None:
+    with pytest.raises(RuleError, match=reason) as caught:
+        RuleSet((spec,))
+    assert caught.value.rule == "x.a"
+
+
+def test_two_rules_with_one_id_are_refused() -> None:
+    spec = RuleSpec("x.a", (Form("a"),), Severity.LOW, 1)
+    with pytest.raises(RuleError, match="two rules"):
+        RuleSet((spec, spec))
+
+
+def test_default_rules_stay_within_their_lengths() -> None:
+    for spec in default_rules():
+        for form in spec.forms:
+            assert width_of(spec.id, form.pattern).most <= spec.max_length
