@@ -138,9 +138,7 @@ def apply(
     chosen = _chosen(table, ordered)
     taken = tuple(Taken(finding, choice.action) for finding, choice in chosen)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
-    return Decision(
-        taken, edited(text, edits), tuple(edits), _blocked(taken), _route(chosen)
-    )
+    return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken), _route(chosen))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:

@@ -169,7 +169,9 @@ class ChooseRule(_Section):
 class SafetySettings(_Section):
     """The whole section."""
 
-    policies: dict[Name, PolicySettings] = Field(default_factory=lambda: {"default": PolicySettings()})
+    policies: dict[Name, PolicySettings] = Field(
+        default_factory=lambda: {"default": PolicySettings()}
+    )
     default: Name = "default"
     choose: tuple[ChooseRule, ...] = ()
     """The first that holds decides, else ``default``."""
@@ -223,9 +225,7 @@ class Policy:
         }
         rules = {rule: _unrouted(choice) for rule, choice in ours.rules.items()}
         severities = {level: _unrouted(choice) for level, choice in ours.severities.items()}
-        return ActionTable(
-            rules | shapes | output.actions, severities, _unrouted(ours.default)
-        )
+        return ActionTable(rules | shapes | output.actions, severities, _unrouted(ours.default))
 
 
 @dataclass(frozen=True)
@@ -427,7 +427,9 @@ class _Lines:
                 here = (*place, key.value)
                 if key.value in seen:
                     at = key.start_mark.line + 1
-                    raise PolicyError(f"line {at}: {'.'.join(map(str, (SECTION, *here)))}: is there twice")
+                    raise PolicyError(
+                        f"line {at}: {'.'.join(map(str, (SECTION, *here)))}: is there twice"
+                    )
                 seen.add(key.value)
                 self._refuse_doubles(value, here)
 

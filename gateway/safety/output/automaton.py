@@ -54,9 +54,9 @@ class WatchedRule:
     grows: bool = False
 
     @property
-    def decided_after(self) -> int:
-        """Characters behind a match after which nothing can change about it."""
-        return self.context_after + ((self.max_match_chars or UNBOUNDED) if self.grows else 0)
+    def growth(self) -> int:
+        """Characters behind a match that a finding may hold."""
+        return (self.max_match_chars or UNBOUNDED) if self.grows else 0
 
 
 class State:
@@ -80,9 +80,10 @@ class State:
         self.reach = reach
 
 
-Edge = tuple[State, tuple[int, ...] | None, int, int]
+Edge = tuple[State, tuple[int, ...] | None, int, int, int]
 """The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
-the new one); the start of the longest match that is now complete, or -1; characters that must come to decide it."""
+the new one); the start of the longest match that is now complete, or -1; characters by which its finding may grow;
+characters behind those that decide about it."""
 
 
 class Automaton:
@@ -102,7 +103,7 @@ class Automaton:
         self._waits = 0
         self._finished: list[tuple[int, int]] = []
         self._reaches: list[tuple[int, int]] = []
-        self._after: list[tuple[int, int]] = []
+        self._beyond: list[tuple[int, int, int]] = []
         for rule in rules:
             self._add(rule)
         self._sets = list(dict.fromkeys(self._chars))
@@ -113,7 +114,11 @@ class Automaton:
         self._symbols: dict[str, int] = {}
         self._states: dict[tuple[tuple[Threads, ...], int], State] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
-        self.context_after = max((rule.decided_after for rule in rules), default=0)
+        self.context_after = max((rule.growth + rule.context_after for rule in rules), default=0)
+
+    def __len__(self) -> int:
+        """States in use."""
+        return len(self._states)
 
     def begin(self, before: str = "") -> State:
         """The state behind ``before`` when nothing is under way."""
@@ -122,7 +127,7 @@ class Automaton:
     def edge(self, state: State, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
         plain = seen_as(char)
-        edge = self._alike(state, plain) if plain else (state, None, -1, 0)
+        edge = self._alike(state, plain) if plain else (state, None, -1, 0, 0)
         if len(state.edges) < STATES_MAX:
             state.edges[char] = edge
         return edge
@@ -136,7 +141,7 @@ class Automaton:
         return bool(mask & self._symbol(plain)) or bool(nodes)
 
     def crosses(self, text: str, at: int) -> bool:
-        """Whether a match of ``text`` could begin with it and hold character ``at``, were its start any kind of place."""
+        """Whether a match could begin with ``text``, were that any kind of place, and hold character ``at``."""
         alive, begun = 0, False
         nodes: tuple[WordNode, ...] = ()
         for char in text[: at + 1]:
@@ -173,7 +178,8 @@ class Automaton:
         own = _bits(range(len(positions.chars)), base)
         self._last |= last
         waits = {
-            p for p in range(len(positions.chars))
+            p
+            for p in range(len(positions.chars))
             if positions.follow[p] or positions.whole.last.get(p) is not None
         }
         self._waits |= _bits(waits, base)
@@ -182,10 +188,10 @@ class Automaton:
             sure = _bits((p for p, when in positions.whole.last.items() if when is None), base)
             self._finished.append((sure, ~_bits(positions.finished_by_end, base)))
         most = rule.max_match_chars
-        reach = UNBOUNDED if most is None else most + rule.decided_after
+        reach = UNBOUNDED if most is None else most + rule.context_after
         self._reaches.append((reach, own))
-        if rule.decided_after:
-            self._after.append((last, rule.decided_after))
+        if rule.growth or rule.context_after:
+            self._beyond.append((last, rule.growth, rule.context_after))
 
     def _mask(self, chars: CharSet) -> int:
         return _bits((p for p, own in enumerate(self._chars) if own == chars), 0)
@@ -235,14 +241,14 @@ class Automaton:
         allowed = self._symbol(plain)
         groups: list[Threads] = []
         kept: list[int] = []
-        claim, after, seen = -1, 0, 0
+        claim, growth, after, seen = -1, 0, 0, 0
         for index, threads in enumerate((*state.groups, None)):
             mask, nodes = self._advance(threads, plain, places, state.kind)
             mask &= allowed & ~seen
             seen |= mask
             if mask & self._last or any(node.complete for node in nodes):
                 claim = index if claim < 0 else claim
-                after = max(after, self._wait_after(mask))
+                growth, after = self._look_beyond(mask, growth, after)
                 mask = self._unfinished(mask)
             mask &= self._waits
             if mask or nodes:
@@ -250,7 +256,7 @@ class Automaton:
                 kept.append(index)
         old = len(state.groups)
         same = kept == list(range(old))
-        return self._state(tuple(groups), kind), None if same else tuple(kept), claim, after
+        return self._state(tuple(groups), kind), None if same else tuple(kept), claim, growth, after
 
     def _advance(
         self, threads: Threads | None, plain: str, places: Sequence[int], before: int
@@ -264,8 +270,11 @@ class Automaton:
         grown = [child for node in threads[1] if (child := node.child(plain)) is not None]
         return self._followers(threads[0], places), tuple(grown)
 
-    def _wait_after(self, mask: int) -> int:
-        return max((chars for last, chars in self._after if mask & last), default=0)
+    def _look_beyond(self, mask: int, growth: int, after: int) -> tuple[int, int]:
+        for last, grows, context in self._beyond:
+            if mask & last:
+                growth, after = max(growth, grows), max(after, context)
+        return growth, after
 
     def _unfinished(self, mask: int) -> int:
         for last, others in self._finished:

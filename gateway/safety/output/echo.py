@@ -12,7 +12,9 @@ from gateway.safety.actions import Action
 
 RULE: Final = "output.system_echo"
 PLACEHOLDER: Final = "<SYSTEM_PROMPT>"
-_ALONE: Final = r"\u0e00-\u0eff\u1780-\u17ff\u1000-\u109f\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_ALONE: Final = (
+    r"\u0e00-\u0eff\u1780-\u17ff\u1000-\u109f\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 _WORDS: Final = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _ONE_ALONE: Final = re.compile(rf"[{_ALONE}]")
 _WORD_CHARS_MAX: Final = 64
@@ -26,7 +28,9 @@ class SystemText:
         own = [_plain(match[0]) for match in _WORDS.finditer(text)]
         self.words = words
         self.runs = frozenset(
-            tuple(own[i : i + words]) for i in range(len(own) - words + 1) if all(own[i : i + words])
+            tuple(own[i : i + words])
+            for i in range(len(own) - words + 1)
+            if all(own[i : i + words])
         )
         self.beginnings = frozenset(run[:-1] for run in self.runs)
 

@@ -8,6 +8,7 @@ was cut into pieces.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
 from gateway.safety.findings import Finding
@@ -22,6 +23,10 @@ from gateway.safety.policy import EchoSettings, Policy
 from gateway.safety.redaction import Placeholders
 
 
+_LISTS: Final = (ALLOW_LIST, "deny.")
+"""Findings of the operator's lists, by the beginning of their names."""
+
+
 @dataclass(frozen=True)
 class OutputRules:
     """A policy made ready for answers; made once and shared by all of them."""
@@ -29,18 +34,36 @@ class OutputRules:
     rules: Rules
     echo: EchoSettings | None
     restore: bool
+    all_findings: Scanner
 
     def review(self, text: str) -> Decision:
-        """What the rules say of a whole answer; flags too, which change nothing and so never wait in the stream."""
-        return apply(self.rules.table, text, self.rules.scanner.scan(text))
+        """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
+        return apply(self.rules.table, text, self.all_findings.scan(text))
 
 
 class _Both:
-    def __init__(self, scanners: Sequence[Scanner]) -> None:
-        self._scanners = scanners
+    """Two scanners as one."""
+
+    def __init__(self, first: Scanner, second: Scanner) -> None:
+        self._first, self._second = first, second
 
     def scan(self, text: str) -> list[Finding]:
-        return [finding for scanner in self._scanners for finding in scanner.scan(text)]
+        return [*self._first.scan(text), *self._second.scan(text)]
+
+
+class _Watched:
+    """The findings that the stream waits for; others, that judge a whole text, would come and go with its pieces."""
+
+    def __init__(self, scanner: Scanner, watched: Sequence[WatchedRule]) -> None:
+        self._scanner = scanner
+        self._rules = frozenset(rule.id for rule in watched)
+
+    def scan(self, text: str) -> list[Finding]:
+        return [
+            finding
+            for finding in self._scanner.scan(text)
+            if finding.rule in self._rules or finding.rule.startswith(_LISTS)
+        ]
 
 
 def output_rules(
@@ -72,9 +95,9 @@ def output_rules(
         if table.edits(rule.id) or rule.id.startswith(ALLOW_LIST)
     ]
     automaton = Automaton(needed, WordList(words))
-    both = ViewScanner(_Both([scanner, shapes] if shapes.watched else [scanner]))
-    rules = Rules(automaton, both, table, settings.truncated_chars)
-    return OutputRules(rules, settings.echo, policy.settings.restore)
+    both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
+    rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
+    return OutputRules(rules, settings.echo, policy.settings.restore, both)
 
 
 class OutputFilter:
@@ -146,4 +169,6 @@ def _echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
     if settings is None or settings.action == "allow" or not system:
         return None
     known = SystemText(system, settings.words)
-    return EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
+    return (
+        EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
+    )

@@ -31,7 +31,7 @@ Empty = When | Literal[False]
 REPEAT_POSITIONS_MAX: Final = 600
 """Positions that one counted repeat may take."""
 PATTERN_POSITIONS_MAX: Final = 6000
-_SAMPLE: Final = tuple(chr(code) for code in range(128)) + ("é", "中", "١", "\u2028", "😀")
+_SAMPLE: Final = (*map(chr, range(128)), "é", "中", "١", "\u2028", "😀")
 
 
 @dataclass

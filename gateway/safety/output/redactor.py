@@ -24,7 +24,7 @@ _CONTEXT_CHARS: Final = 256
 """Shown text that is kept to find a place where a scan can begin."""
 _TRIES: Final = 16
 """Characters back that are followed to see whether a match from there reaches over."""
-_CHAIN_CHARS: Final = 64
+_CHAIN_CHARS: Final = 256
 """A chain of overlapping matches may be that much longer than two of them."""
 
 

@@ -68,7 +68,13 @@ Node = Char | At | Sequence_ | Choice | Repeat
 _ANY: Final = CharSet(negated=True)
 _NO_NEWLINE: Final = CharSet((("\n", "\n"),), negated=True)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
-_PLACES: Final = {"b": Place.BOUNDARY, "B": Place.NO_BOUNDARY, "A": Place.EDGE, "z": Place.EDGE, "Z": Place.EDGE}
+_PLACES: Final = {
+    "b": Place.BOUNDARY,
+    "B": Place.NO_BOUNDARY,
+    "A": Place.EDGE,
+    "z": Place.EDGE,
+    "Z": Place.EDGE,
+}
 _POSIX: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "alpha": (("a", "z"), ("A", "Z")),
     "digit": (("0", "9"),),
@@ -121,7 +127,7 @@ class _Reader:
         return self.at < len(self.pattern)
 
     def refuse(self, why: str) -> NoReturn:
-        raise PatternError(f"at character {self.at + 1}: {why}")
+        raise PatternError(f"at character {max(self.at, 1)}: {why}")
 
     def take(self, text: str) -> bool:
         if not self.pattern.startswith(text, self.at):
@@ -206,7 +212,9 @@ class _Reader:
     def group(self, flags: _Flags) -> Node | None:
         inner = flags.copy()
         if self.take("?"):
-            if self.take("P<") or (self.take("<") and self.pattern[self.at : self.at + 1] not in "=!"):
+            if self.take("P<") or (
+                self.take("<") and self.pattern[self.at : self.at + 1] not in "=!"
+            ):
                 self.until(">")
             elif not self.flagged(flags, inner):
                 return None
@@ -224,7 +232,9 @@ class _Reader:
             elif char in "ims":
                 self.set_flag(inner, char, on)
             else:
-                self.refuse("look-around, back-references and this kind of group cannot be followed")
+                self.refuse(
+                    "look-around, back-references and this kind of group cannot be followed"
+                )
         if char == ")":
             flags.any_case, flags.dot_all = inner.any_case, inner.dot_all
         return char == ":"
@@ -328,5 +338,9 @@ class _Reader:
 
 def ends_lazily(parts: Sequence[Node]) -> int | None:
     """Index of the lazy repeat after which a sequence ends as soon as it can, or None."""
-    lazy = [i for i, part in enumerate(parts) if isinstance(part, Repeat) and part.lazy and part.high != 1]
+    lazy = [
+        i
+        for i, part in enumerate(parts)
+        if isinstance(part, Repeat) and part.lazy and part.high != 1
+    ]
     return lazy[-1] if lazy else None

@@ -16,7 +16,7 @@ class Watch:
         self._automaton = automaton
         self._state: State = automaton.begin(before)
         self._starts: list[int] = []
-        # Unions of places that have matched, in order: start, end, the offset from which on it is decided.
+        # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
         self._claims: list[tuple[int, int, int]] = []
         self.end = at
         self.widest = 0
@@ -29,10 +29,11 @@ class Watch:
             edge = edges.get(char)
             if edge is None:
                 edge = self._automaton.edge(state, char)
-            state, kept, claim, after = edge
+            state, kept, claim, growth, after = edge
             edges = state.edges
             if claim >= 0:
-                self._claim(starts[claim] if claim < len(starts) else at, at + 1, after)
+                start = starts[claim] if claim < len(starts) else at
+                self._claim(start, at + 1 + growth, after)
             if kept is not None:
                 starts.append(at)
                 starts = [starts[index] for index in kept]

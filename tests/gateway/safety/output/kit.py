@@ -35,9 +35,7 @@ class Rule:
     @property
     def watched(self) -> WatchedRule:
         patterns = (self.cover or self.pattern,)
-        return WatchedRule(
-            self.id, patterns, self.longest, self.before, self.after, self.grows
-        )
+        return WatchedRule(self.id, patterns, self.longest, self.before, self.after, self.grows)
 
 
 def luhn(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -71,7 +69,9 @@ def value_only(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 
 RULES: Final = (
-    Rule("pii.email", r"\b[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}\b", 350),
+    Rule(
+        "pii.email", r"\b[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}\b", 350
+    ),
     Rule("pii.payment_card", r"\b\d(?:[ -]?\d){12,18}\b", 37, luhn),
     Rule("pii.iban", r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b", 64, mod97),
     Rule("pii.us_ssn", r"\b\d{3}-\d{2}-\d{4}\b", 11),
@@ -90,7 +90,12 @@ RULES: Final = (
         r"(?:-----END (?:[A-Z]{1,20} ){0,3}PRIVATE KEY-----|\z)",
         None,
     ),
-    Rule("secret.assignment", r"(?i)\b(?:password|token|api[_-]?key)\s{0,3}=[^\s'\x22]{8,100}", 120, value_only),
+    Rule(
+        "secret.assignment",
+        r"(?i)\b(?:password|token|api[_-]?key)\s{0,3}=[^\s'\x22]{8,100}",
+        120,
+        value_only,
+    ),
     Rule("secret.hex", r"\b[0-9a-f]{32,64}\b", 64),
     Rule("word.any_case", r"(?i)\bproject (?:zebra|quokka)s?\b", 16),
     Rule("word.no_boundary", r"x\Bq\Bz|^#!shebang$", 9),
@@ -134,8 +139,8 @@ REDACT: Final = ActionTable({"*": Choice(Action.REDACT)})
 
 
 @cache
-def small_rules(table: ActionTable | None = None, truncated_chars: int = 4) -> Rules:
-    return rules_of([rule.watched for rule in RULES], SmallScanner(), WORDS, table, truncated_chars)
+def small_rules() -> Rules:
+    return rules_of([rule.watched for rule in RULES], SmallScanner(), WORDS)
 
 
 def rules_of(
@@ -143,14 +148,8 @@ def rules_of(
     scanner: Scanner,
     words: Sequence[str] = (),
     table: ActionTable | None = None,
-    truncated_chars: int = 4,
 ) -> Rules:
-    return Rules(
-        Automaton(watched, WordList(words)),
-        ViewScanner(scanner),
-        table or REDACT,
-        truncated_chars,
-    )
+    return Rules(Automaton(watched, WordList(words)), ViewScanner(scanner), table or REDACT, 4)
 
 
 def whole(rules: Rules, text: str) -> Decision:
@@ -178,13 +177,16 @@ SECRETS: Final = (
     "AKIAIOSFODNN7EXAMPLE", "ghp_" + "a1B2" * 9, "sk-" + "abcd1234" * 4, "sess_abcd" + "x1" * 10,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3.SflKxwRJSMeKKF2QT4fw",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc@d.com\n-----END RSA PRIVATE KEY-----",
-    "-----BEGIN PRIVATE KEY-----\nxx", "password=hunter2hunter2", "API_KEY = abcdefghijk", "deadbeef" * 4,
+    "-----BEGIN PRIVATE KEY-----\nxx", "password=hunter2hunter2", "API_KEY =abcdefghijk", "deadbeef" * 4,
     "Project Quokkas", "xqz", "#!shebang", "blue heron", "STRASSE straße", "abcd", "c++",
-    "4111\u200b1111\u00ad11111111", "４１１１ １１１１ １１１１ １１１１", "ＡＫＩＡIOSFODNN7EXAMPLE", "٤١١١ ١١١١ ١١١١ ١١١١",
+    "4111\u200b1111\u00ad11111111", "４１１１ １１１１ １１１１ １１１１", "ＡＫＩＡIOSFODNN7EXAMPLE",
+    "٤١١١ ١١١١ ١١١١ ١١١١",
 )  # fmt: skip
 PLAIN: Final = (
-    "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18", "the quick brown fox", "4111 1111 1111 1112", "DE88370400440532013000",
-    "DE", "AKIA", "-----BEGIN", "-----END PRIVATE KEY-----", "sess_abcdx", "C12345678", "\u200b", "\u00a0", " ", "\n", "-",
+    "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18", "the quick brown fox", "4111 1111 1111 1112",
+    "DE88370400440532013000",
+    "DE", "AKIA", "-----BEGIN", "-----END PRIVATE KEY-----", "sess_abcdx", "C12345678", "\u200b", "\u00a0", " ", "\n",
+    "-",
     "@", "é", "中文", ".", "a", "0", "_", "\x1b", "ß", "<EMAIL_1>", "K",
 )  # fmt: skip
 

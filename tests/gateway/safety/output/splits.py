@@ -70,7 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--splits", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--texts", type=int, default=300, help="random texts split every way in two")
+    parser.add_argument(
+        "--texts", type=int, default=300, help="random texts split every way in two"
+    )
     parser.add_argument("--rules", default="", metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
     rules = _rules(arguments.rules)
