@@ -22,7 +22,6 @@ from gateway.safety.output.wordlist import WordList
 from gateway.safety.policy import EchoSettings, Policy
 from gateway.safety.redaction import Placeholders
 
-
 _LISTS: Final = (ALLOW_LIST, "deny.")
 """Findings of the operator's lists, by the beginning of their names."""
 
@@ -67,7 +66,11 @@ class _Watched:
 
 
 def output_rules(
-    policy: Policy, watched: Sequence[WatchedRule], scanner: Scanner, words: Sequence[str] = ()
+    policy: Policy,
+    watched: Sequence[WatchedRule],
+    scanner: Scanner,
+    words: Sequence[str] = (),
+    whole_words: bool = True,
 ) -> OutputRules | None:
     """The filter of a policy, or None when it leaves answers as they are.
 
@@ -75,7 +78,8 @@ def output_rules(
         policy: what to do.
         watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
         scanner: the rules.
-        words: words that ``scanner`` finds as whole words, such as those of deny and allow lists.
+        words: words that ``scanner`` finds, those of deny and allow lists.
+        whole_words: it finds them as whole words alone; else inside longer ones too.
 
     Raises:
         PatternError: a pattern cannot be followed in a stream; the message names the rule.
@@ -94,7 +98,7 @@ def output_rules(
         for rule in (*watched, *shapes.watched)
         if table.edits(rule.id) or rule.id.startswith(ALLOW_LIST)
     ]
-    automaton = Automaton(needed, WordList(words))
+    automaton = Automaton(needed, WordList(words, whole_words))
     both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
     rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
     return OutputRules(rules, settings.echo, policy.settings.restore, both)

@@ -11,9 +11,9 @@ from gateway.safety.output.view import seen_as
 
 
 def folded(char: str) -> str:
-    """``char`` in lower case where that is one character."""
+    """``char`` in lower case where that is one character; the final sigma is a sigma."""
     lower = char.lower()
-    return lower if len(lower) == 1 else char
+    return "σ" if lower == "ς" else lower if len(lower) == 1 else char
 
 
 class WordNode:
@@ -49,20 +49,22 @@ class WordNode:
 
 
 class WordList:
-    """Words in any case, found as whole words: not inside a longer one.
+    """Words in any case.
 
     Attributes:
         longest: characters of the longest word.
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
+    def __init__(self, words: Iterable[str], whole: bool = True) -> None:
+        """``whole``: a word that is part of a longer one does not count."""
+        self._whole = whole
         sorted_words = sorted({_plain(word) for word in words} - {""})
         self.longest = max(map(len, sorted_words), default=0)
         self.root = WordNode(sorted_words, 0, len(sorted_words), 0) if sorted_words else None
 
     def begin(self, char: str, before_is_word: bool) -> WordNode | None:
         """The words that can begin with ``char``."""
-        if self.root is None or (before_is_word and is_ascii_word(char)):
+        if self.root is None or (self._whole and before_is_word and is_ascii_word(char)):
             return None
         return self.root.child(char)
 
