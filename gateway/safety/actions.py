@@ -1,0 +1,208 @@
+"""What is done about findings. One pure function, `apply`, decides for prompts and answers alike.
+
+Findings that overlap are decided together, so that no part of one shows beside another: the union of their spans gets
+one action, the strongest of theirs. Of several with that action the most severe names the placeholder, then the
+longest, then the first, then the first by name: never the order in which they were found.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.safety.findings import Finding, Severity
+from gateway.safety.redaction import Placeholders
+
+ALLOW_LIST: Final = "allow."
+"""Findings of rules by this prefix come from the operator's allow list: what lies inside one is let be."""
+
+
+class Action(enum.IntEnum):
+    """What is done about a finding; of two the higher one wins."""
+
+    ALLOW = 0
+    FLAG = 1
+    ROUTE = 2
+    REMOVE = 3
+    REDACT = 4
+    BLOCK = 5
+
+
+_EDITS: Final = frozenset({Action.REMOVE, Action.REDACT, Action.BLOCK})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An action, with the model of a ROUTE."""
+
+    action: Action
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class ActionTable:
+    """Which action a finding gets.
+
+    In this order: the rule by its full name; the longest prefix such as ``pii.*`` that fits (``*`` fits all); the
+    highest severity threshold that the finding reaches; the default.
+    """
+
+    rules: Mapping[str, Choice] = field(default_factory=dict)
+    severities: Mapping[Severity, Choice] = field(default_factory=dict)
+    default: Choice = Choice(Action.FLAG)
+
+    def choose(self, rule: str, severity: Severity) -> Choice:
+        """The action for a finding of ``rule``."""
+        named = self.rules.get(rule) or self._by_prefix(rule)
+        if named is not None:
+            return named
+        reached = [threshold for threshold in self.severities if threshold <= severity]
+        return self.severities[max(reached)] if reached else self.default
+
+    def edits(self, rule: str) -> bool:
+        """Whether a finding of ``rule`` can change or end a text, at any severity."""
+        return any(self.choose(rule, severity).action in _EDITS for severity in Severity)
+
+    def _by_prefix(self, rule: str) -> Choice | None:
+        parts = rule.split(".")
+        for length in range(len(parts) - 1, -1, -1):
+            found = self.rules.get(".".join([*parts[:length], "*"]))
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A finding and what was done about it."""
+
+    finding: Finding
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A place of the text that shows something else instead.
+
+    Attributes:
+        start: first character, in the text before any edit.
+        end: the character behind the last one.
+        rule: the rule that decided.
+        action: REMOVE, REDACT or BLOCK; the text ends before a BLOCK.
+        shown: what stands there instead.
+    """
+
+    start: int
+    end: int
+    rule: str
+    action: Action
+    shown: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a text.
+
+    Attributes:
+        taken: every finding with its action, in the order of the text.
+        text: the text that goes on; where something blocks, what stands before it.
+        edits: what differs from the text that came in.
+        blocked: names of the rules that block, in order, each once; for errors, which never carry the text.
+        routed: the governed model that must answer.
+    """
+
+    taken: tuple[Taken, ...]
+    text: str
+    edits: tuple[Edit, ...] = ()
+    blocked: tuple[str, ...] = ()
+    routed: str | None = None
+
+
+def apply(
+    table: ActionTable,
+    text: str,
+    findings: Iterable[Finding],
+    placeholders: Placeholders | None = None,
+) -> Decision:
+    """What becomes of ``text``. The same findings in any order give the same decision.
+
+    Args:
+        table: the actions of the policy.
+        text: the text that was inspected.
+        findings: what was found in it.
+        placeholders: those of the request; new ones are added.
+    """
+    ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
+    if not ordered:
+        return Decision((), text)
+    chosen = _chosen(table, ordered)
+    taken = tuple(Taken(finding, choice.action) for finding, choice in chosen)
+    edits = _edits(taken, text, placeholders or Placeholders((text,)))
+    return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken), _route(chosen))
+
+
+def edited(text: str, edits: Sequence[Edit]) -> str:
+    """``text`` with ``edits``; it ends before the first that blocks."""
+    shown, at = [], 0
+    for edit in edits:
+        shown.append(text[at : edit.start])
+        if edit.action is Action.BLOCK:
+            return "".join(shown)
+        shown.append(edit.shown)
+        at = edit.end
+    return "".join((*shown, text[at:]))
+
+
+def clusters(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The unions of overlapping ``spans``, in order. Spans that only touch stay apart; empty ones are left out."""
+    unions: list[tuple[int, int]] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if unions and start < unions[-1][1]:
+            unions[-1] = (unions[-1][0], max(end, unions[-1][1]))
+        else:
+            unions.append((start, end))
+    return unions
+
+
+def _chosen(table: ActionTable, ordered: Sequence[Finding]) -> list[tuple[Finding, Choice]]:
+    shields = clusters((f.start, f.end) for f in ordered if f.rule.startswith(ALLOW_LIST))
+    allowed = Choice(Action.ALLOW)
+    return [
+        (f, allowed if _shielded(f, shields) else table.choose(f.rule, f.severity)) for f in ordered
+    ]
+
+
+def _shielded(finding: Finding, shields: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= finding.start and finding.end <= end for start, end in shields)
+
+
+def _edits(taken: Sequence[Taken], text: str, placeholders: Placeholders) -> list[Edit]:
+    editing = [one for one in taken if one.action in _EDITS]
+    edits, index = [], 0
+    for start, end in clusters((one.finding.start, one.finding.end) for one in editing):
+        members = []
+        while index < len(editing) and editing[index].finding.start < end:
+            members.append(editing[index])
+            index += 1
+        winner = min((one for one in members if one.finding.start < one.finding.end), key=_rank)
+        rule, action = winner.finding.rule, winner.action
+        shown = placeholders.of(rule, text[start:end]) if action is Action.REDACT else ""
+        edits.append(Edit(start, end, rule, action, shown))
+        if action is Action.BLOCK:
+            break
+    return edits
+
+
+def _rank(one: Taken) -> tuple[int, int, int, int, str]:
+    f = one.finding
+    return -one.action, -f.severity, f.start - f.end, f.start, f.rule
+
+
+def _blocked(taken: Sequence[Taken]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.finding.rule for one in taken if one.action is Action.BLOCK))
+
+
+def _route(chosen: Sequence[tuple[Finding, Choice]]) -> str | None:
+    """The model of the most severe finding that routes; of equal ones the first."""
+    routes = [(f, choice) for f, choice in chosen if choice.action is Action.ROUTE]
+    return max(routes, key=lambda one: one[0].severity)[1].model if routes else None

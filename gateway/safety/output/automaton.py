@@ -1,0 +1,339 @@
+"""Follows all patterns at once through a text, one character at a time: what can still become a match?
+
+The state holds, from the oldest start to the youngest, what the patterns that began there have come to (a bit for
+each position of `positions.py`, nodes of `wordlist.py`). Where two starts have come to the same, the older one stands
+for both: whatever it holds back, it holds back for both. States and edges are made when they are first needed and
+kept, so a character that was seen before in a state costs one look-up.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.safety.output.charsets import CharSet, cases, is_ascii_word
+from gateway.safety.output.positions import Positions, When, positions_of
+from gateway.safety.output.syntax import PatternError, Place
+from gateway.safety.output.view import seen_as
+from gateway.safety.output.wordlist import WordList, WordNode
+
+STATES_MAX: Final = 20_000
+"""States kept; when there are more, all are forgotten and made again as needed."""
+
+WORD: Final = 1
+NO_WORD: Final = 0
+ANY_WORD: Final = 2
+"""Whether a character is part of a word; outside ASCII engines disagree."""
+
+_ALL_PLACES: Final = (0, 1, 2)
+UNBOUNDED: Final = sys.maxsize
+
+Threads = tuple[int, tuple[WordNode, ...]]
+"""What began at one place: bits of positions, and nodes of word lists."""
+
+
+@dataclass(frozen=True)
+class WatchedRule:
+    """A rule as the filter must know it.
+
+    Attributes:
+        id: its name.
+        patterns: regular expressions in RE2's syntax; together they match all that the rule can find, and more is no
+            harm.
+        max_match_chars: no match is longer; None where there is no bound.
+        context_before: characters before a match that decide about it.
+        context_after: characters behind it that decide about it.
+        grows: a finding may end behind the match of the pattern, at most ``max_match_chars`` behind its start.
+    """
+
+    id: str
+    patterns: tuple[str, ...]
+    max_match_chars: int | None = None
+    context_before: int = 0
+    context_after: int = 0
+    grows: bool = False
+
+    @property
+    def growth(self) -> int:
+        """Characters behind a match that a finding may hold."""
+        return (self.max_match_chars or UNBOUNDED) if self.grows else 0
+
+
+class State:
+    """What is under way behind some text.
+
+    Attributes:
+        edges: by character; see `Edge`.
+        alike: by what the automaton knows of a character.
+        groups: what is under way, the oldest start first.
+        kind: whether the last character was part of a word.
+        reach: characters that the longest match under way may have, with those behind it that decide; UNBOUNDED.
+    """
+
+    __slots__ = ("alike", "edges", "groups", "kind", "reach")
+
+    def __init__(self, groups: tuple[Threads, ...], kind: int, reach: int) -> None:
+        self.edges: dict[str, Edge] = {}
+        self.alike: dict[tuple[int, int, str], Edge] = {}
+        self.groups = groups
+        self.kind = kind
+        self.reach = reach
+
+
+Edge = tuple[State, tuple[int, ...] | None, int, int, int]
+"""The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
+the new one); the start of the longest match that is now complete, or -1; characters by which its finding may grow;
+characters behind those that decide about it."""
+
+
+class Automaton:
+    """All patterns of a policy; shared by all answers.
+
+    Attributes:
+        context_before: characters before a match that rules may look at.
+        context_after: characters behind it, those that a finding may grow by among them.
+    """
+
+    def __init__(self, rules: Sequence[WatchedRule], words: WordList | None = None) -> None:
+        self._words = words or WordList(())
+        self._chars: list[CharSet] = []
+        self._follow: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._first = [0, 0, 0]
+        self._last = 0
+        self._waits = 0
+        self._finished: list[tuple[int, int]] = []
+        self._reaches: list[tuple[int, int]] = []
+        self._beyond: list[tuple[int, int, int]] = []
+        for rule in rules:
+            self._add(rule)
+        self._sets = list(dict.fromkeys(self._chars))
+        self._masks = [self._mask(chars) for chars in self._sets]
+        self._foreign_ranges = {
+            pair for chars in self._sets for pair in chars.ranges if not pair[1].isascii()
+        }
+        self._symbols: dict[str, int] = {}
+        self._states: dict[tuple[tuple[Threads, ...], int], State] = {}
+        self.context_before = max((rule.context_before for rule in rules), default=0)
+        self.context_after = max((rule.growth + rule.context_after for rule in rules), default=0)
+
+    def __len__(self) -> int:
+        """States in use."""
+        return len(self._states)
+
+    def begin(self, before: str = "") -> State:
+        """The state behind ``before`` when nothing is under way."""
+        return self._state((), _kind(before[-1:]))
+
+    def edge(self, state: State, char: str) -> Edge:
+        """The edge of ``state`` for ``char``, made now."""
+        plain = seen_as(char)
+        edge = self._alike(state, plain) if plain else (state, None, -1, 0, 0)
+        if len(state.edges) < STATES_MAX:
+            state.edges[char] = edge
+        return edge
+
+    def may_begin(self, char: str) -> bool:
+        """Whether any match can begin with ``char``; an invisible one says nothing and counts as one that can."""
+        plain = seen_as(char)
+        if not plain:
+            return True
+        mask, nodes = self._advance(None, plain, _ALL_PLACES, NO_WORD)
+        return bool(mask & self._symbol(plain)) or bool(nodes)
+
+    def crosses(self, text: str, at: int) -> bool:
+        """Whether a match could begin with ``text``, were that any kind of place, and hold character ``at``."""
+        alive, begun = 0, False
+        nodes: tuple[WordNode, ...] = ()
+        for char in text[: at + 1]:
+            plain = seen_as(char)
+            if not plain:
+                continue
+            if begun:
+                alive, nodes = self._advance((alive, nodes), plain, _ALL_PLACES, NO_WORD)
+            else:
+                alive, nodes = self._advance(None, plain, _ALL_PLACES, NO_WORD)
+            begun = True
+            alive &= self._symbol(plain)
+            if not alive and not nodes:
+                return False
+        return begun
+
+    def _add(self, rule: WatchedRule) -> None:
+        for pattern in rule.patterns:
+            try:
+                positions = positions_of(pattern)
+            except PatternError as error:
+                raise PatternError(f"{rule.id}: {error}") from None
+            self._place(rule, positions)
+
+    def _place(self, rule: WatchedRule, positions: Positions) -> None:
+        base = len(self._chars)
+        self._chars += positions.chars
+        for links in positions.follow:
+            for kind, mask in enumerate(_by_place(links, base)):
+                self._follow[kind].append(mask)
+        for kind, mask in enumerate(_by_place(positions.whole.first, base)):
+            self._first[kind] |= mask
+        last = _bits(positions.whole.last, base)
+        own = _bits(range(len(positions.chars)), base)
+        self._last |= last
+        waits = {
+            p
+            for p in range(len(positions.chars))
+            if positions.follow[p] or positions.whole.last.get(p) is not None
+        }
+        self._waits |= _bits(waits, base)
+        if positions.finished_by_end:
+            # Where the end of the text would make it a match, the text may go on.
+            sure = _bits((p for p, when in positions.whole.last.items() if when is None), base)
+            self._finished.append((sure, ~_bits(positions.finished_by_end, base)))
+        most = rule.max_match_chars
+        reach = UNBOUNDED if most is None else most + rule.context_after
+        self._reaches.append((reach, own))
+        if rule.growth or rule.context_after:
+            self._beyond.append((last, rule.growth, rule.context_after))
+
+    def _mask(self, chars: CharSet) -> int:
+        return _bits((p for p, own in enumerate(self._chars) if own == chars), 0)
+
+    def _alike(self, state: State, plain: str) -> Edge:
+        """The edge that all characters share of which the patterns know the same."""
+        key = self._symbol(plain), _kind(plain), plain if self._words.root is not None else ""
+        edge = state.alike.get(key)
+        if edge is None:
+            edge = state.alike[key] = self._step(state, plain)
+        return edge
+
+    def _symbol(self, plain: str) -> int:
+        """The positions that may hold ``plain``."""
+        key = plain if plain.isascii() or self._is_named(plain) else _foreign(plain)
+        mask = self._symbols.get(key)
+        if mask is None:
+            mask = 0
+            for chars, positions in zip(self._sets, self._masks, strict=True):
+                if chars.may_hold(plain):
+                    mask |= positions
+            if len(self._symbols) < STATES_MAX:
+                self._symbols[key] = mask
+        return mask
+
+    def _is_named(self, plain: str) -> bool:
+        """Whether a set may tell this character outside ASCII from others of its kind."""
+        forms = cases(plain)
+        return any(form.isascii() for form in forms) or any(
+            first <= form <= last for form in forms for first, last in self._foreign_ranges
+        )
+
+    def _followers(self, alive: int, kinds: Sequence[int]) -> int:
+        found = 0
+        for kind in kinds:
+            follow = self._follow[kind]
+            rest = alive
+            while rest:
+                lowest = rest & -rest
+                found |= follow[lowest.bit_length() - 1]
+                rest ^= lowest
+        return found
+
+    def _step(self, state: State, plain: str) -> Edge:
+        kind = _kind(plain)
+        places = _places(state.kind, kind)
+        allowed = self._symbol(plain)
+        groups: list[Threads] = []
+        kept: list[int] = []
+        claim, growth, after, seen = -1, 0, 0, 0
+        for index, threads in enumerate((*state.groups, None)):
+            mask, nodes = self._advance(threads, plain, places, state.kind)
+            mask &= allowed & ~seen
+            seen |= mask
+            if mask & self._last or any(node.complete for node in nodes):
+                claim = index if claim < 0 else claim
+                growth, after = self._look_beyond(mask, growth, after)
+                mask = self._unfinished(mask)
+            mask &= self._waits
+            if mask or nodes:
+                groups.append((mask, nodes))
+                kept.append(index)
+        old = len(state.groups)
+        same = kept == list(range(old))
+        return self._state(tuple(groups), kind), None if same else tuple(kept), claim, growth, after
+
+    def _advance(
+        self, threads: Threads | None, plain: str, places: Sequence[int], before: int
+    ) -> Threads:
+        if threads is None:
+            mask = 0
+            for place in places:
+                mask |= self._first[place]
+            node = self._words.begin(plain, before == WORD)
+            return mask, () if node is None else (node,)
+        grown = [child for node in threads[1] if (child := node.child(plain)) is not None]
+        return self._followers(threads[0], places), tuple(grown)
+
+    def _look_beyond(self, mask: int, growth: int, after: int) -> tuple[int, int]:
+        for last, grows, context in self._beyond:
+            if mask & last:
+                growth, after = max(growth, grows), max(after, context)
+        return growth, after
+
+    def _unfinished(self, mask: int) -> int:
+        for last, others in self._finished:
+            if mask & last:
+                mask &= others
+        return mask
+
+    def _state(self, groups: tuple[Threads, ...], kind: int) -> State:
+        state = self._states.get((groups, kind))
+        if state is None:
+            if len(self._states) >= STATES_MAX:
+                for old in self._states.values():
+                    old.edges.clear()
+                    old.alike.clear()
+                self._states.clear()
+            state = State(groups, kind, self._reach(groups))
+            self._states[groups, kind] = state
+        return state
+
+    def _reach(self, groups: tuple[Threads, ...]) -> int:
+        mask, reach = 0, 0
+        for own, nodes in groups:
+            mask |= own
+            reach = max(reach, self._words.longest if nodes else 0)
+        for chars, positions in self._reaches:
+            if mask & positions and chars > reach:
+                reach = chars
+        return reach
+
+
+def _foreign(char: str) -> str:
+    """A key for all characters outside ASCII that classes such as ``\\w`` treat alike."""
+    return f"foreign {char.isalnum():d}{char.isspace():d}{char.isdecimal():d}"
+
+
+def _kind(char: str) -> int:
+    if not char:
+        return NO_WORD
+    if char.isascii():
+        return WORD if is_ascii_word(char) else NO_WORD
+    return ANY_WORD if char.isalnum() else NO_WORD
+
+
+def _places(before: int, now: int) -> tuple[int, ...]:
+    """Which links may be taken between two characters: 0 any, 1 over a boundary, 2 where there is none."""
+    if ANY_WORD in (before, now):
+        return _ALL_PLACES
+    return (0, 1) if before != now else (0, 2)
+
+
+def _by_place(links: dict[int, When], base: int) -> tuple[int, int, int]:
+    plain = _bits((p for p, when in links.items() if when in (None, Place.EDGE)), base)
+    over = _bits((p for p, when in links.items() if when is Place.BOUNDARY), base)
+    inside = _bits((p for p, when in links.items() if when is Place.NO_BOUNDARY), base)
+    return plain, over, inside
+
+
+def _bits(positions: Iterable[int], base: int) -> int:
+    mask = 0
+    for position in positions:
+        mask |= 1 << (base + position)
+    return mask

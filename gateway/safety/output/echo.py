@@ -1,0 +1,121 @@
+"""Finds the system message in an answer, by words in a row.
+
+Words are compared without case, spaces and punctuation. A repetition shorter than the policy's number of words is
+none; so nothing is held back but the word that would complete one. A character of a script that is written without
+spaces counts as a word.
+"""
+
+import re
+from typing import Final
+
+from gateway.safety.actions import Action
+
+RULE: Final = "output.system_echo"
+PLACEHOLDER: Final = "<SYSTEM_PROMPT>"
+_ALONE: Final = (
+    r"\u0e00-\u0eff\u1780-\u17ff\u1000-\u109f\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORDS: Final = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
+_ONE_ALONE: Final = re.compile(rf"[{_ALONE}]")
+_WORD_CHARS_MAX: Final = 64
+"""Longer words are no part of a repetition."""
+
+
+class SystemText:
+    """A system message as runs of words."""
+
+    def __init__(self, text: str, words: int) -> None:
+        own = [_plain(match[0]) for match in _WORDS.finditer(text)]
+        self.words = words
+        self.runs = frozenset(
+            tuple(own[i : i + words])
+            for i in range(len(own) - words + 1)
+            if all(own[i : i + words])
+        )
+        self.beginnings = frozenset(run[:-1] for run in self.runs)
+
+
+class EchoGuard:
+    """Shows an answer without what it repeats of the system message.
+
+    Attributes:
+        stopped: the rule that ended the answer, when the action is to block.
+        matches: runs of words found.
+    """
+
+    def __init__(self, system: SystemText, matches: int, action: Action) -> None:
+        self._system = system
+        self._needed = matches
+        self._action = action
+        self._last: tuple[str, ...] = ()
+        self._word = ""
+        """The shown beginning of a word that goes on."""
+        self._held = ""
+        self._near = False
+        self._inside = False
+        self.stopped: tuple[str, ...] = ()
+        self.matches = 0
+
+    def push(self, text: str) -> str:
+        """What may be shown after ``text`` came."""
+        return self._take(text, final=False)
+
+    def finish(self) -> str:
+        """The rest, when no more text comes."""
+        return self._take("", final=True)
+
+    def _take(self, new: str, final: bool) -> str:
+        if self.stopped:
+            return ""
+        text, at = self._word + self._held + new, len(self._word)
+        shown: list[str] = []
+        growing = len(text)
+        for match in _WORDS.finditer(text):
+            start, end = match.span()
+            if end == len(text) and not final and not _ONE_ALONE.match(match[0]):
+                growing = start
+                break
+            if self._completes(match[0]):
+                shown.append(self._instead(text[at:start]))
+                at = end
+                if self.stopped:
+                    return "".join(shown)
+            else:
+                self._inside = False
+        shown.append(self._rest(text, at, growing, final))
+        return "".join(shown)
+
+    def _completes(self, word: str) -> bool:
+        """Whether ``word`` ends a run about which something is done."""
+        runs = self._system
+        last = (*self._last, _plain(word))
+        hit = last in runs.runs
+        self._last = last[1 - runs.words :] if len(last) >= runs.words else last
+        self._near = self._last in runs.beginnings
+        self.matches += hit
+        return hit and self.matches >= self._needed
+
+    def _instead(self, gap: str) -> str:
+        """What shows in the place of a word that is repeated and of the ``gap`` before it."""
+        if self._action is Action.BLOCK:
+            self.stopped = (RULE,)
+            return gap
+        if self._inside:
+            return ""
+        self._inside = True
+        return gap + (PLACEHOLDER if self._action is Action.REDACT else "")
+
+    def _rest(self, text: str, at: int, growing: int, final: bool) -> str:
+        """What follows the last complete word, as far as it may be shown."""
+        too_long = len(text) - growing > _WORD_CHARS_MAX
+        if final or not self._near or too_long:
+            self._word = text[growing:][: _WORD_CHARS_MAX + 1]
+            self._held = ""
+            return text[at:]
+        hold_from = at if self._inside else growing
+        self._word, self._held = "", text[hold_from:]
+        return text[at:hold_from]
+
+
+def _plain(word: str) -> str:
+    return word.casefold() if len(word) <= _WORD_CHARS_MAX else ""

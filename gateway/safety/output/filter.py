@@ -1,0 +1,178 @@
+"""The output filter: detokenized text in, text that may be shown out.
+
+It stands between the detokenizer and the stop strings, so a stop string cannot cut a secret in two before it is seen,
+and it is found in the text that the caller reads. Inside, in this order: what rules find is taken out, repetitions of
+the system message, and then the caller's own values come back. Each step depends on the text alone, never on how it
+was cut into pieces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
+from gateway.safety.findings import Finding
+from gateway.safety.output.automaton import Automaton, WatchedRule
+from gateway.safety.output.echo import EchoGuard, SystemText
+from gateway.safety.output.redactor import Redactor, Rules
+from gateway.safety.output.restorer import Restorer
+from gateway.safety.output.shapes import ShapeScanner
+from gateway.safety.output.view import Scanner, ViewScanner
+from gateway.safety.output.wordlist import WordList
+from gateway.safety.policy import EchoSettings, Policy
+from gateway.safety.redaction import Placeholders
+
+_LISTS: Final = (ALLOW_LIST, "deny.")
+"""Findings of the operator's lists, by the beginning of their names."""
+
+
+@dataclass(frozen=True)
+class OutputRules:
+    """A policy made ready for answers; made once and shared by all of them."""
+
+    rules: Rules
+    echo: EchoSettings | None
+    restore: bool
+    all_findings: Scanner
+
+    def review(self, text: str) -> Decision:
+        """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
+        return apply(self.rules.table, text, self.all_findings.scan(text))
+
+
+class _Both:
+    """Two scanners as one."""
+
+    def __init__(self, first: Scanner, second: Scanner) -> None:
+        self._first, self._second = first, second
+
+    def scan(self, text: str) -> list[Finding]:
+        return [*self._first.scan(text), *self._second.scan(text)]
+
+
+class _Watched:
+    """The findings that the stream waits for; others, that judge a whole text, would come and go with its pieces."""
+
+    def __init__(self, scanner: Scanner, watched: Sequence[WatchedRule]) -> None:
+        self._scanner = scanner
+        self._rules = frozenset(rule.id for rule in watched)
+
+    def scan(self, text: str) -> list[Finding]:
+        return [
+            finding
+            for finding in self._scanner.scan(text)
+            if finding.rule in self._rules or finding.rule.startswith(_LISTS)
+        ]
+
+
+def output_rules(
+    policy: Policy,
+    watched: Sequence[WatchedRule],
+    scanner: Scanner,
+    words: Sequence[str] = (),
+    whole_words: bool = True,
+) -> OutputRules | None:
+    """The filter of a policy, or None when it leaves answers as they are.
+
+    Args:
+        policy: what to do.
+        watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
+        scanner: the rules.
+        words: words that ``scanner`` finds, those of deny and allow lists.
+        whole_words: it finds them as whole words alone; else inside longer ones too.
+
+    Raises:
+        PatternError: a pattern cannot be followed in a stream; the message names the rule.
+    """
+    settings, table = policy.settings.output, policy.output_actions
+    if not settings.enabled:
+        return None
+    shapes = ShapeScanner(
+        settings.canaries,
+        settings.markdown_images != "allow",
+        settings.image_hosts,
+        settings.ansi != "allow",
+    )
+    needed = [
+        rule
+        for rule in (*watched, *shapes.watched)
+        if table.edits(rule.id) or rule.id.startswith(ALLOW_LIST)
+    ]
+    automaton = Automaton(needed, WordList(words, whole_words))
+    both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
+    rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
+    return OutputRules(rules, settings.echo, policy.settings.restore, both)
+
+
+class OutputFilter:
+    """The filter of one answer."""
+
+    def __init__(
+        self, shared: OutputRules, placeholders: Placeholders | None = None, system: str = ""
+    ) -> None:
+        """Begins an answer.
+
+        Args:
+            shared: of the policy.
+            placeholders: of the prompt.
+            system: the system message as the model got it.
+        """
+        own = placeholders or Placeholders()
+        self._redactor = Redactor(shared.rules, own.for_answer())
+        self._echo = _echo_guard(shared.echo, system)
+        self._restorer = Restorer(own) if shared.restore and own.values else None
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """The rules that ended the answer. Nothing is shown any more, and the row is to be cancelled."""
+        return self._redactor.stopped or (self._echo.stopped if self._echo is not None else ())
+
+    @property
+    def edits(self) -> Sequence[Edit]:
+        """What rules took out, by offset in the text of the model. Without the text itself."""
+        return self._redactor.edits
+
+    @property
+    def echoes(self) -> int:
+        """Runs of words of the system message that were found."""
+        return self._echo.matches if self._echo is not None else 0
+
+    @property
+    def decided(self) -> int:
+        """Characters of the model's text that no rule can claim any more."""
+        return self._redactor.decided
+
+    def push(self, text: str) -> str:
+        """What may be shown after ``text`` came."""
+        return self._after(self._redactor.push(text))
+
+    def finish(self, truncated: bool = False) -> str:
+        """What was held back, when no more text comes.
+
+        Args:
+            truncated: the model did not end by itself (a limit, a stop string, a cancel): of what may be the first
+                part of a match at the very end, only `OutputSettings.truncated_chars` characters show.
+        """
+        shown = self._after(self._redactor.finish(truncated))
+        if self._echo is not None:
+            rest = self._echo.finish()
+            shown += self._restorer.push(rest) if self._restorer is not None else rest
+        return shown + (self._restorer.finish() if self._restorer is not None else "")
+
+    def cancel(self) -> str:
+        """What of the text held back may still be shown when the answer is given up: decided by the same scan."""
+        return self.finish(truncated=True)
+
+    def _after(self, text: str) -> str:
+        if self._echo is not None:
+            text = self._echo.push(text)
+        return self._restorer.push(text) if self._restorer is not None and text else text
+
+
+def _echo_guard(settings: EchoSettings | None, system: str) -> EchoGuard | None:
+    if settings is None or settings.action == "allow" or not system:
+        return None
+    known = SystemText(system, settings.words)
+    return (
+        EchoGuard(known, settings.matches, Action[settings.action.upper()]) if known.runs else None
+    )

@@ -1,0 +1,217 @@
+"""The part of the output filter that takes out what rules find.
+
+`Watch` says up to where no match can still reach; the scanner of the rules, the one that inspects prompts, decides
+about that text, and only where something has matched. So the answer in pieces becomes what the whole answer would:
+the scan of a text between two places that no match can cross finds there what the scan of the whole finds.
+
+That is exact as long as matches are no longer than `WatchedRule.max_match_chars` and a scan depends on the text near
+a match alone. Where matches overlap each other without end (a table of numbers under a rule for telephone numbers),
+text is decided once it is longer than two of the longest matches; the scanner then begins anew inside such a chain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
+from gateway.safety.findings import Finding
+from gateway.safety.output.automaton import Automaton
+from gateway.safety.output.view import Scanner
+from gateway.safety.output.watch import Watch
+from gateway.safety.redaction import Placeholders
+
+_CONTEXT_CHARS: Final = 256
+"""Shown text that is kept to find a place where a scan can begin."""
+_TRIES: Final = 16
+"""Characters back that are followed to see whether a match from there reaches over."""
+_CHAIN_CHARS: Final = 256
+"""A chain of overlapping matches may be that much longer than two of them."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What all answers under a policy share.
+
+    Attributes:
+        automaton: the patterns of the rules that change or end an answer, and of allow lists.
+        scanner: decides; on the view of the text that the automaton has.
+        table: the actions.
+        truncated_chars: see `OutputSettings.truncated_chars`.
+    """
+
+    automaton: Automaton
+    scanner: Scanner
+    table: ActionTable
+    truncated_chars: int
+
+
+class Redactor:
+    """Shows text as soon as it is decided.
+
+    Attributes:
+        stopped: the rules that ended the answer; nothing is shown after it.
+        edits: what was taken out, by offset in the answer as the model gave it.
+        decided: characters of the model's answer that are dealt with.
+    """
+
+    def __init__(self, rules: Rules, placeholders: Placeholders) -> None:
+        self._rules = rules
+        self._placeholders = placeholders
+        self._watch = Watch(rules.automaton)
+        self._held: list[str] = []
+        self._context = ""
+        self._chain_end = 0
+        self._inside_chain = False
+        self.stopped: tuple[str, ...] = ()
+        self.edits: list[Edit] = []
+        self.decided = 0
+
+    @property
+    def held_chars(self) -> int:
+        """Characters that wait."""
+        return self._watch.end - self.decided
+
+    def push(self, text: str) -> str:
+        """What may be shown after ``text`` came."""
+        if self.stopped or not text:
+            return ""
+        watch = self._watch
+        watch.feed(text)
+        self._held.append(text)
+        free = watch.free_to
+        if free > self.decided:
+            return self._release(free)
+        if watch.end > self._chain_end and self.held_chars > 2 * self._reach() + _CHAIN_CHARS:
+            return self._cut_chain()
+        return ""
+
+    def finish(self, truncated: bool = False) -> str:
+        """The rest, when no more text comes.
+
+        Args:
+            truncated: the model did not end here by itself, so what is open at the end may be a secret cut short: at
+                most `Rules.truncated_chars` characters of it show.
+        """
+        if self.stopped or not self.held_chars:
+            return ""
+        held, open_at = self._text(), self._watch.open_from - self.decided
+        edits = self._edits(held, self._scan(held, len(held)))
+        if truncated and open_at < len(held):
+            shown_to = _outside(open_at + self._rules.truncated_chars, edits)
+            edits = [edit for edit in edits if edit.start < shown_to]
+            held = held[:shown_to]
+        return self._show(held, edits)
+
+    def _release(self, free: int) -> str:
+        held, length = self._text(), free - self.decided
+        piece, rest = held[:length], held[length:]
+        edits: Sequence[Edit] = ()
+        if self._watch.claims_before(free):
+            edits = self._edits(piece, self._scan(held, length))
+            self._watch.forget_before(free)
+        self._held = [rest] if rest else []
+        self._inside_chain = False
+        return self._show(piece, edits)
+
+    def _cut_chain(self) -> str:
+        """Decides about the older part of a chain of overlapping matches, which no match under way reaches."""
+        held, reach = self._text(), self._reach()
+        found = self._scan(held, len(held))
+        cut = _before(len(held) - reach, clusters((f.start, f.end) for f in found))
+        rest = len(held) - max(cut, 0)
+        if rest > 2 * reach:
+            # Scanned again when it is twice as long: so every character is scanned a few times at most.
+            self._chain_end = self._watch.end + rest
+        if cut <= 0:
+            return ""
+        edits = self._edits(held[:cut], [f for f in found if f.start < cut])
+        shown = self._show(held[:cut], edits)
+        self._watch = Watch(self._rules.automaton, self.decided, held[cut - 1])
+        self._watch.feed(held[cut:])
+        self._held = [held[cut:]]
+        self._inside_chain = True
+        return shown
+
+    def _reach(self) -> int:
+        """Characters before the end that a match under way may hold, or that may decide about one before them."""
+        return max(self._watch.widest, self._rules.automaton.context_after)
+
+    def _text(self) -> str:
+        if len(self._held) > 1:
+            self._held = ["".join(self._held)]
+        return self._held[0]
+
+    def _scan(self, held: str, length: int) -> list[Finding]:
+        """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
+        automaton = self._rules.automaton
+        before = self._context_chars(held)
+        beyond = length + max(1, automaton.context_after)
+        text = self._context[len(self._context) - before :] + held[:beyond]
+        return [
+            replace(f, start=f.start - before, end=min(f.end - before, length))
+            for f in self._rules.scanner.scan(text)
+            if before <= f.start < before + length
+        ]
+
+    def _context_chars(self, held: str) -> int:
+        """How much shown text the scan needs before ``held``.
+
+        Enough for the rules, and a beginning from which no match reaches into ``held``: cut off from the text before
+        it, a place may look like the start of a word when it is none.
+        """
+        automaton, context = self._rules.automaton, self._context
+        least = min(automaton.context_before, len(context))
+        if self._inside_chain:
+            return least
+        least = min(max(1, least), len(context))
+        for chars in range(least, min(len(context), _CONTEXT_CHARS)):
+            at = len(context) - chars
+            if not automaton.may_begin(context[at]):
+                return chars
+            if chars < _TRIES and not automaton.crosses(context[at:] + held[:1], chars):
+                return chars
+        return len(context) if len(context) == self.decided else least
+
+    def _edits(self, piece: str, found: Sequence[Finding]) -> list[Edit]:
+        decision = apply(self._rules.table, piece, found, self._placeholders)
+        if decision.edits and decision.edits[-1].action is Action.BLOCK:
+            last = decision.edits[-1]
+            inside = (f for f in found if f.start < last.end and f.end > last.start)
+            self.stopped = tuple(dict.fromkeys(f.rule for f in inside if self._blocks(f)))
+        return list(decision.edits)
+
+    def _blocks(self, finding: Finding) -> bool:
+        choice = self._rules.table.choose(finding.rule, finding.severity)
+        return choice.action is Action.BLOCK
+
+    def _show(self, piece: str, edits: Sequence[Edit]) -> str:
+        """``piece`` with ``edits``; it is dealt with from now on."""
+        shown, at = [], 0
+        for edit in edits:
+            shown.append(piece[at : edit.start])
+            shown.append(edit.shown)
+            at = edit.end
+            base = self.decided
+            self.edits.append(replace(edit, start=base + edit.start, end=base + edit.end))
+            if edit.action is Action.BLOCK:
+                at = len(piece)
+        shown.append(piece[at:])
+        self.decided += len(piece)
+        self._remember(piece)
+        return "".join(shown) if edits else piece
+
+    def _remember(self, piece: str) -> None:
+        self._context += piece
+        if len(self._context) > 4 * _CONTEXT_CHARS:
+            keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
+            self._context = self._context[-keep:]
+
+
+def _outside(offset: int, edits: Sequence[Edit]) -> int:
+    """``offset``, or the end of the edit that it lies in."""
+    return next((edit.end for edit in edits if edit.start < offset < edit.end), offset)
+
+
+def _before(offset: int, unions: Sequence[tuple[int, int]]) -> int:
+    """``offset``, or the start of the union that it lies in."""
+    return next((start for start, end in unions if start < offset < end), offset)

@@ -1,0 +1,444 @@
+"""Policies of the YAML section ``safety:``: which action for which rule, by tenant and label.
+
+    safety:
+      default: standard
+      policies:
+        standard:
+          version: "3"
+          actions: {"pii.*": redact, "secret.*": block, "injection.*": {route: governed}}
+          severity: {critical: block, medium: flag}
+          restore: true
+          output: {ansi: remove, canaries: ["zebra-7781"]}
+      choose:
+        - {tenant: acme, policy: strict}
+      dry_run: next
+
+A `Policies` never changes once it is loaded; `ActivePolicies` holds the one that new requests get. A request keeps the
+policy that it began with.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice, Decision
+from gateway.safety.findings import Severity
+
+SECTION: Final = "safety"
+_RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
+
+
+class PolicyError(ValueError):
+    """The section cannot work; the message names line and key."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+def _read_choice(value: object) -> Choice:
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, str) and value in _PLAIN:
+        return Choice(_PLAIN[value])
+    if isinstance(value, dict) and list(value) == ["route"] and isinstance(value["route"], str):
+        return Choice(Action.ROUTE, value["route"])
+    raise ValueError(f"must be one of {', '.join(_PLAIN)}, or {{route: MODEL}}")
+
+
+def _write_choice(choice: Choice) -> str | dict[str, str | None]:
+    return {"route": choice.model} if choice.action is Action.ROUTE else choice.action.name.lower()
+
+
+_PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
+ActionSpec = Annotated[
+    Choice, BeforeValidator(_read_choice), PlainSerializer(_write_choice, return_type=Any)
+]
+SeverityName = Literal["low", "medium", "high", "critical"]
+Shape = Literal["allow", "redact", "remove", "block"]
+
+
+class Limits(_Section):
+    """Bounds of one text of a prompt; what is beyond them is a finding of a ``limit.*`` rule."""
+
+    max_chars: int = Field(200_000, ge=1)
+    max_run_chars: int = Field(2_000, ge=1)
+    """The same character in a row."""
+    max_word_chars: int = Field(10_000, ge=1)
+    """Characters without a space."""
+    max_tokens_per_char: float = Field(4.0, gt=0)
+    languages: tuple[str, ...] = ()
+    """Languages a prompt may have; empty: any."""
+
+
+class EchoSettings(_Section):
+    """When an answer repeats the system message."""
+
+    words: int = Field(8, ge=3, le=64)
+    """That many words in a row count as one match."""
+    matches: int = Field(1, ge=1)
+    """From this match on something is done; overlapping runs count one for each word."""
+    action: Shape = "block"
+
+
+class OutputSettings(_Section):
+    """What is done with answers. "block" ends the answer; routes of the prompt's actions are flags here."""
+
+    enabled: bool = True
+    actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
+    """Over those of the prompt, name by name."""
+    echo: EchoSettings | None = None
+    canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
+    """Strings that stand in a system message and must never come out; finding one blocks."""
+    markdown_images: Shape = "allow"
+    image_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")], ...] = ()
+    """Hosts that images may come from."""
+    ansi: Shape = "allow"
+    """Terminal escape sequences."""
+    truncated_chars: int = Field(4, ge=0, le=64)
+    """Characters that may show of a possible match that the end of a cut answer leaves open."""
+
+    @field_validator("actions")
+    @classmethod
+    def _no_route(cls, actions: dict[str, Choice]) -> dict[str, Choice]:
+        for rule, choice in actions.items():
+            if choice.action is Action.ROUTE:
+                raise ValueError(f"{rule}: an answer cannot be routed")
+        return actions
+
+
+class PolicySettings(_Section):
+    """One policy."""
+
+    version: str = "1"
+    actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
+    severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
+    """From this severity on, for rules that ``actions`` does not name."""
+    default: ActionSpec = Choice(Action.FLAG)
+    restore: bool = False
+    """The caller's own values come back in the answer in the place of their placeholders."""
+    deny: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    """Files with one word or pattern a line."""
+    limits: Limits = Limits()
+    output: OutputSettings = OutputSettings()
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class ChooseRule(_Section):
+    """Gives ``policy`` to requests of a tenant, with labels, or both."""
+
+    policy: Name
+    tenant: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_condition(self) -> Self:
+        if self.tenant is None and not self.labels:
+            raise ValueError("needs tenant or labels")
+        return self
+
+    def holds(self, tenant: str, labels: Mapping[str, str]) -> bool:
+        """Whether a request gets the policy."""
+        ours = self.tenant is None or self.tenant == tenant
+        return ours and all(labels.get(key) == value for key, value in self.labels.items())
+
+
+class SafetySettings(_Section):
+    """The whole section."""
+
+    policies: dict[Name, PolicySettings] = Field(
+        default_factory=lambda: {"default": PolicySettings()}
+    )
+    default: Name = "default"
+    choose: tuple[ChooseRule, ...] = ()
+    """The first that holds decides, else ``default``."""
+    dry_run: Name | None = None
+    """A policy that is tried beside the active one: its decisions are counted, never carried out."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One policy as requests carry it.
+
+    Attributes:
+        name: its key in the file.
+        settings: as written.
+        deny: lines of the deny lists.
+        allow: lines of the allow lists.
+    """
+
+    name: str
+    settings: PolicySettings
+    deny: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+
+    @cached_property
+    def hash(self) -> str:
+        """The first 12 hex digits of the SHA-256 of all that decides, lists included."""
+        content = [self.settings.model_dump(mode="json"), self.deny, self.allow]
+        plain = json.dumps(content, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+    @property
+    def version(self) -> str:
+        """Such as "standard@3+0123456789ab"."""
+        return f"{self.name}@{self.settings.version}+{self.hash}"
+
+    @cached_property
+    def actions(self) -> ActionTable:
+        """For prompts."""
+        s = self.settings
+        severities = {Severity[name.upper()]: choice for name, choice in s.severity.items()}
+        return ActionTable(dict(s.actions), severities, s.default)
+
+    @cached_property
+    def output_actions(self) -> ActionTable:
+        """For answers."""
+        ours, output = self.actions, self.settings.output
+        shapes: dict[str, Choice] = {
+            "output.canary": Choice(Action.BLOCK),
+            "output.markdown_image": Choice(Action[output.markdown_images.upper()]),
+            "output.ansi": Choice(Action[output.ansi.upper()]),
+        }
+        rules = {rule: _unrouted(choice) for rule, choice in ours.rules.items()}
+        severities = {level: _unrouted(choice) for level, choice in ours.severities.items()}
+        return ActionTable(rules | shapes | output.actions, severities, _unrouted(ours.default))
+
+
+@dataclass(frozen=True)
+class Policies:
+    """All policies of a file, and who gets which."""
+
+    by_name: Mapping[str, Policy]
+    default: str
+    rules: tuple[ChooseRule, ...] = ()
+    dry_run: Policy | None = None
+
+    def choose(self, tenant: str, labels: Mapping[str, str]) -> Policy:
+        """The policy of a request: the first rule that holds, else the default."""
+        for rule in self.rules:
+            if rule.holds(tenant, labels):
+                return self.by_name[rule.policy]
+        return self.by_name[self.default]
+
+
+class ActivePolicies:
+    """The policies that new requests get; changing them leaves requests that run untouched."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._current = policies
+
+    @property
+    def current(self) -> Policies:
+        """Take it once for a request and keep it."""
+        return self._current
+
+    def swap(self, policies: Policies) -> Policies:
+        """New requests get ``policies``; those before are returned."""
+        before, self._current = self._current, policies
+        return before
+
+
+@dataclass
+class DryRun:
+    """Counts what a new policy would have done.
+
+    Attributes:
+        texts: how many were decided by both.
+        changed: of these, how many would have become another text, route or block.
+        moves: findings by rule, action now, action of the new policy.
+    """
+
+    texts: int = 0
+    changed: int = 0
+    moves: Counter[tuple[str, Action, Action]] = field(default_factory=Counter)
+
+    def add(self, active: Decision, trial: Decision) -> None:
+        """Both decisions about one text, from the same findings."""
+        self.texts += 1
+        self.changed += (active.text, active.routed, bool(active.blocked)) != (
+            trial.text,
+            trial.routed,
+            bool(trial.blocked),
+        )
+        for now, new in zip(active.taken, trial.taken, strict=True):
+            self.moves[now.finding.rule, now.action, new.action] += 1
+
+
+def load_policies(
+    text: str,
+    read_list: Callable[[str], str],
+    known_rules: Collection[str] = (),
+    known_models: Collection[str] = (),
+) -> Policies:
+    """The policies of a configuration file.
+
+    Args:
+        text: the whole file; without a section ``safety`` everything is flagged and nothing changed.
+        read_list: gives the content of a list file by its path as written.
+        known_rules: names of all rules; unset: names are not compared.
+        known_models: names of all models; unset: names are not compared.
+
+    Raises:
+        PolicyError: the message names line and key.
+    """
+    lines = _Lines(text)
+    try:
+        settings = SafetySettings.model_validate(lines.section)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise lines.error(problem["loc"], problem["msg"].removeprefix("Value error, ")) from None
+    _check_names(settings, lines)
+    _check_known(settings, lines, known_rules, known_models)
+    policies = {
+        name: Policy(
+            name,
+            body,
+            tuple(_list_lines(("policies", name, "deny"), body.deny, read_list, lines)),
+            tuple(_list_lines(("policies", name, "allow"), body.allow, read_list, lines)),
+        )
+        for name, body in settings.policies.items()
+    }
+    trial = policies[settings.dry_run] if settings.dry_run else None
+    return Policies(policies, settings.default, settings.choose, trial)
+
+
+def _unrouted(choice: Choice) -> Choice:
+    return Choice(Action.FLAG) if choice.action is Action.ROUTE else choice
+
+
+def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
+    places: list[tuple[tuple[str | int, ...], str | None]] = [
+        (("default",), settings.default),
+        (("dry_run",), settings.dry_run),
+    ]
+    places += [(("choose", i, "policy"), rule.policy) for i, rule in enumerate(settings.choose)]
+    for place, name in places:
+        if name is not None and name not in settings.policies:
+            known = ", ".join(settings.policies)
+            raise lines.error(place, f"no policy {name!r}; known: {known}")
+
+
+def _check_known(
+    settings: SafetySettings, lines: "_Lines", rules: Collection[str], models: Collection[str]
+) -> None:
+    own = ("output.canary", "output.markdown_image", "output.ansi", f"{ALLOW_LIST}list")
+    for place, rule, choice in _all_actions(settings):
+        if rules and rule is not None and not _fits(rule, [*rules, *own]):
+            raise lines.error(place, f"no rule {rule!r}")
+        if models and choice.model is not None and choice.model not in models:
+            raise lines.error(place, f"no model {choice.model!r}; known: {', '.join(models)}")
+
+
+def _all_actions(
+    settings: SafetySettings,
+) -> Iterator[tuple[tuple[str | int, ...], str | None, Choice]]:
+    for name, body in settings.policies.items():
+        at = ("policies", name)
+        for rule, choice in body.actions.items():
+            yield (*at, "actions", rule), rule, choice
+        for rule, choice in body.output.actions.items():
+            yield (*at, "output", "actions", rule), rule, choice
+        for level, choice in body.severity.items():
+            yield (*at, "severity", level), None, choice
+        yield (*at, "default"), None, body.default
+
+
+def _fits(rule: str, known: Collection[str]) -> bool:
+    if not rule.endswith("*"):
+        return rule in known
+    return any(name.startswith(rule[:-1]) for name in known)
+
+
+def _list_lines(
+    place: tuple[str | int, ...],
+    paths: tuple[str, ...],
+    read_list: Callable[[str], str],
+    lines: "_Lines",
+) -> Iterator[str]:
+    for index, path in enumerate(paths):
+        try:
+            content = read_list(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise lines.error((*place, index), f"{path}: cannot be read: {error}") from None
+        for line in content.splitlines():
+            if line.strip() and not line.startswith("#"):
+                yield line.strip()
+
+
+class _Lines:
+    """The section as values, and the line of every key."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise PolicyError(f"is not YAML: {error}") from None
+        self._node = _child(root, SECTION) if root is not None else None
+        self.section = (values.get(SECTION) if isinstance(values, dict) else None) or {}
+        if self._node is not None:
+            self._refuse_doubles(self._node[1], ())
+
+    def error(self, place: tuple[str | int, ...], problem: str) -> PolicyError:
+        """An error at a place below the section; of a missing key, the line of what it is missing from."""
+        key, line, node = [SECTION], 0, self._node
+        if node is not None:
+            line = node[0].start_mark.line
+        for part in place:
+            if node is not None:
+                node = _child(node[1], part)
+            if node is None and part in ("[key]", "is-instance[Choice]"):
+                continue
+            key.append(str(part))
+            line = node[0].start_mark.line if node is not None else line
+        return PolicyError(f"line {line + 1}: {'.'.join(key)}: {problem}")
+
+    def _refuse_doubles(self, node: yaml.Node, place: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._refuse_doubles(item, (*place, index))
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                here = (*place, key.value)
+                if key.value in seen:
+                    at = key.start_mark.line + 1
+                    raise PolicyError(
+                        f"line {at}: {'.'.join(map(str, (SECTION, *here)))}: is there twice"
+                    )
+                seen.add(key.value)
+                self._refuse_doubles(value, here)
+
+
+def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
+    """The key and the value of ``part`` in a mapping; in a list, the item twice."""
+    if isinstance(node, yaml.MappingNode):
+        found = [(key, value) for key, value in node.value if key.value == str(part)]
+        return found[0] if found else None
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part]
+    return None

@@ -1,0 +1,102 @@
+"""What patterns are understood, and what they may hold."""
+
+import re
+import warnings
+
+import hypothesis.strategies as st
+import pytest
+import re2
+from hypothesis import given, settings
+
+from gateway.safety.output.automaton import Automaton, WatchedRule
+from gateway.safety.output.syntax import PatternError, parse
+from gateway.safety.output.watch import Watch
+
+REFUSED = {
+    "(": "ends too early|missing",
+    ")": "unmatched",
+    "a(?=b)": "look-around",
+    "a(?!b)": "look-around",
+    "(?<=a)b": "look-around",
+    r"(a)\1": "not known",
+    "a{3,2}": "bounds",
+    "a{1,200000}": "bounds",
+    "a*+b": "possessive",
+    "*a": "repeats nothing",
+    "[z-a]": "range",
+    "[a": "too early",
+    "[[:nope:]]": "no class",
+    r"\x{110000}": "code point",
+    "a*": "empty",
+    "": "empty",
+    r"\b": "empty",
+    "(" * 60 + "a" + ")" * 60: "groups inside",
+    "a{600}" * 11: "written out",
+}
+PATTERNS = (
+    r"\bab{1,3}c\b", r"a(?:b|cd)*e", r"(?i)k[s-u]+", r"[^a-c\s]{2}x", r"\Aab|ba\z", r"a.c", r"(?s)a.c",
+    r"a??b+?c", r"x{2,}y", r"\d+[.]\d{1,3}", r"[[:alpha:]]_[\w-]", r"\Qa.b\E+", r"\x41\x{42}", r"\pL1", r"a\Bb\b",
+    r"(?P<n>a)(?<m>b)|c(?i:d)e", r"(?i)ſ?s", r"a{,2}", r"(?m)^a$", r"(a|ab)(c|bcd)", r"a[\s\S]*?b|c",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_cannot_be_followed_is_refused(pattern: str) -> None:
+    with pytest.raises(PatternError, match=REFUSED[pattern]) as caught:
+        Automaton([WatchedRule("some.rule", (pattern,))])
+    assert str(caught.value).startswith("some.rule: ")
+
+
+def test_the_place_of_a_mistake_is_named() -> None:
+    with pytest.raises(PatternError, match=r"^at character 4: "):
+        parse("ab*+c")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(PATTERNS),
+    st.text(alphabet="abcdexkKsſ1.-_A B\nyé", max_size=30),
+)
+def test_a_match_is_never_missed(pattern: str, text: str) -> None:
+    automaton = Automaton([WatchedRule("r", (pattern,))])
+    for engine in (re2.compile(pattern), python_pattern(pattern)):
+        for match in engine.finditer(text) if engine else ():
+            start, end = match.span()
+            watch = Watch(automaton)
+            for char in text[: end - 1]:
+                watch.feed(char)
+                assert watch.free_to <= max(start, 0) or watch.end <= start
+            watch.feed(text[end - 1])
+            assert watch.claims_before(start + 1)
+
+
+def python_pattern(pattern: str) -> "re.Pattern[str] | None":
+    if "{," in pattern:  # a plain brace for RE2
+        return None
+    try:
+        with warnings.catch_warnings(action="error"):
+            return re.compile(pattern.replace(r"\z", r"\Z"))
+    except (re.error, FutureWarning):
+        return None
+
+
+def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
+    automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,5000}>",), 5002)])
+    watch = Watch(automaton)
+    watch.feed("so <" + "a " * 600)
+    assert watch.free_to == 3
+    watch.feed(">")
+    assert watch.claims_before(4)
+    assert watch.free_to == watch.end
+
+
+def test_a_lazy_pattern_is_over_at_its_first_end() -> None:
+    watch = Watch(Automaton([WatchedRule("r", (r"<[A-Z ]+>[\s\S]*?</[A-Z ]+>",))]))
+    watch.feed("a <A>b</A> c")
+    assert watch.free_to == watch.end
+
+
+def test_a_lazy_pattern_whose_beginning_may_grow_goes_on() -> None:
+    watch = Watch(Automaton([WatchedRule("r", (r"a+[\s\S]*?ab",))]))
+    watch.feed("aab ")
+    assert watch.free_to == 0

@@ -1,0 +1,67 @@
+"""Rules of the inspection as the stream follows them, and lists of words."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.safety.output.automaton import UNBOUNDED, Automaton, WatchedRule
+from gateway.safety.output.watch import Watch
+from gateway.safety.output.watching import watched_rules
+from gateway.safety.output.wordlist import WordList
+
+
+@dataclass(frozen=True)
+class Form:
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    id: str
+    forms: tuple[Form, ...]
+    max_length: int
+    context_chars: int = 48
+
+
+def test_what_a_rule_looks_at_is_kept() -> None:
+    rule, key = watched_rules(
+        [
+            Spec("pii.a", (Form("a{3}"), Form("b")), 3),
+            Spec("secret.private_key", (Form("-----BEGIN PRIVATE KEY-----"),), 16384),
+        ],
+        look_around=32,
+    )
+    assert rule == WatchedRule("pii.a", ("a{3}", "b"), 3, context_before=80, context_after=32)
+    watch = Watch(Automaton([key]))
+    watch.feed("so -----BEGIN RSA PRIVATE KEY-----\nMII+/=\nab\n")
+    assert watch.free_to == 3
+    watch.feed("-----END RSA PRIVATE KEY-----\n" + "x" * 32)
+    assert watch.free_to == watch.end
+
+
+def test_a_finding_that_may_grow_is_not_cut() -> None:
+    watch = Watch(Automaton([WatchedRule("r", ("abc",), 10, grows=True)]))
+    watch.feed("abc" + "d" * 9)
+    assert watch.free_to == 0
+    watch.feed("d")
+    assert watch.free_to == watch.end
+
+
+def test_growth_without_bound_waits_for_the_end() -> None:
+    assert WatchedRule("r", ("abc",), None, grows=True).growth == UNBOUNDED
+
+
+@pytest.mark.parametrize(("whole", "free"), [(True, 5), (False, 1)])
+def test_words_inside_longer_ones_count_where_the_list_says_so(whole: bool, free: int) -> None:
+    watch = Watch(Automaton([], WordList(["heron", "ΣΟΦΟΣ"], whole)))
+    watch.feed("ahero")
+    assert watch.free_to == free
+
+
+def test_words_are_found_in_any_case() -> None:
+    watch = Watch(Automaton([], WordList(["Blue Heron", "ΣΟΦΟΣ", ""])))
+    watch.feed("a BLUE\u200b hero")
+    assert watch.free_to == 2
+    watch.feed("n, σοφος")
+    assert watch.claims_before(3)
+    assert watch.free_to == watch.end - 5

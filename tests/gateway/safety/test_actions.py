@@ -1,0 +1,133 @@
+"""Decisions about findings do not depend on their order, and nothing of an overlap shows."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from gateway.safety.actions import Action, ActionTable, Choice, apply, clusters, edited
+from gateway.safety.findings import Finding, Severity
+from gateway.safety.redaction import Placeholders
+
+TABLE = ActionTable(
+    rules={
+        "pii.*": Choice(Action.REDACT),
+        "pii.ip": Choice(Action.FLAG),
+        "pii.crypto.*": Choice(Action.REMOVE),
+        "secret.*": Choice(Action.BLOCK),
+        "injection.*": Choice(Action.ROUTE, "governed"),
+        "injection.role": Choice(Action.ROUTE, "other"),
+        "allow.*": Choice(Action.ALLOW),
+    },
+    severities={Severity.HIGH: Choice(Action.BLOCK), Severity.MEDIUM: Choice(Action.REDACT)},
+    default=Choice(Action.ALLOW),
+)
+RULES = ("pii.email", "pii.ip", "pii.crypto.btc", "secret.key", "injection.role", "allow.list", "x")
+
+
+def found(rule: str, start: int, end: int, severity: Severity = Severity.LOW) -> Finding:
+    return Finding(rule, start, end, severity)
+
+
+FINDINGS = st.lists(
+    st.builds(
+        lambda rule, start, length, severity: found(rule, start, start + length, severity),
+        st.sampled_from(RULES),
+        st.integers(0, 20),
+        st.integers(0, 8),
+        st.sampled_from(Severity),
+    ),
+    max_size=8,
+)
+
+
+def test_the_closest_name_decides_then_the_severity() -> None:
+    def action(rule: str, severity: Severity = Severity.LOW) -> Action:
+        return TABLE.choose(rule, severity).action
+
+    assert action("pii.ip", Severity.CRITICAL) is Action.FLAG
+    assert action("pii.email") is Action.REDACT
+    assert action("pii.crypto.btc") is Action.REMOVE
+    assert action("other") is Action.ALLOW
+    assert action("other", Severity.MEDIUM) is Action.REDACT
+    assert action("other", Severity.CRITICAL) is Action.BLOCK
+    assert (
+        ActionTable({"*": Choice(Action.REDACT)}).choose("a.b.c", Severity.LOW).action
+        is Action.REDACT
+    )
+
+
+def test_overlapping_findings_become_one_placeholder() -> None:
+    text = "mail john@10.0.0.1.example now"
+    decision = apply(TABLE, text, [found("pii.email", 5, 18), found("pii.name", 10, 26)])
+    assert decision.text == "mail <NAME_1> now"
+    assert [(edit.start, edit.end) for edit in decision.edits] == [(5, 26)]
+
+
+def test_findings_that_touch_stay_apart() -> None:
+    decision = apply(TABLE, "abcd", [found("pii.a", 0, 2), found("pii.b", 2, 4)])
+    assert decision.text == "<A_1><B_1>"
+
+
+def test_a_block_names_its_rules_and_never_the_text() -> None:
+    decision = apply(TABLE, "key SECRET", [found("secret.key", 4, 10), found("secret.a", 4, 8)])
+    assert decision.blocked == ("secret.a", "secret.key")
+    assert decision.text == "key "
+    assert "SECRET" not in repr(decision)
+
+
+def test_routes_go_to_the_model_of_the_most_severe() -> None:
+    findings = [found("injection.a", 0, 1), found("injection.role", 2, 3, Severity.HIGH)]
+    decision = apply(TABLE, "abc", findings)
+    assert (decision.routed, decision.text) == ("other", "abc")
+
+
+def test_what_lies_inside_the_allow_list_is_let_be() -> None:
+    findings = [found("allow.list", 0, 8), found("pii.email", 2, 6), found("pii.email", 6, 10)]
+    decision = apply(TABLE, "0123456789", findings)
+    assert [one.action for one in decision.taken] == [Action.ALLOW, Action.ALLOW, Action.REDACT]
+    assert decision.text == "012345<EMAIL_1>"
+
+
+def test_removing_leaves_nothing() -> None:
+    assert apply(TABLE, "a btc b", [found("pii.crypto.btc", 1, 5)]).text == "a b"
+
+
+@given(FINDINGS, st.randoms())
+def test_the_order_of_findings_does_not_matter(findings: list[Finding], random: object) -> None:
+    text = "abcdefghijklmnopqrstuvwxyz0123"
+    shuffled = list(findings)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    first, second = apply(TABLE, text, findings), apply(TABLE, text, shuffled)
+    assert first == second
+    assert edited(text, first.edits) == first.text
+
+
+@given(FINDINGS)
+def test_no_character_of_a_redacted_finding_shows(findings: list[Finding]) -> None:
+    text = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcd"
+    decision = apply(TABLE, text, findings)
+    hidden = {
+        char
+        for one in decision.taken
+        if one.action in {Action.REDACT, Action.REMOVE, Action.BLOCK}
+        for char in text[one.finding.start : one.finding.end]
+    }
+    kept, at = [], 0
+    for edit in decision.edits:
+        kept.append(text[at : edit.start])
+        at = len(text) if edit.action is Action.BLOCK else edit.end
+    kept.append(text[at:])
+    assert not hidden & set("".join(kept))
+
+
+def test_nothing_found_changes_nothing() -> None:
+    assert apply(TABLE, "text", []).text == "text"
+    assert clusters([(1, 1), (3, 5), (4, 8), (8, 9)]) == [(3, 8), (8, 9)]
+
+
+def test_placeholders_of_the_request_are_used() -> None:
+    placeholders = Placeholders()
+    apply(TABLE, "a@b", [found("pii.email", 0, 3)], placeholders)
+    decision = apply(
+        TABLE, "c@d a@b", [found("pii.email", 0, 3), found("pii.email", 4, 7)], placeholders
+    )
+    assert decision.text == "<EMAIL_2> <EMAIL_1>"

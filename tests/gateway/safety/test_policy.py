@@ -1,0 +1,130 @@
+"""Policies from the file: errors name line and key, versions follow the content."""
+
+import pytest
+
+from gateway.safety.actions import Action, Choice, apply
+from gateway.safety.findings import Finding, Severity
+from gateway.safety.policy import ActivePolicies, DryRun, Policies, PolicyError, load_policies
+
+FILE = """\
+models: []
+safety:
+  default: standard
+  policies:
+    standard:
+      version: 3
+      actions:
+        pii.*: redact
+        injection.*: {route: governed}
+      severity: {critical: block}
+      restore: true
+      deny: [deny.txt]
+      output:
+        ansi: remove
+        actions: {pii.ip: flag}
+    strict:
+      default: block
+  choose:
+    - {tenant: acme, policy: strict}
+    - {labels: {team: lab, kind: test}, policy: strict}
+  dry_run: strict
+"""
+LISTS = {"deny.txt": "# words\nzebra\n\n  blue heron \n"}
+
+
+def load(text: str = FILE, **known: list[str]) -> Policies:
+    return load_policies(text, LISTS.__getitem__, **known)
+
+
+def test_a_file_without_the_section_flags_everything() -> None:
+    policy = load("models: []\n").choose("any", {})
+    assert policy.actions.choose("pii.email", Severity.CRITICAL) == Choice(Action.FLAG)
+    assert not policy.settings.restore
+    assert load("").default == "default"
+
+
+def test_actions_for_prompts_and_answers() -> None:
+    policy = load().choose("any", {})
+    assert policy.actions.choose("injection.x", Severity.LOW) == Choice(Action.ROUTE, "governed")
+    assert policy.output_actions.choose("injection.x", Severity.LOW) == Choice(Action.FLAG)
+    assert policy.output_actions.choose("pii.ip", Severity.LOW).action is Action.FLAG
+    assert policy.output_actions.choose("pii.email", Severity.LOW).action is Action.REDACT
+    assert policy.output_actions.choose("output.ansi", Severity.LOW).action is Action.REMOVE
+    assert policy.output_actions.choose("output.canary", Severity.LOW).action is Action.BLOCK
+    assert policy.deny == ("zebra", "blue heron")
+
+
+def test_the_first_rule_that_holds_chooses() -> None:
+    policies = load()
+    assert policies.choose("acme", {}).name == "strict"
+    assert policies.choose("x", {"team": "lab", "kind": "test"}).name == "strict"
+    assert policies.choose("x", {"team": "lab"}).name == "standard"
+
+
+def test_the_version_follows_all_that_decides() -> None:
+    first = load().choose("x", {}).version
+    assert first.startswith("standard@3+")
+    assert load().choose("x", {}).version == first
+    assert load(FILE.replace("ansi: remove", "ansi: block")).choose("x", {}).version != first
+    changed = load_policies(FILE, lambda path: "zebra")
+    assert changed.choose("x", {}).version != first
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pii.*: redact", "pii.*: redct", r"line 8: safety.policies.standard.actions.pii.\*: must be one of"),
+        ("pii.*", "PII", "line 8: safety.policies.standard.actions.PII"),
+        ("ansi: remove", "ansii: remove", "line 14: safety.policies.standard.output.ansii: Extra"),
+        ("pii.ip: flag", "pii.ip: {route: a}", "line 15: .*output.actions.*cannot be routed"),
+        ("critical:", "huge:", "line 10: safety.policies.standard.severity.huge"),
+        ("default: standard", "default: nope", "line 3: safety.default: no policy 'nope'"),
+        ("policy: strict}\n    -", "policy: lax}\n    -", "line 19: safety.choose.0.policy: no policy 'lax'"),
+        ("tenant: acme, ", "", "line 19: safety.choose.0: needs tenant or labels"),
+        ("dry_run: strict", "dry_run: no", "line 21: safety.dry_run"),
+        ("deny.txt", "gone.txt", r"line 12: safety.policies.standard.deny.0: gone.txt: cannot be read"),
+        ("restore: true", "version: 4", "line 11: safety.policies.standard.version: is there twice"),
+        ("{critical: block}", "{critical: ", "is not YAML"),
+        ("safety:", "safety: 5\nother:", "line 2: safety: "),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_line_and_key(old: str, new: str, message: str) -> None:
+    assert old in FILE
+
+    def read(path: str) -> str:
+        if path not in LISTS:
+            raise FileNotFoundError(2, "No such file or directory")
+        return LISTS[path]
+
+    with pytest.raises(PolicyError, match=message):
+        load_policies(FILE.replace(old, new, 1), read)
+
+
+def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
+    rules = ["pii.ip", "injection.role"]
+    load(known_rules=rules, known_models=["governed"])
+    with pytest.raises(PolicyError, match=r"line 8: .*no rule 'pii\.\*'"):
+        load(known_rules=["injection.role"])
+    with pytest.raises(PolicyError, match=r"line 9: .*no model 'governed'"):
+        load(known_models=["small"])
+
+
+def test_requests_that_run_keep_their_policy() -> None:
+    active = ActivePolicies(load())
+    kept = active.current
+    before = active.swap(load(FILE.replace("pii.*: redact", "pii.*: block")))
+    assert before is kept
+    assert kept.choose("x", {}).actions.choose("pii.a", Severity.LOW).action is Action.REDACT
+    now = active.current.choose("x", {})
+    assert now.actions.choose("pii.a", Severity.LOW).action is Action.BLOCK
+
+
+def test_a_dry_run_counts_what_would_change() -> None:
+    policies, run = load(), DryRun()
+    assert policies.dry_run is not None
+    active = policies.choose("x", {})
+    findings = [Finding("pii.email", 0, 3, Severity.LOW)]
+    for found in (findings, []):
+        run.add(apply(active.actions, "a@b", found), apply(policies.dry_run.actions, "a@b", found))
+    assert (run.texts, run.changed) == (2, 1)
+    assert run.moves == {("pii.email", Action.REDACT, Action.BLOCK): 1}
