@@ -158,7 +158,7 @@ _NUMBERS: Final = (
     ),
     RuleSpec(
         "pii.fr_nir",
-        (Form(r"(?i)\b[1-478] ?\d{2} ?\d{2} ?\d[0-9AB] ?\d{3} ?\d{3} ?\d{2}\b"),),
+        (Form(r"(?i)\b[1278] ?\d{2} ?\d{2} ?\d[0-9AB] ?\d{3} ?\d{3} ?\d{2}\b"),),
         Severity.HIGH,
         max_length=21,
         validator="fr_nir",

@@ -18,8 +18,10 @@ def test_offsets_agree_with_python(text: str, at: int) -> None:
     assert subject.bytes_at(at, 0, 0) == offset
 
 
-@given(ANY, st.integers(0, 9000), st.integers(0, 50))
-def test_back_goes_far_enough_and_to_the_start_of_a_character(text: str, offset: int, chars: int) -> None:
+@given(ANY, st.integers(0, 9000), st.integers(1, 50))
+def test_back_goes_far_enough_and_to_the_start_of_a_character(
+    text: str, offset: int, chars: int
+) -> None:
     subject = Subject(text)
     offset = min(offset, len(subject.data))
     at = subject.back(offset, chars)
