@@ -15,6 +15,7 @@ from pathlib import Path
 import uvloop
 
 from gateway.catalog import load_catalog
+from gateway.policies import load_inspector
 from gateway.server import running
 from sluice import settings as configuration
 from sluice.processes.errors import SetupError
@@ -34,21 +35,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
             stream=sys.stderr,
         )
-        uvloop.run(_serve(settings, gateway_id))
+        uvloop.run(_serve(settings, gateway_id, options.config))
     except (SettingsError, SetupError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(settings: Settings, gateway_id: str) -> None:
+async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     catalog = load_catalog(settings)
+    inspector = await asyncio.to_thread(load_inspector, settings, path)
     provider = start_tracing(SERVICE_GATEWAY)
     try:
-        async with running(settings, gateway_id, catalog, tracer(SERVICE_GATEWAY)):
+        async with running(settings, gateway_id, catalog, inspector, tracer(SERVICE_GATEWAY)):
             await stop.wait()
     finally:
         await asyncio.to_thread(provider.shutdown)

@@ -1,7 +1,9 @@
 """From a valid request to a task: inspect, route, tokenize, fit. One method a hop, in the order of the hops."""
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,16 +17,22 @@ from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
 from gateway.door.violations import Violations
 from gateway.models import Directory
-from gateway.routing.features import Features, count_numbers
+from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, Router
-from gateway.safety.inspector import Finding, Inspector
+from gateway.safety.actions import Action
+from gateway.safety.inspector import Inspected, Inspector, Verdict, verdict_on
+from gateway.safety.policy import Policy
 from gateway.spans import CallSpans
 from gateway.streams.endings import Hops
-from sluice.errors import ModelUnavailable
+from sluice.errors import ModelUnavailable, SafetyBlocked
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.telemetry import names
 
 RETRY_AFTER_S: Final = 1.0
+TENANT: Final = "default"
+"""Who pays, as long as nobody has to say who they are."""
+# Other calls get their turn of the loop between long texts.
+_LONG_CHARS: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,23 @@ class Admitted:
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Safety:
+    """What the safety layer makes of a request."""
+
+    policy: Policy
+    inspected: Sequence[Inspected]
+    verdict: Verdict
+
+    @property
+    def governed(self) -> Governed | None:
+        """Who must answer, by the policy."""
+        route = self.verdict.route
+        if route is None or route.model is None:
+            return None
+        return Governed(route.model, route.rule)
 
 
 class Admission:
@@ -52,14 +77,15 @@ class Admission:
         """Decides everything; the times go into ``hops``.
 
         Raises:
+            SafetyBlocked: the policy does not let the prompt through.
             InvalidRequest, PromptTooLong: the model cannot take the prompt.
             ModelUnavailable: nobody serves the model now.
         """
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
-            conversation = self._inspect(request.conversation, span)
+            conversation, governed = await self._inspect(request, span)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
-            plan = await self._route(request, conversation, span)
+            plan = await self._route(request, conversation, governed, span)
         hops.route_ms = hop.ms
         model = self.catalog[plan.model]
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
@@ -71,30 +97,39 @@ class Admission:
 
     async def count(self, conversation: Conversation, name: str | None) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model whose tokenizer counted."""
-        conversation, _ = self._inspected(conversation)
-        model = self.catalog[self._router.plan(await self._features(name, {}, conversation)).model]
+        texts = [turn.content for turn in conversation.turns]
+        safety = await self.check(texts, {})
+        conversation = _passed(conversation, safety)
+        features = await self._features(name, {}, conversation, safety.governed)
+        model = self.catalog[self._router.plan(features).model]
         return len(await prompts.encode(conversation, model)), model
 
-    def _inspect(self, conversation: Conversation, span: Span) -> Conversation:
-        conversation, findings = self._inspected(conversation)
-        if findings:
-            span.set_attribute(names.FINDINGS, [finding.rule for finding in findings])
-        return conversation
+    async def check(self, texts: Sequence[str], labels: Mapping[str, str]) -> "Safety":
+        """What the safety layer makes of the texts of one request."""
+        inspection = self._inspector.begin(TENANT, labels, texts)
+        inspected = []
+        for result in inspection.results():
+            inspected.append(result)
+            if len(result.normalized) > _LONG_CHARS:
+                await asyncio.sleep(0)
+        return Safety(inspection.policy, inspected, verdict_on(inspected))
 
-    def _inspected(self, conversation: Conversation) -> tuple[Conversation, list[Finding]]:
-        results = [self._inspector.inspect(turn.content) for turn in conversation.turns]
-        turns = tuple(
-            Turn(turn.role, result.text)
-            for turn, result in zip(conversation.turns, results, strict=True)
-        )
-        inspected = replace(conversation, turns=turns)
-        found = Violations()
-        check_not_emptied(inspected, found)
-        found.raise_if_any()
-        return inspected, [finding for result in results for finding in result.findings]
+    async def _inspect(
+        self, request: ValidRequest, span: Span
+    ) -> tuple[Conversation, Governed | None]:
+        texts = [turn.content for turn in request.conversation.turns]
+        safety = await self.check(texts, request.labels)
+        _record(safety, span)
+        return _passed(request.conversation, safety), safety.governed
 
-    async def _route(self, request: ValidRequest, conversation: Conversation, span: Span) -> Plan:
-        features = await self._features(request.model, request.labels, conversation)
+    async def _route(
+        self,
+        request: ValidRequest,
+        conversation: Conversation,
+        governed: Governed | None,
+        span: Span,
+    ) -> Plan:
+        features = await self._features(request.model, request.labels, conversation, governed)
         plan = self._router.plan(features)
         span.set_attributes(
             {
@@ -111,14 +146,56 @@ class Admission:
         return plan
 
     async def _features(
-        self, model: str | None, labels: Mapping[str, str], conversation: Conversation
+        self,
+        model: str | None,
+        labels: Mapping[str, str],
+        conversation: Conversation,
+        governed: Governed | None,
     ) -> Features:
-        if model is not None:
-            return Features(model=model)
+        if model is not None or governed is not None:
+            return Features(model=model, governed=governed)
         tokens = 0
         if self._router.needs_prompt_tokens:
             tokens = len(await prompts.encode(conversation, self.catalog[self.catalog.default]))
         return Features(None, count_numbers(conversation.user_text), tokens, labels)
+
+
+def _passed(conversation: Conversation, safety: Safety) -> Conversation:
+    """The conversation as a model may see it.
+
+    Raises:
+        SafetyBlocked: it may not.
+        InvalidRequest: nothing is left of a turn.
+    """
+    rules, version = safety.verdict.blocked, safety.policy.version
+    if rules:
+        raise SafetyBlocked(
+            f"the safety policy {version} blocks the prompt: {', '.join(rules)}",
+            metadata={"rules": ",".join(rules), "policy": version},
+        )
+    turns = tuple(
+        Turn(turn.role, result.text)
+        for turn, result in zip(conversation.turns, safety.inspected, strict=True)
+    )
+    inspected = replace(conversation, turns=turns)
+    found = Violations()
+    check_not_emptied(inspected, found)
+    found.raise_if_any()
+    return inspected
+
+
+def _record(safety: Safety, span: Span) -> None:
+    span.set_attribute(names.SAFETY_POLICY, safety.policy.version)
+    taken = safety.verdict.taken
+    if not taken:
+        return
+    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
+    span.set_attribute(names.FINDINGS, pairs)
+    counts: Counter[Action] = Counter()
+    for (_, action), count in taken.items():
+        counts[action] += count
+    for action, count in counts.items():
+        span.set_attribute(names.FINDING_COUNT + action.name.lower(), count)
 
 
 @dataclass

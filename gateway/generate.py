@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from opentelemetry.trace import SpanKind, Tracer
 
-from gateway.admission import Admission, Admitted
+from gateway.admission import TENANT, Admission, Admitted
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
-from gateway.opening import TENANT, open_stream, task_of
+from gateway.opening import open_stream, task_of
 from gateway.spans import CallSpans
 from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader

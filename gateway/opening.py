@@ -3,9 +3,8 @@
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Final
 
-from gateway.admission import Admitted
+from gateway.admission import TENANT, Admitted
 from gateway.door.requests import ValidRequest
 from gateway.streams.endings import Hops
 from gateway.streams.stream import Stream, Ticket
@@ -20,9 +19,6 @@ from sluice.v1.inference_pb2 import (
     Started,
 )
 from sluice.wire.clock import unix_ms
-
-TENANT: Final = "default"
-"""Who pays, as long as nobody has to say who they are."""
 
 
 def new_request_id() -> str:

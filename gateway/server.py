@@ -21,7 +21,7 @@ from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
 from gateway.routing.router import RuleRouter
-from gateway.safety.inspector import ControlInspector
+from gateway.safety.inspector import Inspector
 from gateway.service import InferenceService
 from gateway.streams.registry import Registry
 from gateway.streams.replays import Replays
@@ -51,7 +51,12 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: Settings, gateway_id: str, catalog: Catalog, tracer: Tracer
+        self,
+        settings: Settings,
+        gateway_id: str,
+        catalog: Catalog,
+        inspector: Inspector,
+        tracer: Tracer,
     ) -> None:
         limits = settings.gateway
         self.address = limits.address
@@ -61,7 +66,7 @@ class Gateway:
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
         router = RuleRouter(settings.routing, catalog.tiers)
-        admission = Admission(catalog, self._directory, ControlInspector(), router)
+        admission = Admission(catalog, self._directory, inspector, router)
         generator = Generator(limits, admission, self.registry, self._dispatch, tracer)
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
@@ -160,14 +165,14 @@ class Gateway:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, gateway_id: str, catalog: Catalog, tracer: Tracer
+    settings: Settings, gateway_id: str, catalog: Catalog, inspector: Inspector, tracer: Tracer
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves; on the way out it drains and closes.
 
     Raises:
         SetupError: it cannot start.
     """
-    gateway = Gateway(settings, gateway_id, catalog, tracer)
+    gateway = Gateway(settings, gateway_id, catalog, inspector, tracer)
     try:
         await gateway.start()
         ticking = asyncio.ensure_future(gateway.run())

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from gateway.admission import Admission
-from gateway.door.requests import validate_count
+from gateway.door.requests import check_labels, validate_count
 from gateway.generate import Generator
 from gateway.models import Directory
+from gateway.safety_answer import safety_answer
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
+    CheckSafetyRequest,
+    CheckSafetyResponse,
     CountTokensRequest,
     CountTokensResponse,
     GenerateRequest,
@@ -76,6 +79,11 @@ class InferenceService(InferenceServiceServicer):
         """See the proto."""
         catalog, now = self._admission.catalog, time.monotonic()
         return ListModelsResponse(models=[self._model(name, now) for name in catalog.names])
+
+    async def CheckSafety(self, request: CheckSafetyRequest, context: Any) -> CheckSafetyResponse:
+        """See the proto."""
+        check_labels(request.labels)
+        return safety_answer(await self._admission.check([request.text], request.labels))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -6,6 +6,7 @@
 | `PromptTooLong` | INVALID_ARGUMENT | PROMPT_TOO_LONG | BadRequest; metadata prompt_tokens, context_tokens |
 | `MessageTooLarge` | INVALID_ARGUMENT | MESSAGE_TOO_LARGE | metadata bytes, limit_bytes |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
+| `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
@@ -115,6 +116,16 @@ class UnknownModel(SluiceError):
     reason = "MODEL_UNKNOWN"
 
 
+class SafetyBlocked(SluiceError):
+    """The safety policy does not let the prompt through.
+
+    Metadata: ``rules``, names with commas between them, and ``policy``, its version; never any text.
+    """
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "SAFETY_BLOCKED"
+
+
 class IdempotencyConflict(SluiceError):
     """The idempotency key belongs to another request."""
 
@@ -192,6 +203,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
         PromptTooLong,
         MessageTooLarge,
         UnknownModel,
+        SafetyBlocked,
         IdempotencyConflict,
         DeadlinePassed,
         Cancelled,

@@ -159,6 +159,8 @@ class Settings(BaseSettings):
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    safety: dict[str, Any] = Field(default_factory=dict)
+    """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""
 
     @classmethod
     def settings_customise_sources(

@@ -51,10 +51,10 @@ def conversation_of(
 
 
 def check_not_emptied(conversation: Conversation, found: Violations) -> None:
-    """What was a text may be none after inspection took characters out."""
+    """What was a text may be none after the safety layer took characters out."""
     for turn in conversation.turns:
         if not turn.content.strip():
-            found.add("input", "is empty once control characters are removed")
+            found.add("input", "is empty once what must not stay is removed")
             return
 
 

@@ -97,6 +97,13 @@ def validate_count(
     return conversation, _model(request.model, catalog, found)
 
 
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for labels that are too many or too long."""
+    found = Violations()
+    _check_labels(labels, found)
+    found.raise_if_any()
+
+
 def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
     """The named model, None for "auto". Ends the checks: raises what was found."""
     known = ", ".join(catalog.names)

@@ -10,6 +10,15 @@ _NUMBER: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
+class Governed:
+    """The safety policy says who answers."""
+
+    model: str
+    rule: str
+    """What was found."""
+
+
+@dataclass(frozen=True)
 class Features:
     """Facts that routing rules may ask for."""
 
@@ -20,6 +29,7 @@ class Features:
     prompt_tokens: int = 0
     """Length of the prompt in tokens of the default model; 0 where no rule asks."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    governed: Governed | None = None
 
 
 def count_numbers(text: str) -> int:

@@ -1,4 +1,7 @@
-"""The seam of routing, and the router behind it: a named model as it is, "auto" by the rules of the configuration."""
+"""The seam of routing, and the router behind it: a named model as it is, "auto" by the rules of the configuration.
+
+Where the safety policy sends a request goes before both.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from sluice.settings import RouteRule, RoutingSettings
 
 PINNED: Final = "pinned"
 RULES: Final = "rules"
+SAFETY: Final = "safety"
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Plan:
     model: str
     tier: str
     strategy: str
-    """Who decided: "pinned" or "rules"."""
+    """Who decided: "safety", "pinned" or "rules"."""
     reason: str
     """One sentence for people."""
 
@@ -48,6 +52,9 @@ class RuleRouter:
 
     def plan(self, features: Features) -> Plan:
         """See `Router.plan`."""
+        if features.governed is not None:
+            reason = f"the safety policy sends {features.governed.rule} here"
+            return self._plan(features.governed.model, SAFETY, reason)
         if features.model is not None:
             return self._plan(features.model, PINNED, "the request names the model")
         for rule in self._settings.rules:

@@ -41,6 +41,8 @@ from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice, Deci
 from gateway.safety.findings import Severity
 
 SECTION: Final = "safety"
+NORMALIZED: Final = ("unicode.", "syntax.")
+"""Families of what normalization finds."""
 _RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
 
 
@@ -67,6 +69,7 @@ def _write_choice(choice: Choice) -> str | dict[str, str | None]:
 
 
 _PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
+_ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
 ActionSpec = Annotated[
@@ -80,13 +83,11 @@ class Limits(_Section):
     """Bounds of one text of a prompt; what is beyond them is a finding of a ``limit.*`` rule."""
 
     max_chars: int = Field(200_000, ge=1)
-    max_run_chars: int = Field(2_000, ge=1)
-    """The same character in a row."""
+    """What is longer is blocked: it is not inspected."""
+    max_run_chars: int = Field(2_000, ge=600)
+    """The same character or phrase in a row."""
     max_word_chars: int = Field(10_000, ge=1)
-    """Characters without a space."""
-    max_tokens_per_char: float = Field(4.0, gt=0)
-    languages: tuple[str, ...] = ()
-    """Languages a prompt may have; empty: any."""
+    """ASCII characters without a space."""
 
 
 class EchoSettings(_Section):
@@ -137,7 +138,7 @@ class PolicySettings(_Section):
     """The caller's own values come back in the answer in the place of their placeholders."""
     deny: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    """Files with one word or pattern a line."""
+    """Files with one word or phrase a line."""
     limits: Limits = Limits()
     output: OutputSettings = OutputSettings()
 
@@ -209,10 +210,10 @@ class Policy:
 
     @cached_property
     def actions(self) -> ActionTable:
-        """For prompts."""
+        """For prompts. What could not be inspected, or is no text at all, blocks unless it is named."""
         s = self.settings
         severities = {Severity[name.upper()]: choice for name, choice in s.severity.items()}
-        return ActionTable(dict(s.actions), severities, s.default)
+        return ActionTable(_ALWAYS | s.actions, severities, s.default)
 
     @cached_property
     def output_actions(self) -> ActionTable:
@@ -293,6 +294,8 @@ def load_policies(
     read_list: Callable[[str], str],
     known_rules: Collection[str] = (),
     known_models: Collection[str] = (),
+    *,
+    prompts_only: bool = False,
 ) -> Policies:
     """The policies of a configuration file.
 
@@ -301,6 +304,7 @@ def load_policies(
         read_list: gives the content of a list file by its path as written.
         known_rules: names of all rules; unset: names are not compared.
         known_models: names of all models; unset: names are not compared.
+        prompts_only: refuse what has no effect where only prompts are inspected, and one policy at a time.
 
     Raises:
         PolicyError: the message names line and key.
@@ -313,6 +317,9 @@ def load_policies(
         raise lines.error(problem["loc"], problem["msg"].removeprefix("Value error, ")) from None
     _check_names(settings, lines)
     _check_known(settings, lines, known_rules, known_models)
+    _check_possible(settings, lines)
+    if prompts_only:
+        _check_prompts_only(settings, lines)
     policies = {
         name: Policy(
             name,
@@ -351,6 +358,32 @@ def _check_known(
             raise lines.error(place, f"no rule {rule!r}")
         if models and choice.model is not None and choice.model not in models:
             raise lines.error(place, f"no model {choice.model!r}; known: {', '.join(models)}")
+
+
+def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
+    """What normalization took out cannot be edited once more, and what nobody inspected cannot pass."""
+    for place, rule, choice in _all_actions(settings):
+        if rule is None or "output" in place:
+            continue
+        if rule == "limit.length" and choice.action is not Action.BLOCK:
+            raise lines.error(place, "must block: longer text is not inspected")
+        if rule.startswith(NORMALIZED) and choice.action in (Action.REMOVE, Action.REDACT):
+            raise lines.error(
+                place,
+                "is normalization's, which has edited already; use flag, block or {route: MODEL}",
+            )
+
+
+def _check_prompts_only(settings: SafetySettings, lines: "_Lines") -> None:
+    if settings.dry_run is not None:
+        raise lines.error(("dry_run",), "is not available yet; remove it")
+    for name, body in settings.policies.items():
+        for key in ("restore", "output"):
+            if key in body.model_fields_set:
+                place = ("policies", name, key)
+                raise lines.error(
+                    place, "is not available yet: answers are not filtered; remove it"
+                )
 
 
 def _all_actions(

@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "generate": ("sluice.cli.generate", "generate"),
     "chat": ("sluice.cli.chat", "chat"),
     "models": ("sluice.cli.models", "models"),
+    "safety": ("sluice.cli.safety", "safety"),
     "eval": ("sluice.cli.evaluate", "evaluate"),
     "bench": ("sluice.cli.bench", "bench"),
     "gateway": ("sluice.cli.gateway", "gateway"),

@@ -32,6 +32,7 @@ from sluice.client.events import (
 from sluice.client.failures import ConnectionLost
 from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
 from sluice.client.retry import RetryPolicy
+from sluice.client.safety import SafetyCheck, SafetyFinding
 
 __all__ = [
     "Answer",
@@ -54,6 +55,8 @@ __all__ = [
     "Prompt",
     "RetryPolicy",
     "Route",
+    "SafetyCheck",
+    "SafetyFinding",
     "SamplingOptions",
     "Started",
     "Timings",

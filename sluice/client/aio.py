@@ -2,20 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
-from sluice.client import catalog, channel, failures
+from sluice.client import catalog, channel, failures, safety
 from sluice.client.answer import Answer, AnswerBuilder
 from sluice.client.catalog import Model, TokenCount
 from sluice.client.events import Event
 from sluice.client.exchange import Exchange
-from sluice.client.request import GenerateOptions, Prompt, count_request, generate_request
+from sluice.client.request import (
+    GenerateOptions,
+    Prompt,
+    check_request,
+    count_request,
+    generate_request,
+)
 from sluice.client.retry import Retries, RetryPolicy
+from sluice.client.safety import SafetyCheck
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import inference_pb2 as pb
@@ -120,6 +127,22 @@ class AsyncClient:
         """
         request = pb.ListModelsRequest()
         return catalog.models_of(await self._lookup(self._stub.ListModels, request, timeout_s))
+
+    async def check_safety(
+        self,
+        text: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> SafetyCheck:
+        """What the safety policies of the mesh would do about `text` as the prompt of a request with `labels`.
+
+        Raises:
+            SluiceError: it cannot be checked; that it would be blocked is no error.
+        """
+        request = check_request(text, labels or {})
+        response = await self._lookup(self._stub.CheckSafety, request, timeout_s)
+        return safety.check_of(response)
 
     async def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""

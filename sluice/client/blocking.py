@@ -1,19 +1,26 @@
 """The client for programs without asyncio. Safe to share between threads; one stream belongs to one thread."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from sluice.client import catalog, channel, failures
+from sluice.client import catalog, channel, failures, safety
 from sluice.client.answer import Answer, AnswerBuilder
 from sluice.client.catalog import Model, TokenCount
 from sluice.client.events import Event
 from sluice.client.exchange import Exchange
-from sluice.client.request import GenerateOptions, Prompt, count_request, generate_request
+from sluice.client.request import (
+    GenerateOptions,
+    Prompt,
+    check_request,
+    count_request,
+    generate_request,
+)
 from sluice.client.retry import Retries, RetryPolicy
+from sluice.client.safety import SafetyCheck
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import inference_pb2 as pb
@@ -117,6 +124,22 @@ class Client:
         """
         request = pb.ListModelsRequest()
         return catalog.models_of(self._lookup(self._stub.ListModels, request, timeout_s))
+
+    def check_safety(
+        self,
+        text: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> SafetyCheck:
+        """What the safety policies of the mesh would do about `text` as the prompt of a request with `labels`.
+
+        Raises:
+            SluiceError: it cannot be checked; that it would be blocked is no error.
+        """
+        request = check_request(text, labels or {})
+        response = self._lookup(self._stub.CheckSafety, request, timeout_s)
+        return safety.check_of(response)
 
     def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""

@@ -93,6 +93,20 @@ def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountToken
     return request
 
 
+def check_request(text: str, labels: Mapping[str, str]) -> pb.CheckSafetyRequest:
+    """The message for `check_safety`.
+
+    Raises:
+        InvalidRequest: a value cannot travel.
+    """
+    request = pb.CheckSafetyRequest()
+    _set(request, "text", text)
+    for key, value in labels.items():
+        with _Field(f"labels.{key}"):
+            request.labels[key] = value
+    return request
+
+
 def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         _set(request, "prompt", prompt)

@@ -71,7 +71,12 @@ def settings_of(config: Path | None, address: str | None) -> Settings:
     Raises:
         SettingsError: they cannot work.
     """
+    from gateway.policies import (
+        read_policies,
+    )  # what compiles rules is not needed to load this module
+
     settings = load(config)
+    read_policies(settings, config)
     if address is None:
         return settings
     gateway = settings.gateway.model_copy(update={"address": address})

@@ -99,6 +99,78 @@ FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 """One of the request's stop strings came up."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _SafetySeverity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SafetySeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SafetySeverity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAFETY_SEVERITY_UNSPECIFIED: _SafetySeverity.ValueType  # 0
+    """Not used."""
+    SAFETY_SEVERITY_LOW: _SafetySeverity.ValueType  # 1
+    """Seldom matters."""
+    SAFETY_SEVERITY_MEDIUM: _SafetySeverity.ValueType  # 2
+    """Worth a look."""
+    SAFETY_SEVERITY_HIGH: _SafetySeverity.ValueType  # 3
+    """Mostly what it looks like."""
+    SAFETY_SEVERITY_CRITICAL: _SafetySeverity.ValueType  # 4
+    """Must not pass unseen."""
+
+class SafetySeverity(_SafetySeverity, metaclass=_SafetySeverityEnumTypeWrapper):
+    """How bad a finding is."""
+
+SAFETY_SEVERITY_UNSPECIFIED: SafetySeverity.ValueType  # 0
+"""Not used."""
+SAFETY_SEVERITY_LOW: SafetySeverity.ValueType  # 1
+"""Seldom matters."""
+SAFETY_SEVERITY_MEDIUM: SafetySeverity.ValueType  # 2
+"""Worth a look."""
+SAFETY_SEVERITY_HIGH: SafetySeverity.ValueType  # 3
+"""Mostly what it looks like."""
+SAFETY_SEVERITY_CRITICAL: SafetySeverity.ValueType  # 4
+"""Must not pass unseen."""
+Global___SafetySeverity: _TypeAlias = SafetySeverity  # noqa: Y015
+
+class _SafetyAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SafetyActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SafetyAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAFETY_ACTION_UNSPECIFIED: _SafetyAction.ValueType  # 0
+    """Not used."""
+    SAFETY_ACTION_ALLOW: _SafetyAction.ValueType  # 1
+    """Nothing."""
+    SAFETY_ACTION_FLAG: _SafetyAction.ValueType  # 2
+    """It is recorded; the text stays."""
+    SAFETY_ACTION_ROUTE: _SafetyAction.ValueType  # 3
+    """A model that the policy names must answer."""
+    SAFETY_ACTION_REMOVE: _SafetyAction.ValueType  # 4
+    """The place is taken out or made harmless."""
+    SAFETY_ACTION_REDACT: _SafetyAction.ValueType  # 5
+    """A placeholder stands in its place."""
+    SAFETY_ACTION_BLOCK: _SafetyAction.ValueType  # 6
+    """The request is refused."""
+
+class SafetyAction(_SafetyAction, metaclass=_SafetyActionEnumTypeWrapper):
+    """What is done about a finding."""
+
+SAFETY_ACTION_UNSPECIFIED: SafetyAction.ValueType  # 0
+"""Not used."""
+SAFETY_ACTION_ALLOW: SafetyAction.ValueType  # 1
+"""Nothing."""
+SAFETY_ACTION_FLAG: SafetyAction.ValueType  # 2
+"""It is recorded; the text stays."""
+SAFETY_ACTION_ROUTE: SafetyAction.ValueType  # 3
+"""A model that the policy names must answer."""
+SAFETY_ACTION_REMOVE: SafetyAction.ValueType  # 4
+"""The place is taken out or made harmless."""
+SAFETY_ACTION_REDACT: SafetyAction.ValueType  # 5
+"""A placeholder stands in its place."""
+SAFETY_ACTION_BLOCK: SafetyAction.ValueType  # 6
+"""The request is refused."""
+Global___SafetyAction: _TypeAlias = SafetyAction  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     """One request for one answer."""
@@ -446,7 +518,7 @@ class Route(_message.Message):
     tier: _builtins.str
     """The chosen model's tier: "small", "large" or another of the configuration."""
     strategy: _builtins.str
-    """The strategy that decided: "pinned" or "rules"."""
+    """The strategy that decided: "pinned", "rules", or "safety" where the safety policy sent the request to a model."""
     reason: _builtins.str
     """One sentence for people."""
     def __init__(
@@ -862,3 +934,133 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class CheckSafetyRequest(_message.Message):
+    """What to check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """One turn, as in GenerateRequest.prompt."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in GenerateRequest; they may choose the policy."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckSafetyRequest: _TypeAlias = CheckSafetyRequest  # noqa: Y015
+
+@_typing.final
+class CheckSafetyResponse(_message.Message):
+    """What the safety layer makes of the text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NORMALIZED_TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    normalized_text: _builtins.str
+    """The text after normalization; empty when it is too long to be looked at."""
+    text: _builtins.str
+    """What a model would see: normalized, with the edits of the policy. Empty when it is blocked."""
+    policy: _builtins.str
+    """Version of the policy that decided."""
+    blocked: _builtins.bool
+    """Whether Generate would refuse the text with SAFETY_BLOCKED."""
+    model: _builtins.str
+    """The model that the policy sends the text to; empty: routing decides."""
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyFinding]:
+        """What was found, by place."""
+
+    def __init__(
+        self,
+        *,
+        normalized_text: _builtins.str = ...,
+        text: _builtins.str = ...,
+        findings: _abc.Iterable[Global___SafetyFinding] | None = ...,
+        policy: _builtins.str = ...,
+        blocked: _builtins.bool = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "findings", b"findings", "model", b"model", "normalized_text", b"normalized_text", "policy", b"policy", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckSafetyResponse: _TypeAlias = CheckSafetyResponse  # noqa: Y015
+
+@_typing.final
+class SafetyFinding(_message.Message):
+    """One place in a text that a rule has something to say about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    rule: _builtins.str
+    """The rule, such as "pii.iban"."""
+    severity: Global___SafetySeverity.ValueType
+    """How bad it is."""
+    action: Global___SafetyAction.ValueType
+    """What is done about it."""
+    start: _builtins.int
+    """First character, an offset in code points into the text of the request."""
+    end: _builtins.int
+    """One past the last character."""
+    def __init__(
+        self,
+        *,
+        rule: _builtins.str = ...,
+        severity: Global___SafetySeverity.ValueType = ...,
+        action: Global___SafetyAction.ValueType = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "end", b"end", "rule", b"rule", "severity", b"severity", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SafetyFinding: _TypeAlias = SafetyFinding  # noqa: Y015

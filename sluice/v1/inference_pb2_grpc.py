@@ -52,6 +52,11 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.CheckSafety = channel.unary_unary(
+                '/sluice.v1.InferenceService/CheckSafety',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -82,6 +87,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckSafety(self, request, context):
+        """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -99,6 +111,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'CheckSafety': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckSafety,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -185,6 +202,33 @@ class InferenceService:
             '/sluice.v1.InferenceService/ListModels',
             sluice_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckSafety(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/CheckSafety',
+            sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class InferenceServiceStub:
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
+    CheckSafety: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]
+    """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -61,6 +63,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
+    CheckSafety: _aio.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]  # type: ignore[assignment]
+    """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers prompts with language models. The deadline of the gRPC call is the deadline of the request at every hop:
@@ -93,5 +97,13 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
         """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
+
+    @_abc_1.abstractmethod
+    def CheckSafety(
+        self,
+        request: _inference_pb2.CheckSafetyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CheckSafetyResponse, _abc.Awaitable[_inference_pb2.CheckSafetyResponse]]:
+        """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.catalog import Catalog, load_catalog
+from gateway.policies import load_inspector
 from gateway.server import Gateway, running
 from sluice.errors import SluiceError, from_status
 from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, Settings
@@ -25,12 +26,15 @@ from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
 MODELS: Final = ("small", "large")
 
 
-def settings_for(folder: Path, url: str | None = None, **gateway: Any) -> Settings:
+def settings_for(
+    folder: Path, url: str | None = None, safety: dict[str, Any] | None = None, **gateway: Any
+) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, **gateway}
     return Settings(
         models=tuple(ModelSettings(name=name, tier=name, path=str(folder)) for name in MODELS),
         gateway=GatewaySettings(**values),
         nats=NatsSettings(url=url),
+        safety=safety or {},
     )
 
 
@@ -87,16 +91,22 @@ class Wire:
 
 @asynccontextmanager
 async def open_wire(
-    url: str, folder: Path, *, gateway_id: str = "gw1", **gateway: Any
+    url: str,
+    folder: Path,
+    *,
+    gateway_id: str = "gw1",
+    safety: dict[str, Any] | None = None,
+    **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, **gateway)
+    settings = settings_for(folder, url, safety, **gateway)
     catalog = load_catalog(settings)
+    inspector = load_inspector(settings)
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with (
         wire_batcher(url) as batcher,
-        running(settings, gateway_id, catalog, provider.get_tracer("test")) as served,
+        running(settings, gateway_id, catalog, inspector, provider.get_tracer("test")) as served,
         grpc.aio.insecure_channel(served.address) as channel,
     ):
         wire = Wire(served, batcher, channel, catalog, exporter)

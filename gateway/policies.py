@@ -1,0 +1,54 @@
+"""The safety policies of a configuration: read with their lists, and compiled."""
+
+from pathlib import Path
+
+import yaml
+
+from gateway.safety.inspector import Inspector, phrases_of
+from gateway.safety.names import rule_names
+from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
+from gateway.safety.rules import RuleError
+from gateway.safety.rules.lexicon import Lexicon
+from sluice.settings import Settings, SettingsError
+
+
+def read_policies(settings: Settings, path: Path | None = None) -> Policies:
+    """The policies of ``settings``, checked; ``path`` is the file they came from, for the lines in errors.
+
+    Raises:
+        SettingsError: one line that names what cannot work.
+    """
+    where = f"{path}: " if path else ""
+    models = [model.name for model in settings.models]
+    try:
+        policies = load_policies(
+            _text(settings, path), _read_list, rule_names(), models, prompts_only=True
+        )
+        for policy in policies.by_name.values():
+            Lexicon(phrases_of(policy))
+    except (PolicyError, RuleError) as error:
+        raise SettingsError(f"{where}{error}") from None
+    return policies
+
+
+def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
+    """The inspector of ``settings``; it takes about a second.
+
+    Raises:
+        SettingsError: as `read_policies`.
+    """
+    return Inspector(read_policies(settings, path))
+
+
+def _text(settings: Settings, path: Path | None) -> str:
+    """The file as it was written, unless the environment had a word in it."""
+    section = settings.model_dump(mode="json")[SECTION]
+    if path is not None:
+        text = path.read_text(encoding="utf-8")
+        if ((yaml.safe_load(text) or {}).get(SECTION) or {}) == section:
+            return text
+    return yaml.safe_dump({SECTION: section}, sort_keys=False)
+
+
+def _read_list(path: str) -> str:
+    return Path(path).expanduser().read_text(encoding="utf-8")
