@@ -39,7 +39,7 @@ async def send_bytes(wire: Wire, payload: bytes) -> tuple[grpc.StatusCode, Sluic
 
 BAD: list[tuple[pb.GenerateRequest, str, str, list[str]]] = [
     (prompt(""), "INVALID_ARGUMENT", "REQUEST_INVALID", ["prompt"]),
-    (prompt("\x00\x01"), "INVALID_ARGUMENT", "REQUEST_INVALID", ["input"]),
+    (prompt("\x00\x01"), "FAILED_PRECONDITION", "SAFETY_BLOCKED", []),
     (prompt(model="nobody"), "NOT_FOUND", "MODEL_UNKNOWN", []),
     (
         prompt("", sampling=pb.SamplingParams(max_tokens=0, temperature=9)),

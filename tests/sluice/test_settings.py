@@ -69,6 +69,15 @@ def test_a_file_that_is_not_a_mapping_is_told(tmp_path: Path, text: str, says: s
         load(tmp_path, text)
 
 
+def test_safety_policies_are_handed_through(tmp_path: Path) -> None:
+    text = "safety: {policies: {default: {version: 2, actions: {'pii.*': redact}}}}"
+    loaded = load(tmp_path, text)
+    assert loaded.safety == {
+        "policies": {"default": {"version": 2, "actions": {"pii.*": "redact"}}}
+    }
+    assert load(tmp_path, loaded.to_yaml()) == loaded
+
+
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(settings.SettingsError, match="cannot be read"):
         settings.load(tmp_path / "none.yaml")

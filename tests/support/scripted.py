@@ -153,6 +153,24 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
             ]
         )
 
+    async def CheckSafety(  # type: ignore[override]
+        self, request: pb.CheckSafetyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CheckSafetyResponse:
+        """Blocks "bad", and redacts the first character of anything else; the labels are in the policy."""
+        await self._fail_lookup(context)
+        blocked = request.text == "bad"
+        action = pb.SAFETY_ACTION_BLOCK if blocked else pb.SAFETY_ACTION_REDACT
+        finding = pb.SafetyFinding(
+            rule="pii.iban", severity=pb.SAFETY_SEVERITY_HIGH, action=action, start=0, end=1
+        )
+        return pb.CheckSafetyResponse(
+            normalized_text=request.text,
+            text="" if blocked else f"<IBAN_1>{request.text[1:]}",
+            findings=[finding] if request.text else [],
+            policy=f"default@1 {dict(request.labels)}",
+            blocked=blocked,
+        )
+
     async def _fail_lookup(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self.lookup_failures:
             await _abort(context, self.lookup_failures.pop(0))

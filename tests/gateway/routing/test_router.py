@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.routing.features import Features, count_numbers
+from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, RuleRouter
 from sluice.settings import RouteRule, RoutingSettings
 
@@ -17,6 +17,12 @@ def test_a_named_model_is_taken_as_it_is() -> None:
     rule = RouteRule(model="small", min_numbers=1, reason="numbers")
     plan = router(rule).plan(Features("large", numbers=9))
     assert plan == Plan("large", "l", "pinned", "the request names the model")
+
+
+def test_the_safety_policy_goes_before_the_caller() -> None:
+    plan = router().plan(Features("small", governed=Governed("large", "injection.override")))
+    reason = "the safety policy sends injection.override here"
+    assert plan == Plan("large", "l", "safety", reason)
 
 
 def test_the_first_rule_that_holds_decides() -> None:

@@ -103,6 +103,15 @@ def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
     assert "/no/such/file.yaml: cannot be read" in done.stderr
 
 
+def test_a_policy_that_cannot_work_is_one_line(shell: Shell) -> None:
+    shell.config.write_text(CONFIG + "safety: {default: nope}\n")
+    for detach in ((), ("--detach",)):
+        done = shell.run("up", "--config", str(shell.config), *detach)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert f"{shell.config}: line 6: safety.default: no policy 'nope'" in done.stderr
+
+
 def test_what_a_detached_supervisor_finds_is_said_by_the_command(shell: Shell) -> None:
     (shell.state.root / "nats.conf").mkdir(parents=True)
     failed = shell.json("up", "--config", str(shell.config), "--detach", code=1)

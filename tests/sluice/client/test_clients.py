@@ -24,6 +24,7 @@ from sluice.client import (
     NoticeKind,
     Prompt,
     RetryPolicy,
+    SafetyFinding,
     Started,
 )
 from sluice.v1 import inference_pb2 as pb
@@ -352,6 +353,19 @@ async def test_counting_tokens() -> None:
         turns = await client.count_tokens([Message("user", "hi")])
     assert (count.token_count, count.context_tokens, count.model) == (5, 512, "small")
     assert (turns.token_count, turns.model) == (2, "auto")
+
+
+async def test_checking_a_text() -> None:
+    async with ScriptedService.serve() as service, AsyncClient(service.address) as client:
+        there = await client.check_safety("x y", {"team": "lab"})
+        with Client(service.address) as blocking:
+            here = await asyncio.to_thread(blocking.check_safety, "x y", {"team": "lab"})
+            bad = await asyncio.to_thread(blocking.check_safety, "bad")
+    assert there == here
+    assert there.findings == [SafetyFinding("pii.iban", "high", "redact", 0, 1)]
+    assert (there.text, there.blocked) == ("<IBAN_1> y", False)
+    assert there.policy == "default@1 {'team': 'lab'}"
+    assert (bad.text, bad.blocked, bad.findings[0].action) == ("", True, "block")
 
 
 async def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
