@@ -187,6 +187,7 @@ class Relay:
     def __init__(self, target: str) -> None:
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
+        self._closed = False
         self.address = ""
         self.connections = 0
 
@@ -197,8 +198,13 @@ class Relay:
         relay = cls(target)
         server = await asyncio.start_server(relay._serve, "127.0.0.1", 0)
         relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server:
+        try:
             yield relay
+        finally:
+            # Not `async with server`: from Python 3.12 on that waits for connections, and a client whose connection was
+            # cut may have come back.
+            server.close()
+            relay._closed = True
             relay.cut()
 
     def cut(self) -> None:
@@ -212,6 +218,8 @@ class Relay:
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         pair = {writer, far_writer}
         self._writers |= pair
+        if self._closed:
+            self.cut()
         try:
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:

@@ -16,11 +16,13 @@ from sluice.client import (
     Client,
     ConnectionLost,
     Delta,
+    Event,
     Finished,
     FinishReason,
     GenerateOptions,
     Message,
     Model,
+    Notice,
     NoticeKind,
     Prompt,
     RetryPolicy,
@@ -62,6 +64,33 @@ async def ask(
 def ask_blocking(address: str, prompt: Prompt, options: GenerateOptions) -> Answer:
     with Client(address, QUICK) as client:
         return client.generate(prompt, **options).answer()
+
+
+async def listen(kind: Kind, address: str, heard: asyncio.Event) -> list[Event]:
+    """All events of an answer; sets ``heard`` when the client has the first of its text."""
+    events: list[Event] = []
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Delta):
+            loop.call_soon_threadsafe(heard.set)
+
+    def listen_blocking() -> None:
+        with Client(address, QUICK) as client, client.generate("p", timeout_s=BOUND_S) as stream:
+            for event in stream:
+                note(event)
+
+    loop = asyncio.get_running_loop()
+    if kind == "blocking":
+        await asyncio.to_thread(listen_blocking)
+        return events
+    async with (
+        AsyncClient(address, QUICK) as client,
+        client.generate("p", timeout_s=BOUND_S) as stream,
+    ):
+        async for event in stream:
+            note(event)
+    return events
 
 
 async def models(kind: Kind, address: str) -> list[Model]:
@@ -139,13 +168,17 @@ async def test_cut_connection_is_resumed_where_it_was(kind: Kind) -> None:
         [started(request_id="r2"), delta(2, "c"), finished()],
     ]
     async with ScriptedService.serve(scripts) as service, Relay.to(service.address) as relay:
-        asking = asyncio.create_task(ask(kind, relay.address, timeout_s=BOUND_S))
-        await asyncio.wait_for(hold.reached.wait(), BOUND_S)
+        heard = asyncio.Event()
+        listening = asyncio.create_task(listen(kind, relay.address, heard))
+        await asyncio.wait_for(heard.wait(), BOUND_S)
         relay.cut()
-        answer = await asking
+        events = await listening
         await asyncio.wait_for(hold.cancelled.wait(), BOUND_S)
-    assert (answer.text, answer.token_ids) == ("abc", (100, 101, 102))
-    assert [notice.kind for notice in answer.notices] == [NoticeKind.RECONNECTED]
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert "".join(delta.text for delta in deltas) == "abc"
+    assert [token for delta in deltas for token in delta.token_ids] == [100, 101, 102]
+    notices = [event.kind for event in events if isinstance(event, Notice)]
+    assert notices == [NoticeKind.RECONNECTED]
     first, second = service.requests
     assert not first.HasField("resume")
     assert second.idempotency_key == first.idempotency_key
