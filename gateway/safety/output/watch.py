@@ -70,8 +70,8 @@ class Watch:
     def _claim(self, start: int, end: int, after: int) -> None:
         decided = end + after
         while self._claims and start < self._claims[-1][1]:
-            first, _, later = self._claims.pop()
-            start, decided = min(first, start), max(later, decided)
+            first, last, later = self._claims.pop()
+            start, end, decided = min(first, start), max(last, end), max(later, decided)
         # Decided no sooner than those before it, so that the undecided ones are the last.
         later = self._claims[-1][2] if self._claims else 0
         self._claims.append((start, end, max(later, decided)))
