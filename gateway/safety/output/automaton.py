@@ -27,6 +27,8 @@ ANY_WORD: Final = 2
 
 _ALL_PLACES: Final = (0, 1, 2)
 UNBOUNDED: Final = sys.maxsize
+NO_MATCH: Final = -1
+HIDDEN: Final = -2
 
 Threads = tuple[int, tuple[WordNode, ...]]
 """What began at one place: bits of positions, and nodes of word lists."""
@@ -82,7 +84,8 @@ class State:
 
 Edge = tuple[State, tuple[int, ...] | None, int, int, int]
 """The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
-the new one); the start of the longest match that is now complete, or -1; characters by which its finding may grow;
+the new one); the start of the longest match that is now complete, NO_MATCH, or HIDDEN behind an invisible character,
+which no rule counts; characters by which its finding may grow;
 characters behind those that decide about it."""
 
 
@@ -111,6 +114,9 @@ class Automaton:
         self._foreign_ranges = {
             pair for chars in self._sets for pair in chars.ranges if not pair[1].isascii()
         }
+        self._foreign_ends = {
+            form for pair in self._foreign_ranges for char in pair for form in cases(char)
+        }
         self._symbols: dict[str, int] = {}
         self._states: dict[tuple[tuple[Threads, ...], int], State] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
@@ -127,7 +133,7 @@ class Automaton:
     def edge(self, state: State, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
         plain = seen_as(char)
-        edge = self._alike(state, plain) if plain else (state, None, -1, 0, 0)
+        edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0, 0)
         if len(state.edges) < STATES_MAX:
             state.edges[char] = edge
         return edge
@@ -220,9 +226,9 @@ class Automaton:
     def _is_named(self, plain: str) -> bool:
         """Whether a set may tell this character outside ASCII from others of its kind."""
         forms = cases(plain)
-        return any(form.isascii() for form in forms) or any(
-            first <= form <= last for form in forms for first, last in self._foreign_ranges
-        )
+        if any(form.isascii() for form in forms) or not forms.isdisjoint(self._foreign_ends):
+            return True
+        return any(first <= form <= last for form in forms for first, last in self._foreign_ranges)
 
     def _followers(self, alive: int, kinds: Sequence[int]) -> int:
         found = 0
@@ -241,7 +247,7 @@ class Automaton:
         allowed = self._symbol(plain)
         groups: list[Threads] = []
         kept: list[int] = []
-        claim, growth, after, seen = -1, 0, 0, 0
+        claim, growth, after, seen = NO_MATCH, 0, 0, 0
         for index, threads in enumerate((*state.groups, None)):
             mask, nodes = self._advance(threads, plain, places, state.kind)
             mask &= allowed & ~seen

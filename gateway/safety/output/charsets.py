@@ -9,6 +9,8 @@ from typing import Final
 
 _ASCII_WORD: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _ASCII_SPACE: Final = frozenset(" \t\n\r\f\v")
+_ODD_CASES: Final = (("s", "\u017f"), ("k", "\u212a"))
+"""Characters outside ASCII that are another case of an ASCII letter."""
 _UNKNOWN: Final = "p"
 """The name of a Unicode property, which every engine has in a version of its own."""
 
@@ -34,10 +36,24 @@ class CharSet:
         return not self._listed(char, sure=True) if self.negated else self._listed(char, sure=False)
 
     def _listed(self, char: str, sure: bool) -> bool:
-        forms = cases(char) if self.any_case and not (sure and not char.isascii()) else (char,)
+        forms = self._forms(char, sure)
         if any(first <= form <= last for form in forms for first, last in self.ranges):
             return True
+        if (
+            self.any_case
+            and not sure
+            and any(
+                first == last and not forms.isdisjoint(cases(first)) for first, last in self.ranges
+            )
+        ):
+            return True
         return any(_in_class(char, name, sure) for name in self.named)
+
+    def _forms(self, char: str, sure: bool) -> frozenset[str]:
+        """``char`` as it may be written; where an engine must agree, ASCII letters alone have two cases."""
+        if not self.any_case or (sure and not char.isascii()):
+            return frozenset(char)
+        return cases(char) if not sure else frozenset((char.lower(), char.upper()))
 
 
 def one(char: str, any_case: bool = False) -> CharSet:
@@ -49,6 +65,7 @@ def cases(char: str) -> frozenset[str]:
     """``char`` and the single characters that differ from it in case alone (the long s and the Kelvin sign too)."""
     forms = {char, char.lower(), char.upper()}
     forms |= {form.lower() for form in forms} | {form.upper() for form in forms}
+    forms |= {odd for letter, odd in _ODD_CASES if letter in forms}
     return frozenset(form for form in forms if len(form) == 1)
 
 

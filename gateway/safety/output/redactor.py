@@ -16,12 +16,12 @@ from typing import Final
 from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import Automaton
-from gateway.safety.output.view import Scanner
+from gateway.safety.output.view import Scanner, after_seen, before_seen, view
 from gateway.safety.output.watch import Watch
 from gateway.safety.redaction import Placeholders
 
 _CONTEXT_CHARS: Final = 256
-"""Shown text that is kept to find a place where a scan can begin."""
+"""Shown text, as rules see it, that is kept to find a place where a scan can begin."""
 _TRIES: Final = 16
 """Characters back that are followed to see whether a match from there reaches over."""
 _CHAIN_CHARS: Final = 256
@@ -60,6 +60,7 @@ class Redactor:
         self._watch = Watch(rules.automaton)
         self._held: list[str] = []
         self._context = ""
+        self._context_cut = False
         self._chain_end = 0
         self._inside_chain = False
         self.stopped: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ class Redactor:
         """Decides about the older part of a chain of overlapping matches, which no match under way reaches."""
         held, reach = self._text(), self._reach()
         found = self._scan(held, len(held))
-        cut = _before(len(held) - reach, clusters((f.start, f.end) for f in found))
+        cut = _before(before_seen(held, reach), clusters((f.start, f.end) for f in found))
         rest = len(held) - max(cut, 0)
         if rest > 2 * reach:
             # Scanned again when it is twice as long: so every character is scanned a few times at most.
@@ -145,7 +146,7 @@ class Redactor:
         """The findings that begin in the first ``length`` characters of ``held``, by offset in it."""
         automaton = self._rules.automaton
         before = self._context_chars(held)
-        beyond = length + max(1, automaton.context_after)
+        beyond = after_seen(held, length, max(1, automaton.context_after))
         text = self._context[len(self._context) - before :] + held[:beyond]
         return [
             replace(f, start=f.start - before, end=min(f.end - before, length))
@@ -170,7 +171,7 @@ class Redactor:
                 return chars
             if chars < _TRIES and not automaton.crosses(context[at:] + held[:1], chars):
                 return chars
-        return len(context) if len(context) == self.decided else least
+        return least if self._context_cut else len(context)
 
     def _edits(self, piece: str, found: Sequence[Finding]) -> list[Edit]:
         decision = apply(self._rules.table, piece, found, self._placeholders)
@@ -201,10 +202,11 @@ class Redactor:
         return "".join(shown) if edits else piece
 
     def _remember(self, piece: str) -> None:
-        self._context += piece
+        self._context += view(piece)[0]
         if len(self._context) > 4 * _CONTEXT_CHARS:
             keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
             self._context = self._context[-keep:]
+            self._context_cut = True
 
 
 def _outside(offset: int, edits: Sequence[Edit]) -> int:

@@ -1,6 +1,6 @@
 """Follows one answer: which of its text can still become part of a match."""
 
-from gateway.safety.output.automaton import Automaton, State
+from gateway.safety.output.automaton import HIDDEN, NO_MATCH, Automaton, State
 
 
 class Watch:
@@ -31,9 +31,12 @@ class Watch:
                 edge = self._automaton.edge(state, char)
             state, kept, claim, growth, after = edge
             edges = state.edges
-            if claim >= 0:
-                start = starts[claim] if claim < len(starts) else at
-                self._claim(start, at + 1 + growth, after)
+            if claim != NO_MATCH:
+                if claim == HIDDEN:
+                    self._stretch(at)
+                else:
+                    start = starts[claim] if claim < len(starts) else at
+                    self._claim(start, at + 1 + growth, after)
             if kept is not None:
                 starts.append(at)
                 starts = [starts[index] for index in kept]
@@ -67,6 +70,16 @@ class Watch:
     def _claim(self, start: int, end: int, after: int) -> None:
         decided = end + after
         while self._claims and start < self._claims[-1][1]:
-            first, _, later = self._claims.pop()
-            start, decided = min(first, start), max(later, decided)
-        self._claims.append((start, end, decided))
+            first, last, later = self._claims.pop()
+            start, end, decided = min(first, start), max(last, end), max(later, decided)
+        # Decided no sooner than those before it, so that the undecided ones are the last.
+        later = self._claims[-1][2] if self._claims else 0
+        self._claims.append((start, end, max(later, decided)))
+
+    def _stretch(self, at: int) -> None:
+        """Lengthens what is still to come by an invisible character at offset ``at``."""
+        for index in range(len(self._claims) - 1, -1, -1):
+            start, end, decided = self._claims[index]
+            if decided <= at:
+                return
+            self._claims[index] = start, end + (end > at), decided + 1

@@ -145,6 +145,16 @@ def test_a_key_without_an_end_is_taken_out_to_the_end() -> None:
     assert redactor.edits[0].end == redactor.decided
 
 
+def test_context_counts_what_can_be_seen() -> None:
+    hidden = "\u200b" * 3000
+    for text in (
+        f"passport {hidden}C12345678 x",
+        f"12345-AB {hidden}kg",
+        f"sess_abcd{hidden}" + "x1" * 10 + " y",
+    ):
+        check_pieces(small_rules(), list(text), whole(small_rules(), text))
+
+
 def test_long_chains_of_overlapping_matches_do_not_wait_for_their_end() -> None:
     text = "1 2 3 4 " * 2000
     redactor, most = Redactor(small_rules(), Placeholders()), 0

@@ -80,6 +80,14 @@ def python_pattern(pattern: str) -> "re.Pattern[str] | None":
         return None
 
 
+def test_a_letter_outside_ascii_has_all_its_cases() -> None:
+    automaton = Automaton([WatchedRule("r", ("(?i)µx",))])
+    for text in ("яμx", "яΜX", "яµx"):
+        watch = Watch(automaton)
+        watch.feed(text)
+        assert watch.claims_before(2)
+
+
 def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
     automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,5000}>",), 5002)])
     watch = Watch(automaton)

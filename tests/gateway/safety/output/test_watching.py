@@ -47,6 +47,22 @@ def test_a_finding_that_may_grow_is_not_cut() -> None:
     assert watch.free_to == watch.end
 
 
+def test_a_match_inside_one_that_may_grow_does_not_shorten_it() -> None:
+    rules = [WatchedRule("r", ("abc",), 30, grows=True), WatchedRule("s", ("1+",), 5)]
+    watch = Watch(Automaton(rules))
+    watch.feed("abc-11-----1111")
+    assert watch.free_to == 0
+
+
+def test_invisible_characters_do_not_count() -> None:
+    rule = WatchedRule("r", ("abc",), 10, context_after=3, grows=True)
+    watch = Watch(Automaton([rule]))
+    watch.feed("abc" + "d\u200b" * 12)
+    assert watch.free_to == 0
+    watch.feed("d")
+    assert watch.free_to == watch.end
+
+
 def test_growth_without_bound_waits_for_the_end() -> None:
     assert WatchedRule("r", ("abc",), None, grows=True).growth == UNBOUNDED
 
