@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import nats.errors
 from nats.aio.client import Client
@@ -11,9 +11,13 @@ from nats.aio.msg import Msg
 from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
+from sluice.wire.barrier import settle
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 
 log = logging.getLogger(__name__)
+
+SETTLE_S: Final = 10.0
+"""The server has this long to take our subscription, seconds."""
 
 
 class ControlEvents(Protocol):
@@ -50,7 +54,8 @@ class Delivery:
                 log.warning("%s: %s", subjects.CONTROL, error)
 
         await self._nats.subscribe(subjects.CONTROL, cb=take)
-        await self._nats.flush()
+        # A Cancel that a gateway sends right after our start must find us.
+        await settle(self._nats, SETTLE_S)
 
     async def _publish(self, subject: str, bundle: frame_pb2.FrameBundle) -> None:
         try:

@@ -70,20 +70,6 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
     return client
 
 
-async def settle(client: Client, timeout_s: float) -> None:
-    """Returns when the server has worked through everything sent so far.
-
-    nats-py 2.16 writes the PING of ``flush`` straight to the socket, ahead of commands that wait for its flusher. So
-    the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
-
-    Raises:
-        TimeoutError, NatsError: the server did not answer.
-    """
-    async with asyncio.timeout(timeout_s):
-        await client.flush()
-        await client.flush()
-
-
 async def _ensure_streams(client: Client) -> None:
     """A server takes connections a moment before its JetStream answers."""
     while True:

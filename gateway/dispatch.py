@@ -14,7 +14,6 @@ from nats.errors import Error as NatsError
 from nats.js.api import Header
 from nats.js.errors import APIError
 
-from gateway.connection import settle
 from gateway.models import Directory
 from gateway.streams.outbox import Outbox
 from gateway.streams.registry import Registry
@@ -28,6 +27,7 @@ from sluice.internal.v1.control_pb2 import BatcherReport, HeldTokensRequest
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
+from sluice.wire.barrier import settle
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from gateway.connection import settle
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
     ControlMessage,
@@ -32,6 +31,7 @@ from sluice.internal.v1.frame_pb2 import (
 )
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
+from sluice.wire.barrier import settle
 from sluice.wire.codec import pack, unpack
 
 BOUND_S: Final = 5.0
