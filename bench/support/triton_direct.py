@@ -9,8 +9,8 @@ from typing import Any, Self
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from batcher.triton import infer_request, worker_response
 from sluice.internal.v1 import task_pb2, worker_pb2
-from sluice.wire import codec
 
 ANSWER_S = 120.0
 
@@ -97,32 +97,27 @@ class DirectWorker:
         )
         call = self._stub.ModelStreamInfer(self._requests(request, hold=False))
         try:
-            reply = await asyncio.wait_for(call.read(), ANSWER_S)
-            admission = _unpack(reply).admission
+            admission = (await self._read_from(call)).admission
             assert len(admission.accepted) == len(batch), f"refused: {admission.refused}"
         finally:
             call.cancel()
 
     async def _next(self) -> worker_pb2.WorkerResponse:
-        return _unpack(await asyncio.wait_for(self._frames.read(), ANSWER_S))
+        return await self._read_from(self._frames)
+
+    async def _read_from(self, call: Any) -> worker_pb2.WorkerResponse:
+        """The next response; Triton's note that a request is complete is none."""
+        while True:
+            reply = await asyncio.wait_for(call.read(), ANSWER_S)
+            if reply is grpc.aio.EOF:
+                raise ConnectionError("Triton closed the stream")
+            response = worker_response(reply)
+            if response is not None:
+                return response
 
     async def _requests(
         self, message: worker_pb2.WorkerRequest, hold: bool
     ) -> AsyncIterator[service_pb2.ModelInferRequest]:
-        payload = codec.pack(message)
-        request = service_pb2.ModelInferRequest(
-            model_name=self._model, raw_input_contents=[payload]
-        )
-        request.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
-        request.outputs.add(name="response")
-        yield request
+        yield infer_request(self._model, message)
         if hold:
             await asyncio.Event().wait()
-
-
-def _unpack(reply: Any) -> worker_pb2.WorkerResponse:
-    if reply is grpc.aio.EOF:
-        raise ConnectionError("Triton closed the stream")
-    if reply.error_message:
-        raise ConnectionError(reply.error_message)
-    return codec.unpack(worker_pb2.WorkerResponse, reply.infer_response.raw_output_contents[0])
