@@ -28,7 +28,7 @@ from typing import ClassVar, Final
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN: Final = "sluice"
 
@@ -230,11 +230,6 @@ def from_status(status: status_pb2.Status) -> SluiceError | None:
         violations=_violations(status),
         retry_after_s=_retry_after_s(status),
     )
-
-
-def code_name(status: status_pb2.Status) -> str:
-    """The status code by name, such as NOT_FOUND."""
-    return str(code_pb2.Code.Name(status.code))
 
 
 def _any(

@@ -57,8 +57,7 @@ class Child:
 
     Attributes:
         pid: also the number of its process group.
-        started_at: monotonic seconds.
-        started_unix_ms: the same moment for people.
+        started_unix_ms: when it started, milliseconds since the Unix epoch.
         log_start: how long the log was when it started, bytes.
         ending: whether it was asked to end.
         exited: done with the exit code (negative: the signal) when it has ended and is reaped.
@@ -73,7 +72,6 @@ class Child:
             self.log_start = log.tell() if log is not None else 0
             self._process = _spawn(spec, log)
         self.pid = self._process.pid
-        self.started_at = time.monotonic()
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
