@@ -35,6 +35,12 @@ class Sampling:
     logprobs: bool = False
     top_logprobs: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    json_schema: str | None = None
+    regex: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class RowSpec:
     produced: tuple[int, ...]
     sampling: Sampling
     deadline: float | None = None
+    rank: int = 0
+    """Of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,11 @@ class Load:
     waiting: int
     context_tokens: int
     steps: int
+    block_tokens: int = 0
+    cache_blocks: int = 0
+    free_blocks: int = 0
+    running_tokens: int = 0
+    waiting_tokens: int = 0
 
 
 class Refused(Exception):

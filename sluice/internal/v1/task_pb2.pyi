@@ -36,6 +36,7 @@ class Task(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PRODUCED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway, unique."""
     gateway: _builtins.str
@@ -50,6 +51,8 @@ class Task(_message.Message):
     """Absolute deadline, milliseconds since the Unix epoch; 0 means none."""
     published_unix_ms: _builtins.int
     """When the gateway published it, milliseconds since the Unix epoch."""
+    workload: _builtins.str
+    """What kind of work this is, by the request's label "task"; may be empty. Answers of one kind have similar lengths."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -75,10 +78,11 @@ class Task(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         produced_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_ms", b"deadline_unix_ms", "gateway", b"gateway", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "published_unix_ms", b"published_unix_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_ms", b"deadline_unix_ms", "gateway", b"gateway", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "published_unix_ms", b"published_unix_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,6 +103,12 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Tokens of the whole answer, produced ones included."""
     temperature: _builtins.float
@@ -115,6 +125,18 @@ class Sampling(_message.Message):
     """Whether to return log-probabilities."""
     top_logprobs: _builtins.int
     """Alternatives per token when logprobs is set."""
+    min_p: _builtins.float
+    """In [0, 1]; 0 is no limit."""
+    presence_penalty: _builtins.float
+    """0 is no penalty."""
+    frequency_penalty: _builtins.float
+    """0 is no penalty."""
+    min_tokens: _builtins.int
+    """Tokens of the whole answer, produced ones included, before which no stop token is drawn."""
+    json_schema: _builtins.str
+    """A JSON Schema."""
+    regex: _builtins.str
+    """A regular expression."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the answer; they are reported, and the gateway drops them from the text."""
@@ -131,11 +153,19 @@ class Sampling(_message.Message):
         logprobs: _builtins.bool = ...,
         top_logprobs: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        min_p: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        min_tokens: _builtins.int = ...,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "max_tokens", b"max_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex"]  # noqa: Y015
+    _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015

@@ -331,6 +331,11 @@ class WorkerLoad(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_BLOCKS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    RUNNING_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -341,6 +346,16 @@ class WorkerLoad(_message.Message):
     """Longest prompt and answer together, tokens."""
     steps: _builtins.int
     """Steps done since the worker started."""
+    block_tokens: _builtins.int
+    """Tokens of a block of the KV cache; 0: the engine has no paged cache, and only slots limit it."""
+    cache_blocks: _builtins.int
+    """Blocks of the KV cache."""
+    free_blocks: _builtins.int
+    """Blocks that are free or could be freed at once."""
+    running_tokens: _builtins.int
+    """Tokens of prompt and answer, so far, of the rows it computes."""
+    waiting_tokens: _builtins.int
+    """Tokens of prompts that are still to be computed, those of waiting rows included."""
     def __init__(
         self,
         *,
@@ -349,10 +364,15 @@ class WorkerLoad(_message.Message):
         waiting: _builtins.int = ...,
         context_tokens: _builtins.int = ...,
         steps: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
+        cache_blocks: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        running_tokens: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "running", b"running", "slots", b"slots", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
