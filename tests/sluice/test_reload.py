@@ -22,8 +22,7 @@ def config(tmp_path: Path) -> Path:
 async def test_a_hangup_applies_the_file_as_it_is_now(config: Path) -> None:
     seen: asyncio.Queue[Settings] = asyncio.Queue()
     with reloading(config, seen.put_nowait):
-        config.write_text("batcher: {max_rows: 9}\n")
-        os.kill(os.getpid(), signal.SIGHUP)
+        _hang_up_with(config, "batcher: {max_rows: 9}\n")
         async with asyncio.timeout(5):
             assert (await seen.get()).batcher.max_rows == 9
 
@@ -46,12 +45,15 @@ async def test_what_cannot_work_is_logged_and_nothing_else(
     logging.getLogger("sluice.reload").addHandler(watch)
     try:
         with reloading(config, apply):
-            if fault == "file":
-                config.write_text("batcher: {max_rows: none}\n")
-            os.kill(os.getpid(), signal.SIGHUP)
+            _hang_up_with(config, f"batcher: {{max_rows: {'none' if fault == 'file' else 9}}}\n")
             async with asyncio.timeout(5):
                 await logged.wait()
     finally:
         logging.getLogger("sluice.reload").removeHandler(watch)
     assert "the configuration stays as it was" in caplog.text
     assert "batcher.max_rows" in caplog.text
+
+
+def _hang_up_with(config: Path, text: str) -> None:
+    config.write_text(text)
+    os.kill(os.getpid(), signal.SIGHUP)
