@@ -100,10 +100,10 @@ def triton_url(settings: Settings, model: ModelSettings) -> str:
     Raises:
         SettingsError: the configuration does not say.
     """
-    url = model.triton_url or settings.triton.url
-    if url is None:
+    urls = model.triton_urls or (settings.triton.url,)
+    if urls[0] is None:
         raise SettingsError(f"triton.url: is not set, and model {model.name} has no triton_url")
-    return url.removeprefix("grpc://")
+    return urls[0].removeprefix("grpc://")
 
 
 async def serve(settings: Settings, batcher: str, tracer: Tracer, stop: asyncio.Event) -> None:

@@ -42,7 +42,7 @@ def triton_arguments(
         "tritonserver",
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
-        *(f"--load-model={model.name}" for model in settings.models),
+        *(f"--load-model={name}" for model in settings.models for name in model.triton_models),
         "--disable-auto-complete-config",
         "--allow-http=false",
         "--allow-metrics=false",
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     secret = secrets.token_urlsafe(24)
     command = triton_arguments(settings, options.repository, options.port, secret)
-    return serve(command, len(settings.models))
+    return serve(command, sum(model.replicas for model in settings.models))
 
 
 if __name__ == "__main__":

@@ -40,19 +40,20 @@ __all__ = ["TritonPythonModel"]
 
 
 def render_repository(settings: Settings, folder: Path) -> None:
-    """Writes one Triton model per configured model into ``folder``, which is made when missing.
+    """Writes one Triton model per worker of each configured model into ``folder``, which is made when missing.
 
     Raises:
         SettingsError: a relative model folder is missing.
     """
     for model in settings.models:
-        version = folder / model.name / "1"
-        version.mkdir(parents=True, exist_ok=True)
-        (folder / model.name / "config.pbtxt").write_text(_config(model), encoding="utf-8")
-        (version / "model.py").write_text(_MODEL, encoding="utf-8")
+        for name in model.triton_models:
+            version = folder / name / "1"
+            version.mkdir(parents=True, exist_ok=True)
+            (folder / name / "config.pbtxt").write_text(_config(model, name), encoding="utf-8")
+            (version / "model.py").write_text(_MODEL, encoding="utf-8")
 
 
-def _config(model: ModelSettings) -> str:
+def _config(model: ModelSettings, name: str) -> str:
     path = model.path
     if not path.startswith("builtin:"):
         # Triton has another working folder than the one a relative path was written for.
@@ -60,7 +61,7 @@ def _config(model: ModelSettings) -> str:
         path = str(Path(path).resolve()) if Path(path).is_dir() else path
     values = model.model_copy(update={"path": path}).model_dump_json()
     return _CONFIG.format(
-        name=model.name,
+        name=name,
         request=REQUEST,
         response=RESPONSE,
         parameter=PARAMETER,

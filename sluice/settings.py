@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -55,8 +62,31 @@ class ModelSettings(_Section):
     """"auto" takes CUDA where there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
-    triton_url: str | None = None
-    """Where this model is served; unset: ``triton.url``."""
+    triton_url: str | tuple[str, ...] | None = None
+    """Where this model is served, one address or several; unset: ``triton.url``."""
+    replicas: int = Field(1, ge=1, le=64)
+    """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
+
+    @property
+    def triton_models(self) -> tuple[str, ...]:
+        """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
+        return (self.name, *(f"{self.name}.{number}" for number in range(1, self.replicas)))
+
+    @property
+    def triton_urls(self) -> tuple[str, ...]:
+        """Its own addresses; empty: ``triton.url``."""
+        if self.triton_url is None:
+            return ()
+        return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
+
+    @field_validator("triton_url")
+    @classmethod
+    def _has_addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if not isinstance(value, str) and value is not None and len(set(value)) != len(value):
+            raise ValueError("names an address twice")
+        if value == () or value == "":
+            raise ValueError("name an address, or leave it out")
+        return value
 
 
 class RouteRule(_Section):

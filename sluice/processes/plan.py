@@ -87,10 +87,11 @@ def shm_prefix(root: Path) -> str:
 
 
 def embedded_models(settings: Settings) -> tuple[str, ...]:
-    """The models that the embedded Triton serves."""
+    """The Triton models that the embedded Triton serves."""
     if settings.triton.url is not None:
         return ()
-    return tuple(model.name for model in settings.models if model.triton_url is None)
+    embedded = (model for model in settings.models if not model.triton_urls)
+    return tuple(name for model in embedded for name in model.triton_models)
 
 
 def check_models(settings: Settings) -> None:
@@ -143,8 +144,8 @@ def _plan_triton(
     settings: Settings, state: StateDir, taken: set[int]
 ) -> triton.TritonConfig | None:
     for index, model in enumerate(settings.models):
-        if model.triton_url is not None:
-            _check_external(f"models.{index}.triton_url", model.triton_url)
+        for url in model.triton_urls:
+            _check_external(f"models.{index}.triton_url", url)
     if settings.triton.url is not None:
         _check_external("triton.url", settings.triton.url)
     if not embedded_models(settings):

@@ -52,6 +52,15 @@ def test_the_rendering_is_a_triton_configuration_with_the_settings(tmp_path: Pat
     assert settings_in(path) == model
 
 
+def test_every_worker_of_a_model_is_a_triton_model(tmp_path: Path) -> None:
+    model = ModelSettings(name="echo", path="none", engine="echo", replicas=3)
+    render_repository(Settings(models=(model,), routing=RoutingSettings(default="echo")), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["echo", "echo.1", "echo.2"]
+    path = tmp_path / "echo.2" / "config.pbtxt"
+    assert parsed(path).name == "echo.2"
+    assert settings_in(path) == model
+
+
 def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)

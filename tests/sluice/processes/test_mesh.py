@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
 
 def echo_settings() -> Settings:
-    model = {"name": "echo", "path": "builtin:small", "engine": "echo"}
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
     return Settings.model_validate(
         {
             "models": [model],
@@ -61,7 +61,7 @@ async def test_ready_means_that_it_answers(mesh: Mesh) -> None:
     assert all(process.alive and process.ready for process in report.processes)
     assert [(model.name, model.ready) for model in report.models] == [("echo", True)]
     assert list(mesh.processes) == ALL
-    assert set(mesh.stubs) == {"echo"}
+    assert set(mesh.stubs) == {"echo", "echo.1"}
     assert mesh.state_dir.read() == mesh.state
     assert sorted(os.listdir(mesh.state_dir.logs)) == sorted(f"{name}.log" for name in ALL)
 
@@ -106,7 +106,7 @@ async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
 async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
     async with running_mesh(echo_settings(), tmp_path) as mesh:
         pids = [*mesh.processes.values(), *mesh.stubs.values()]
-        assert len(pids) == 5
+        assert len(pids) == 6
     assert not any(is_same_process(pid, None) for pid in pids)
     state = StateDir(tmp_path)
     assert state.read() is None

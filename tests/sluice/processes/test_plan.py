@@ -97,6 +97,18 @@ def test_a_model_of_another_triton_is_not_served_here(tmp_path: Path, taken_port
     assert plan(tmp_path, models=far, routing={"default": "far"}).triton is None
 
 
+def test_every_worker_of_a_model_is_started_and_every_address_asked(
+    tmp_path: Path, taken_port: int
+) -> None:
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
+    here = plan(tmp_path, models=[model], routing={"default": "echo"})
+    assert here.triton is not None
+    assert here.triton.models == ("echo", "echo.1")
+    urls = [f"127.0.0.1:{taken_port}", f"127.0.0.1:{here.triton.port}"]
+    with pytest.raises(SetupError, match=r"^models\.0\.triton_url: nobody answers at"):
+        plan(tmp_path, models=[{**model, "triton_url": urls}], routing={"default": "echo"})
+
+
 @pytest.mark.parametrize("section", ["nats", "triton"])
 def test_an_external_server_that_is_not_there(tmp_path: Path, section: str) -> None:
     free = plan(tmp_path).nats
