@@ -206,6 +206,7 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
+    ALLOW_DEGRADED_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn. It is put into the model's chat template, unless raw_prompt is set."""
     model: _builtins.str
@@ -218,6 +219,8 @@ class GenerateRequest(_message.Message):
     """
     raw_prompt: _builtins.bool
     """Tokenize `prompt` as it stands, without the chat template (text completion)."""
+    allow_degraded: _builtins.bool
+    """A smaller model may answer when the chosen one could not before the deadline; Route.degraded says so."""
     @_builtins.property
     def chat(self) -> Global___ChatInput:
         """A conversation; the last message must be the user's."""
@@ -246,10 +249,11 @@ class GenerateRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         resume: Global___Resume | None = ...,
         raw_prompt: _builtins.bool = ...,
+        allow_degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "idempotency_key", b"idempotency_key", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -561,22 +565,26 @@ class Route(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     """The chosen model's tier: "small", "large" or another of the configuration."""
     strategy: _builtins.str
     """The strategy that decided: "pinned", "rules", or "safety" where the safety policy sent the request to a model."""
     reason: _builtins.str
     """One sentence for people."""
+    degraded: _builtins.bool
+    """Whether the model is smaller than the chosen one, which could not have answered in time."""
     def __init__(
         self,
         *,
         tier: _builtins.str = ...,
         strategy: _builtins.str = ...,
         reason: _builtins.str = ...,
+        degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "strategy", b"strategy", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "reason", b"reason", "strategy", b"strategy", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

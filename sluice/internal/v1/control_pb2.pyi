@@ -227,6 +227,8 @@ class ModelReport(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
     workers: _builtins.int
@@ -237,6 +239,14 @@ class ModelReport(_message.Message):
     """Rows in them now."""
     queued: _builtins.int
     """Tasks that wait in this batcher."""
+    tokens_per_s: _builtins.float
+    """Tokens of waiting tasks, prompt and expected answer, that its workers got through a second while tasks waited; 0:
+    not known.
+    """
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassReport]:
+        """The same by class, with what a new task would have to expect; most urgent first."""
+
     def __init__(
         self,
         *,
@@ -245,11 +255,55 @@ class ModelReport(_message.Message):
         slots: _builtins.int = ...,
         running: _builtins.int = ...,
         queued: _builtins.int = ...,
+        classes: _abc.Iterable[Global___ClassReport] | None = ...,
+        tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "queued", b"queued", "running", b"running", "slots", b"slots", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "model", b"model", "queued", b"queued", "running", b"running", "slots", b"slots", "tokens_per_s", b"tokens_per_s", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelReport: _TypeAlias = ModelReport  # noqa: Y015
+
+@_typing.final
+class ClassReport(_message.Message):
+    """What one class of one model looks like to a batcher."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPECTED_WAIT_MS_FIELD_NUMBER: _builtins.int
+    SERVICE_MS_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    priority_class: _builtins.str
+    """The class by name."""
+    queued: _builtins.int
+    """Tasks that wait in this batcher."""
+    queued_tokens: _builtins.int
+    """Their tokens, prompt and expected answer."""
+    expected_wait_ms: _builtins.float
+    """How long a task that came now would wait for a worker, tasks that no batcher has taken yet included."""
+    service_ms: _builtins.float
+    """How long tasks of the class were with a worker lately, from being sent to the end of the answer; 0: not known."""
+    backlog: _builtins.int
+    """Tasks in the work queue that no batcher has taken. All batchers see the same ones."""
+    def __init__(
+        self,
+        *,
+        priority_class: _builtins.str = ...,
+        queued: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
+        expected_wait_ms: _builtins.float = ...,
+        service_ms: _builtins.float = ...,
+        backlog: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "service_ms", b"service_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassReport: _TypeAlias = ClassReport  # noqa: Y015

@@ -150,6 +150,7 @@ class Final(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     end: Global___RowEnd.ValueType
     """Why it ended."""
     @_builtins.property
@@ -160,20 +161,71 @@ class Final(_message.Message):
     def timings(self) -> Global___RowTimings:
         """Where the time went."""
 
+    @_builtins.property
+    def batch(self) -> Global___BatchInfo:
+        """The batch that the row was sent to a worker with last; unset when it never was."""
+
     def __init__(
         self,
         *,
         end: Global___RowEnd.ValueType = ...,
         error: Global___RowError | None = ...,
         timings: Global___RowTimings | None = ...,
+        batch: Global___BatchInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "error", b"error", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "error", b"error", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "end", b"end", "error", b"error", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Final: _TypeAlias = Final  # noqa: Y015
+
+@_typing.final
+class BatchInfo(_message.Message):
+    """Why a batch was what it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PADDING_SHARE_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    LONGEST_WAITED_MS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.str
+    """The batch, as its spans name it."""
+    cause: _builtins.str
+    """Why it was formed when it was, such as "worker_idle"; docs/batching.md lists the causes."""
+    rows: _builtins.int
+    """Its rows, this one included."""
+    padding_share: _builtins.float
+    """Part of its cells that would be padding if each row's prompt were as long as the longest: 0 to 1."""
+    waited_ms: _builtins.float
+    """How long this row had waited when the batch was formed."""
+    longest_waited_ms: _builtins.float
+    """How long the row that waited longest had waited."""
+    worker: _builtins.str
+    """The worker that it was sent to."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        padding_share: _builtins.float = ...,
+        waited_ms: _builtins.float = ...,
+        longest_waited_ms: _builtins.float = ...,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "cause", b"cause", "longest_waited_ms", b"longest_waited_ms", "padding_share", b"padding_share", "rows", b"rows", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchInfo: _TypeAlias = BatchInfo  # noqa: Y015
 
 @_typing.final
 class RowError(_message.Message):
