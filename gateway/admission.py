@@ -17,6 +17,7 @@ from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
 from gateway.door.violations import Violations
 from gateway.models import Directory
+from gateway.records.draft import Draft
 from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, Router
 from gateway.safety.actions import Action
@@ -73,8 +74,10 @@ class Admission:
         self._inspector = inspector
         self._router = router
 
-    async def admit(self, request: ValidRequest, spans: CallSpans, hops: Hops) -> Admitted:
-        """Decides everything; the times go into ``hops``.
+    async def admit(
+        self, request: ValidRequest, spans: CallSpans, hops: Hops, draft: Draft
+    ) -> Admitted:
+        """Decides everything; the times go into ``hops``, the decisions into ``draft``.
 
         Raises:
             SafetyBlocked: the policy does not let the prompt through.
@@ -82,10 +85,12 @@ class Admission:
             ModelUnavailable: nobody serves the model now.
         """
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
-            conversation, governed = await self._inspect(request, span)
+            conversation, governed = await self._inspect(request, span, draft)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
             plan = await self._route(request, conversation, governed, span)
+            draft.planned(plan)
+            self._check_ready(plan)
         hops.route_ms = hop.ms
         model = self.catalog[plan.model]
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
@@ -115,11 +120,13 @@ class Admission:
         return Safety(inspection.policy, inspected, verdict_on(inspected))
 
     async def _inspect(
-        self, request: ValidRequest, span: Span
+        self, request: ValidRequest, span: Span, draft: Draft
     ) -> tuple[Conversation, Governed | None]:
         texts = [turn.content for turn in request.conversation.turns]
         safety = await self.check(texts, request.labels)
         _record(safety, span)
+        seen = [result.text for result in safety.inspected]
+        draft.inspected(safety.policy.version, safety.verdict, texts, seen)
         return _passed(request.conversation, safety), safety.governed
 
     async def _route(
@@ -139,11 +146,13 @@ class Admission:
                 names.GEN_AI_RESPONSE_MODEL: plan.model,
             }
         )
+        return plan
+
+    def _check_ready(self, plan: Plan) -> None:
         if not self._directory.load(plan.model, time.monotonic()).ready:
             raise ModelUnavailable(
                 f"no worker serves {plan.model} now", retry_after_s=RETRY_AFTER_S
             )
-        return plan
 
     async def _features(
         self,

@@ -11,7 +11,8 @@ from opentelemetry.trace import SpanKind, Tracer
 from gateway.admission import TENANT, Admission, Admitted
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
-from gateway.opening import open_stream, task_of
+from gateway.opening import new_request_id, open_stream, task_of
+from gateway.records.draft import Drafts
 from gateway.spans import CallSpans
 from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader
@@ -45,6 +46,7 @@ class Generator:
     admission: Admission
     registry: Registry
     dispatch: Dispatch
+    drafts: Drafts
     tracer: Tracer
 
     async def answer(
@@ -92,6 +94,8 @@ class _Call:
         joined_at = time.monotonic()
         try:
             await self._deliver(stream, reader)
+        except SluiceError as error:
+            raise error.of_request(stream.request_id) from error
         finally:
             self._registry.leave(stream, reader)
             self._record_stream(stream, joined_at)
@@ -102,13 +106,18 @@ class _Call:
 
     async def _admit(self, request: ValidRequest) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        admitted = await self._shared.admission.admit(request, self._spans, self._hops)
+        draft = self._shared.drafts.open(request, TENANT, new_request_id(), self._spans.trace_id)
+        try:
+            admitted = await self._shared.admission.admit(request, self._spans, self._hops, draft)
+        except SluiceError as error:
+            draft.failed(error)
+            raise error.of_request(draft.request_id) from error
         # Another call with the same key may have come while this one was tokenized.
         found = self._find(request)
         if found is not None:
             return found
         stall_s = self._shared.settings.stall_s
-        stream = open_stream(request, admitted, self._hops, self._spans.trace_id, stall_s)
+        stream = open_stream(request, admitted, self._hops, self._spans.trace_id, stall_s, draft)
         self._registry.open(stream)
         if stream.ended:
             self._registry.close(stream, time.monotonic())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gateway.admission import TENANT, Admitted
 from gateway.door.requests import ValidRequest
+from gateway.records.draft import Draft
 from gateway.streams.endings import Hops
 from gateway.streams.stream import Stream, Ticket
 from gateway.streams.transcript import Transcript
@@ -27,17 +28,23 @@ def new_request_id() -> str:
 
 
 def open_stream(
-    request: ValidRequest, admitted: Admitted, hops: Hops, trace_id: str, stall_s: float
+    request: ValidRequest,
+    admitted: Admitted,
+    hops: Hops,
+    trace_id: str,
+    stall_s: float,
+    draft: Draft,
 ) -> Stream:
     """The stream of a new request; finished already when the caller holds a complete answer."""
     now = time.monotonic()
     ticket = Ticket(
-        started=_started(admitted, trace_id),
+        started=_started(draft.request_id, admitted, trace_id),
         deadline=hops.arrived_at + request.timeout_s,
         with_logprobs=admitted.sampling.logprobs,
         hops=hops,
         key=request.key,
         fingerprint=request.fingerprint,
+        on_end=draft.ended,
     )
     transcript = _transcript(request, admitted)
     stream = Stream(ticket, transcript, stall_s, now, held=len(transcript.token_ids))
@@ -64,10 +71,10 @@ def task_of(stream: Stream, request: ValidRequest, admitted: Admitted, gateway_i
     )
 
 
-def _started(admitted: Admitted, trace_id: str) -> Started:
+def _started(request_id: str, admitted: Admitted, trace_id: str) -> Started:
     plan = admitted.plan
     return Started(
-        request_id=new_request_id(),
+        request_id=request_id,
         trace_id=trace_id,
         model=plan.model,
         route=Route(tier=plan.tier, strategy=plan.strategy, reason=plan.reason),

@@ -10,8 +10,11 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
+from gateway.admin import ADMIN_SERVICE, AdminService
 from gateway.admission import Admission
 from gateway.catalog import Catalog
 from gateway.connection import connect
@@ -20,6 +23,8 @@ from gateway.generate import Generator
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
+from gateway.records.draft import Drafts
+from gateway.records.recorder import Recorder
 from gateway.routing.router import RuleRouter
 from gateway.safety.inspector import Inspector
 from gateway.service import InferenceService
@@ -29,6 +34,7 @@ from sluice.errors import ShuttingDown
 from sluice.processes.errors import SetupError
 from sluice.processes.ports import listen_problem, split_address
 from sluice.settings import Settings
+from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
 _log = logging.getLogger(__name__)
@@ -37,6 +43,7 @@ TICK_S: Final = 0.1
 """How often deadlines, silence and readiness are looked at, seconds."""
 RETRY_AFTER_S: Final = 1.0
 _CLOSE_S: Final = 1.0
+_RECORDS_S: Final = 2.0
 _KEEPALIVE_MS: Final = 30_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PINGS_MS: Final = 5_000
@@ -65,9 +72,11 @@ class Gateway:
         self._dispatch = Dispatch(gateway_id)
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
+        self._recorder = Recorder(settings.records)
+        drafts = Drafts(settings.records, self._recorder, catalog, gateway_id)
         router = RuleRouter(settings.routing, catalog.tiers)
         admission = Admission(catalog, self._directory, inspector, router)
-        generator = Generator(limits, admission, self.registry, self._dispatch, tracer)
+        generator = Generator(limits, admission, self.registry, self._dispatch, drafts, tracer)
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
         self._server = self._make_server(limits.max_message_bytes)
@@ -84,6 +93,7 @@ class Gateway:
         client = await connect(
             nats.url, self._dispatch.gateway_id, nats.connect_s, self._dispatch.resync
         )
+        await self._start_recorder(client)
         await self._dispatch.start(client, self.registry, self._directory)
         await self._health.refresh(time.monotonic())
         await self._server.start()
@@ -99,7 +109,12 @@ class Gateway:
         return self._directory.load(model, time.monotonic()).ready
 
     async def run(self) -> None:
-        """Looks after deadlines, silence and readiness until it is cancelled."""
+        """Looks after deadlines, silence and readiness, and writes records, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._recorder.run())
+            group.create_task(self._tick())
+
+    async def _tick(self) -> None:
         while True:
             now = time.monotonic()
             try:
@@ -121,12 +136,19 @@ class Gateway:
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
+        await self._recorder.flush(_RECORDS_S)
 
     async def close(self) -> None:
         """Closes the port, then NATS."""
         await self._server.stop(_CLOSE_S)
         await self._dispatch.close()
         _log.info("gateway %s closed", self._dispatch.gateway_id)
+
+    async def _start_recorder(self, client: Client) -> None:
+        try:
+            await self._recorder.start(client)
+        except (TimeoutError, NatsError) as error:
+            raise SetupError(f"records: JetStream does not take their streams: {error}") from error
 
     def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
         server = grpc.aio.server(
@@ -142,8 +164,9 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
+        add_AdminServiceServicer_to_server(AdminService(self._recorder), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
 

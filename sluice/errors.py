@@ -6,6 +6,7 @@
 | `PromptTooLong` | INVALID_ARGUMENT | PROMPT_TOO_LONG | BadRequest; metadata prompt_tokens, context_tokens |
 | `MessageTooLarge` | INVALID_ARGUMENT | MESSAGE_TOO_LARGE | metadata bytes, limit_bytes |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
+| `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
@@ -18,13 +19,16 @@
 | `EngineFailed` | INTERNAL | ENGINE_FAILED | |
 | `InternalError` | INTERNAL | INTERNAL | |
 
+Errors of Generate that come after the request was found valid have the metadata ``request_id`` beside their own.
+
 On the wire each is a ``google.rpc.Status`` (AIP-193) with an ``ErrorInfo`` of domain "sluice"; `from_status` turns one
 back into its class at the client.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -66,6 +70,12 @@ class SluiceError(Exception):
         self.metadata = dict(metadata or {})
         self.violations = tuple(violations)
         self.retry_after_s = retry_after_s
+
+    def of_request(self, request_id: str) -> Self:
+        """The same error with ``request_id`` in its metadata. A copy: one error may end many requests."""
+        error = copy.copy(self)
+        error.metadata = {**self.metadata, "request_id": request_id}
+        return error
 
     def to_status(self) -> status_pb2.Status:
         """The error as ``google.rpc.Status``."""
@@ -114,6 +124,13 @@ class UnknownModel(SluiceError):
 
     code = grpc.StatusCode.NOT_FOUND
     reason = "MODEL_UNKNOWN"
+
+
+class RecordUnknown(SluiceError):
+    """Nothing is kept about a request of that id."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "RECORD_UNKNOWN"
 
 
 class SafetyBlocked(SluiceError):
@@ -203,6 +220,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
         PromptTooLong,
         MessageTooLarge,
         UnknownModel,
+        RecordUnknown,
         SafetyBlocked,
         IdempotencyConflict,
         DeadlinePassed,

@@ -62,6 +62,9 @@ class ModelSettings(_Section):
     """"auto" takes CUDA where there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    prompt_price: float = Field(0.0, ge=0)
+    answer_price: float = Field(0.0, ge=0)
+    """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
     triton_url: str | tuple[str, ...] | None = None
     """Where this model is served, one address or several; unset: ``triton.url``."""
     replicas: int = Field(1, ge=1, le=64)
@@ -161,6 +164,21 @@ class TritonSettings(_Section):
     start_s: float = Field(120.0, gt=0)
 
 
+class RecordsSettings(_Section):
+    """What is kept of requests, for `sluice explain`, and of safety decisions, for auditors; both in JetStream."""
+
+    enabled: bool = True
+    max_mib: int = Field(256, ge=1)
+    max_age_h: float = Field(72.0, gt=0)
+    audit_enabled: bool = True
+    audit_max_mib: int = Field(1024, ge=1)
+    audit_max_age_h: float = Field(24.0 * 365, gt=0)
+    audit_key: str | None = Field(None, min_length=16, repr=False)
+    """Key of the hashes of prompts in the audit, for all gateways of a mesh; unset: no hashes."""
+    audit_text_tenants: frozenset[str] = frozenset()
+    """Tenants that want the text of their prompts in the audit."""
+
+
 class TelemetrySettings(_Section):
     """Where traces go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches them on."""
 
@@ -188,6 +206,7 @@ class Settings(BaseSettings):
     batcher: BatcherSettings = BatcherSettings()
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()
+    records: RecordsSettings = RecordsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     safety: dict[str, Any] = Field(default_factory=dict)
     """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""

@@ -125,6 +125,7 @@ class Registry:
         self._forget(stream)
         if stream.finished is not None and stream.ticket.key:
             self._replays.put(stream, now)
+        self._report(stream)
 
     def tick(self, now: float) -> None:
         """Ends what is past its deadline, asks about what is silent, forgets old replays."""
@@ -163,6 +164,11 @@ class Registry:
         self._forget(stream)
         if not stream.ended:
             stream.fail(error)
+        self._report(stream)
+
+    def _report(self, stream: Stream) -> None:
+        if stream.ticket.on_end is not None:
+            stream.ticket.on_end(stream)
 
     def _forget(self, stream: Stream) -> None:
         self._live.pop(stream.request_id, None)

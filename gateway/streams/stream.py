@@ -1,5 +1,6 @@
 """One request that waits for its answer: frames go in, events come out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,7 @@ from gateway.streams.states import LEGAL_MOVES, StreamState
 from gateway.streams.transcript import Transcript
 from sluice.errors import SlowReader, SluiceError
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.frame_pb2 import Frame, RowTimings
+from sluice.internal.v1.frame_pb2 import BatchInfo, Frame, RowTimings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
@@ -38,6 +39,8 @@ class Ticket:
     """Idempotency key, empty without one."""
     fingerprint: bytes = b""
     """Equal for equal requests."""
+    on_end: "Callable[[Stream], None] | None" = None
+    """Called once, when the stream has ended and is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Stream:
         error: why it failed, in state FAILED.
         finished: how it ended, in state FINISHED.
         first_frame_at: when the first frame came, seconds.
+        batch: the batch that the row was sent in last; None until the row has ended.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Stream:
         self.finished: Finished | None = None
         self.first_frame_at: float | None = None
         self.first_token_at: float | None = None
+        self.batch: BatchInfo | None = None
         self._assembler = Assembler(held, stall_s, now)
         self._notices: list[Notice] = []
 
@@ -182,6 +187,8 @@ class Stream:
 
     def _conclude(self, taken: Taken, now: float) -> Reaction:
         final = taken.final
+        if final is not None and final.HasField("batch"):
+            self.batch = final.batch
         confirm = final is not None and final.end != frame_pb2.ROW_END_CANCELLED
         if self.transcript.stop is not None:
             row = RowTimings() if final is None else final.timings

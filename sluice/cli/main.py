@@ -27,6 +27,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "generate": ("sluice.cli.generate", "generate"),
     "chat": ("sluice.cli.chat", "chat"),
     "models": ("sluice.cli.models", "models"),
+    "explain": ("sluice.cli.explain", "explain"),
+    "feedback": ("sluice.cli.explain", "feedback"),
     "safety": ("sluice.cli.safety", "safety"),
     "eval": ("sluice.cli.evaluate", "evaluate"),
     "bench": ("sluice.cli.bench", "bench"),

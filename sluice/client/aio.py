@@ -25,7 +25,9 @@ from sluice.client.retry import Retries, RetryPolicy
 from sluice.client.safety import SafetyCheck
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
+from sluice.v1 import admin_pb2
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 
 _Q = TypeVar("_Q")
@@ -87,6 +89,7 @@ class AsyncClient:
         self._retry = retry or RetryPolicy()
         self._channel = grpc.aio.insecure_channel(self.address, options=channel.OPTIONS)
         self._stub = InferenceServiceStub(self._channel)
+        self._admin = AdminServiceStub(self._channel)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncAnswerStream:
         """Asks for an answer to `prompt`, a text or a conversation; `GenerateOptions` says what else can be set.
@@ -143,6 +146,30 @@ class AsyncClient:
         request = check_request(text, labels or {})
         response = await self._lookup(self._stub.CheckSafety, request, timeout_s)
         return safety.check_of(response)
+
+    async def explain(
+        self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
+    ) -> admin_pb2.ExplainResponse:
+        """Everything that was decided about a request, a moment after its end.
+
+        Raises:
+            RecordUnknown: nothing is kept of it.
+            SluiceError: it cannot be looked up.
+        """
+        request = admin_pb2.ExplainRequest(request_id=request_id)
+        return await self._lookup(self._admin.Explain, request, timeout_s)
+
+    async def feedback(
+        self, request_id: str, grade: float, *, timeout_s: float = channel.LOOKUP_S
+    ) -> None:
+        """Says how good the answer of a request was: 0 is useless, 1 is right. A later grade replaces an earlier one.
+
+        Raises:
+            RecordUnknown: nothing is kept of the request.
+            SluiceError: the grade could not be stored.
+        """
+        request = admin_pb2.FeedbackRequest(request_id=request_id, grade=grade)
+        await self._lookup(self._admin.Feedback, request, timeout_s)
 
     async def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""

@@ -56,6 +56,37 @@ def dead_letters_stream() -> StreamConfig:
     )
 
 
+def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
+    """What is kept of requests: the last record and the last grade of each; the oldest make room."""
+    return StreamConfig(
+        name=subjects.RECORDS_STREAM,
+        subjects=[f"{subjects.RECORDS}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=max_age_s,
+        max_msgs_per_subject=1,
+        allow_direct=True,
+    )
+
+
+def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
+    """Decisions of the safety layer: append-only, no message can be deleted or purged by a client."""
+    return StreamConfig(
+        name=subjects.AUDIT_STREAM,
+        subjects=[f"{subjects.AUDIT}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=max_age_s,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=True,
+    )
+
+
 def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> ConsumerConfig:
     """The durable pull consumer of one model and class.
 

@@ -8,6 +8,9 @@
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
 | ``sluice.reports`` | batcher, all gateways | ``BatcherReport`` |
 | ``sluice.dead_letters.<model>.<class>`` | batcher, operators (JetStream) | the task as it was, reason in headers |
+| ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
+| ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
+| ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
 """
 
 import re
@@ -17,6 +20,10 @@ TASKS_STREAM: Final = "SLUICE_TASKS"
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 TASKS: Final = "sluice.tasks"
 DEAD_LETTERS: Final = "sluice.dead_letters"
+RECORDS_STREAM: Final = "SLUICE_RECORDS"
+RECORDS: Final = "sluice.records"
+AUDIT_STREAM: Final = "SLUICE_AUDIT"
+AUDIT: Final = "sluice.audit"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
 
@@ -59,3 +66,18 @@ def frames(gateway: str) -> str:
 def held(gateway: str) -> str:
     """Subject that one gateway answers ``HeldTokensRequest`` on."""
     return f"sluice.held.{_token(gateway)}"
+
+
+def record(request: str) -> str:
+    """Subject of what is kept of one request."""
+    return f"{RECORDS}.{_token(request)}.request"
+
+
+def grade(request: str) -> str:
+    """Subject of the grades of one request."""
+    return f"{RECORDS}.{_token(request)}.grade"
+
+
+def audit(tenant: str, request: str) -> str:
+    """Subject of the safety decisions about one request."""
+    return f"{AUDIT}.{_token(tenant)}.{_token(request)}"

@@ -21,28 +21,41 @@ SETTINGS: Final = Settings(
     gateway=GatewaySettings(address="127.0.0.1:0"),
 )
 BOUND_S: Final = 60.0
+TRIES: Final = 4
 
 
 def sampled(seed: int) -> GenerateOptions:
     """Draws that rarely end early: hundreds of tokens, each of which depends on its seed and place."""
-    return {"model": MODEL, "seed": seed, "temperature": 2.0, "max_tokens": 200}
+    return {
+        "model": MODEL,
+        "seed": seed,
+        "temperature": 2.0,
+        "max_tokens": 200,
+        "timeout_s": BOUND_S,
+    }
 
 
 async def test_answer_goes_on_after_the_gateway_was_killed() -> None:
     async with running_mesh(SETTINGS) as mesh, AsyncClient(mesh.address) as client:
         asked = [client.generate(PROMPT, **sampled(seed)).answer() for seed in range(8)]
-        undisturbed = max(await asyncio.gather(*asked), key=lambda answer: len(answer.token_ids))
-        disturbed = await asyncio.wait_for(kill_midway(mesh, client, undisturbed.seed), BOUND_S)
-    assert disturbed.token_ids == undisturbed.token_ids
-    assert disturbed.text == undisturbed.text
-    assert NoticeKind.RECONNECTED in [notice.kind for notice in disturbed.notices]
+        answers = sorted(await asyncio.gather(*asked), key=lambda answer: -len(answer.token_ids))
+        reconnected = False
+        for undisturbed in answers[:TRIES]:
+            disturbed = await asyncio.wait_for(kill_midway(mesh, client, undisturbed.seed), BOUND_S)
+            assert disturbed.token_ids == undisturbed.token_ids
+            assert disturbed.text == undisturbed.text
+            reconnected = NoticeKind.RECONNECTED in [notice.kind for notice in disturbed.notices]
+            if reconnected:
+                break  # else this process was so slow that the whole answer had come before the kill
+            await mesh.wait_until_serving(BOUND_S)
+    assert reconnected, f"the gateway was killed too late {TRIES} times"
 
 
 async def kill_midway(mesh: Mesh, client: AsyncClient, seed: int) -> Answer:
     """The answer to the same request; the gateway dies when its first tokens have come."""
     builder = AnswerBuilder()
     killed = False
-    async with client.generate(PROMPT, **sampled(seed), timeout_s=BOUND_S) as stream:
+    async with client.generate(PROMPT, **sampled(seed)) as stream:
         async for event in stream:
             builder.add(event)
             if isinstance(event, Delta) and not killed:

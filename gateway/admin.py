@@ -1,0 +1,44 @@
+"""``sluice.v1.AdminService`` over grpc.aio."""
+
+from typing import Any, Final
+
+from gateway.records.recorder import Recorder
+from sluice.errors import InvalidRequest
+from sluice.v1 import admin_pb2
+from sluice.v1.admin_pb2 import (
+    ExplainRequest,
+    ExplainResponse,
+    FeedbackRequest,
+    FeedbackResponse,
+    Grade,
+)
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer
+from sluice.wire.clock import unix_ms
+from sluice.wire.subjects import is_token
+
+ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+
+class AdminService(AdminServiceServicer):
+    """The methods."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
+        """See the proto."""
+        return await self._recorder.find(_request_id(request.request_id))
+
+    async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
+        """See the proto."""
+        if not 0 <= request.grade <= 1:  # NaN too
+            raise InvalidRequest.of("grade", "must be in [0, 1]")
+        grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
+        await self._recorder.grade(_request_id(request.request_id), grade)
+        return FeedbackResponse()
+
+
+def _request_id(given: str) -> str:
+    if not is_token(given):
+        raise InvalidRequest.of("request_id", "is none; take it from Started, such as req-...")
+    return given

@@ -1,0 +1,134 @@
+"""The record and the audit entry of one request while it runs; written once, when it has ended."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.catalog import Catalog
+from gateway.door.requests import ValidRequest
+from gateway.records import record as records
+from gateway.records.recorder import Recorder
+from gateway.routing.router import Plan
+from gateway.safety.inspector import Verdict
+from gateway.streams.stream import Stream
+from sluice.errors import SluiceError
+from sluice.internal.v1.audit_pb2 import AuditEntry
+from sluice.settings import AUTO, RecordsSettings
+from sluice.v1.admin_pb2 import RequestRecord
+from sluice.wire.clock import unix_ms
+
+WORKLOAD_LABEL: Final = "task"
+TEXT_BYTES_MAX: Final = 256 * 1024
+"""Of the turns of one request in the audit; the rest is cut off."""
+
+
+class Drafts:
+    """Opens drafts; holds what all of them share."""
+
+    def __init__(
+        self, settings: RecordsSettings, recorder: Recorder, catalog: Catalog, gateway_id: str
+    ) -> None:
+        self.settings = settings
+        self.recorder = recorder
+        self.catalog = catalog
+        self._gateway_id = gateway_id
+
+    def open(self, request: ValidRequest, tenant: str, request_id: str, trace_id: str) -> "Draft":
+        """The draft of a request that has just arrived."""
+        record = RequestRecord(
+            request_id=request_id,
+            trace_id=trace_id,
+            tenant=tenant,
+            priority_class=request.priority_class,
+            workload=request.labels.get(WORKLOAD_LABEL, ""),
+            requested_model=request.model or AUTO,
+            arrived_unix_ms=unix_ms(),
+            gateway=self._gateway_id,
+        )
+        return Draft(self, record)
+
+
+class Draft:
+    """What is known of one request so far."""
+
+    def __init__(self, shared: Drafts, record: RequestRecord) -> None:
+        self._shared = shared
+        self._record = record
+        self._entry: AuditEntry | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request."""
+        return self._record.request_id
+
+    def inspected(
+        self, policy: str, verdict: Verdict, came: Sequence[str], seen: Sequence[str]
+    ) -> None:
+        """What the safety layer decided about the turns as they ``came``; the model would see ``seen``."""
+        record = self._record
+        record.policy = policy
+        records.add_decisions(record, verdict.taken, in_answer=False)
+        if not verdict.taken:
+            return
+        self._entry = AuditEntry(
+            request_id=record.request_id,
+            tenant=record.tenant,
+            decided_unix_ms=unix_ms(),
+            policy=policy,
+            decisions=records.audit_decisions(verdict.taken, in_answer=False),
+            blocked=bool(verdict.blocked),
+            governed_model="" if verdict.route is None else verdict.route.model or "",
+            prompt_hmac=_hmac(self._shared.settings.audit_key, came),
+        )
+        if record.tenant in self._shared.settings.audit_text_tenants:
+            self._entry.turns.extend(_cut(seen))
+
+    def planned(self, plan: Plan) -> None:
+        """Who shall answer."""
+        records.add_route(self._record, plan)
+
+    def failed(self, error: SluiceError) -> None:
+        """The request ended before it had a stream."""
+        self._record.error_reason = error.reason
+        self._write()
+
+    def ended(self, stream: Stream) -> None:
+        """The stream of the request ended."""
+        started = stream.ticket.started
+        tokens = started.prompt_tokens, len(stream.transcript.token_ids)
+        model = self._shared.catalog[started.model].settings
+        leg = records.add_leg(self._record, model, tokens, stream.attempt)
+        if stream.batch is not None:
+            records.add_batch(leg, stream.batch)
+        if stream.finished is not None:
+            records.add_end(self._record, stream.finished)
+        elif stream.error is not None:
+            self._record.error_reason = stream.error.reason
+        self._write()
+
+    def _write(self) -> None:
+        self._shared.recorder.keep(self._record)
+        if self._entry is not None:
+            self._shared.recorder.audit(self._entry)
+
+
+def _hmac(key: str | None, turns: Sequence[str]) -> bytes:
+    if key is None:
+        return b""
+    digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    for turn in turns:
+        data = turn.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "big"))  # no two lists of turns are the same bytes
+        digest.update(data)
+    return digest.digest()
+
+
+def _cut(turns: Sequence[str]) -> list[str]:
+    """The turns, `TEXT_BYTES_MAX` in all; cut in whole characters."""
+    kept, room = [], TEXT_BYTES_MAX
+    for turn in turns:
+        data = turn.encode(errors="replace")[:room]
+        kept.append(data.decode(errors="ignore"))
+        room -= len(data)
+    return kept

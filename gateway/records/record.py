@@ -1,0 +1,85 @@
+"""The record of one request, filled in as its decisions fall. Plain code over the message that is kept."""
+
+from collections.abc import Iterable, Mapping
+
+from gateway.routing.router import Plan
+from gateway.safety.actions import Action
+from sluice.internal.v1.audit_pb2 import AuditDecision
+from sluice.internal.v1.frame_pb2 import BatchInfo
+from sluice.settings import ModelSettings
+from sluice.v1.admin_pb2 import Leg, RequestRecord, RouteCandidate, RouteRecord, SafetyDecision
+from sluice.v1.inference_pb2 import Finished, SafetyAction
+
+Counts = Mapping[tuple[str, Action], int]
+"""Findings by rule and action."""
+
+
+def add_decisions(record: RequestRecord, counts: Counts, *, in_answer: bool) -> None:
+    """What the safety layer did about the prompt, or about the answer."""
+    for rule, action, count in _sorted(counts):
+        value = SafetyAction.Value(f"SAFETY_ACTION_{action.name}")
+        record.decisions.append(
+            SafetyDecision(rule=rule, action=value, count=count, in_answer=in_answer)
+        )
+
+
+def audit_decisions(counts: Counts, *, in_answer: bool) -> list[AuditDecision]:
+    """The same for the audit, whose names do not depend on an enum."""
+    return [
+        AuditDecision(rule=rule, action=action.name.lower(), count=count, in_answer=in_answer)
+        for rule, action, count in _sorted(counts)
+    ]
+
+
+def add_route(record: RequestRecord, plan: Plan) -> None:
+    """How the model was chosen."""
+    record.route.CopyFrom(
+        RouteRecord(
+            strategy=plan.strategy,
+            reason=plan.reason,
+            candidates=[RouteCandidate(model=plan.model, tier=plan.tier, reason=plan.reason)],
+        )
+    )
+
+
+def add_leg(
+    record: RequestRecord, model: ModelSettings, tokens: tuple[int, int], attempt: int
+) -> Leg:
+    """A model's work on the request; ``tokens`` of the prompt and of the answer."""
+    prompt, answer = tokens
+    leg = Leg(
+        model=model.name,
+        prompt_tokens=prompt,
+        completion_tokens=answer,
+        cost=cost_of(model, prompt, answer),
+        attempt=attempt,
+    )
+    record.legs.append(leg)
+    return record.legs[-1]
+
+
+def add_batch(leg: Leg, batch: BatchInfo) -> None:
+    """The batch that the row was sent in last."""
+    leg.worker = batch.worker
+    leg.batch_id = batch.batch_id
+    leg.batch_cause = batch.cause
+    leg.batch_rows = batch.rows
+    leg.padding_share = batch.padding_share
+    leg.waited_ms = batch.waited_ms
+    leg.longest_waited_ms = batch.longest_waited_ms
+
+
+def add_end(record: RequestRecord, finished: Finished) -> None:
+    """The answer was complete."""
+    record.finish_reason = finished.reason
+    record.timings.CopyFrom(finished.timings)
+
+
+def cost_of(model: ModelSettings, prompt_tokens: int, answer_tokens: int) -> float:
+    """In the currency of the configured prices."""
+    return (prompt_tokens * model.prompt_price + answer_tokens * model.answer_price) / 1e6
+
+
+def _sorted(counts: Counts) -> Iterable[tuple[str, Action, int]]:
+    ordered = sorted(counts.items(), key=lambda one: (one[0][0], one[0][1].name))
+    return [(rule, action, count) for (rule, action), count in ordered]

@@ -1,0 +1,191 @@
+"""Writes records and audit entries to JetStream beside the answers, and reads records back.
+
+What waits to be written is bounded: where JetStream cannot follow, the newest are dropped and counted, and no answer
+ever waits for its record. A grade is the exception: who sends one is told when it is stored.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError
+
+from sluice.errors import RecordUnknown, TransportUnavailable
+from sluice.internal.v1.audit_pb2 import AuditEntry
+from sluice.settings import RecordsSettings
+from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord
+from sluice.wire import jetstream, subjects
+from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 8192
+"""Messages that may wait to be written."""
+TOGETHER_MAX: Final = 64
+"""Messages that are written at once."""
+WRITE_S: Final = 5.0
+READ_S: Final = 2.0
+_RETRY_S: Final = 1.0
+_MIB: Final = 1024 * 1024
+
+
+class Recorder:
+    """The one writer of `SLUICE_RECORDS` and `SLUICE_AUDIT` in this process.
+
+    Attributes:
+        dropped: messages that found no room.
+    """
+
+    def __init__(self, settings: RecordsSettings) -> None:
+        self._settings = settings
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._news = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._js: JetStreamContext | None = None
+        self.dropped = 0
+
+    async def start(self, client: Client) -> None:
+        """Creates the streams, or gives them the configured limits.
+
+        Raises:
+            nats.errors.Error: JetStream does not answer, or refuses the limits.
+        """
+        self._js = client.jetstream()
+        kept = self._settings
+        if kept.enabled:
+            await _ensure(
+                self._js, jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600)
+            )
+        if kept.audit_enabled:
+            limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
+            await _ensure(self._js, jetstream.audit_stream(*limits))
+
+    def keep(self, record: RequestRecord) -> None:
+        """Will write ``record``, in place of an earlier one of the same request."""
+        if self._settings.enabled:
+            self._put(subjects.record(record.request_id), record)
+
+    def audit(self, entry: AuditEntry) -> None:
+        """Will append ``entry``."""
+        if self._settings.audit_enabled:
+            self._put(subjects.audit(entry.tenant, entry.request_id), entry)
+
+    async def grade(self, request_id: str, grade: Grade) -> None:
+        """Stores ``grade``; returns when it is stored.
+
+        Raises:
+            RecordUnknown: nothing is kept of the request.
+            TransportUnavailable: JetStream does not answer.
+        """
+        await self._last(subjects.record(request_id))
+        assert self._js is not None, "started"
+        try:
+            await self._js.publish(subjects.grade(request_id), pack(grade), timeout=WRITE_S)
+        except (TimeoutError, NatsError) as error:
+            raise _away(error) from error
+
+    async def find(self, request_id: str) -> ExplainResponse:
+        """What is kept of a request.
+
+        Raises:
+            RecordUnknown: nothing.
+            TransportUnavailable: JetStream does not answer.
+        """
+        record = unpack(RequestRecord, await self._last(subjects.record(request_id)))
+        response = ExplainResponse(record=record)
+        with suppress(RecordUnknown):  # nobody has graded it
+            response.grade.CopyFrom(unpack(Grade, await self._last(subjects.grade(request_id))))
+        return response
+
+    async def run(self) -> None:
+        """Writes until it is cancelled."""
+        while True:
+            await self._news.wait()
+            while self._waiting:
+                try:
+                    await self._write()
+                except Exception:  # the task would die, and nobody would notice
+                    _log.exception("records were not written")
+            self._news.clear()
+            self._empty.set()
+
+    async def flush(self, limit_s: float) -> None:
+        """Returns when nothing waits any more, or after ``limit_s`` seconds; `run` must be running."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._empty.wait()
+        except TimeoutError:
+            _log.warning("%d records were not written", len(self._waiting))
+
+    def _put(self, subject: str, message: Message) -> None:
+        payload = message.SerializeToString()
+        if len(self._waiting) >= WAITING_MAX or len(payload) > MAX_MESSAGE_BYTES:
+            self._drop()
+            return
+        self._waiting.append((subject, payload))
+        self._empty.clear()
+        self._news.set()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
+            _log.warning(
+                "%d records dropped: too large, or JetStream does not follow", self.dropped
+            )
+
+    async def _write(self) -> None:
+        """Writes some of what waits; what failed waits again, in its place."""
+        assert self._js is not None, "started"
+        some = [self._waiting.popleft() for _ in range(min(TOGETHER_MAX, len(self._waiting)))]
+        sent = await asyncio.gather(
+            *(self._js.publish(subject, payload, timeout=WRITE_S) for subject, payload in some),
+            return_exceptions=True,
+        )
+        failed = [one for one, result in zip(some, sent, strict=True) if _is_failure(result)]
+        if failed:
+            self._waiting.extendleft(reversed(failed))
+            await asyncio.sleep(_RETRY_S)
+
+    async def _last(self, subject: str) -> bytes:
+        if not self._settings.enabled:
+            raise RecordUnknown("records are switched off: see records.enabled")
+        assert self._js is not None, "started"
+        try:
+            async with asyncio.timeout(READ_S):
+                message = await self._js.get_last_msg(subjects.RECORDS_STREAM, subject, direct=True)
+        except NotFoundError:
+            raise RecordUnknown(
+                "nothing is kept of this request: it is too old, unknown, or still running"
+            ) from None
+        except (TimeoutError, NatsError) as error:
+            raise _away(error) from error
+        return message.data or b""
+
+
+async def _ensure(js: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await js.add_stream(config)
+    except BadRequestError:  # it exists with other limits
+        await js.update_stream(config)
+
+
+def _is_failure(result: object) -> bool:
+    if not isinstance(result, BaseException):
+        return False
+    if not isinstance(result, TimeoutError | NatsError):
+        raise result
+    return True
+
+
+def _away(error: Exception) -> TransportUnavailable:
+    return TransportUnavailable(
+        f"the store of records does not answer ({type(error).__name__})", retry_after_s=1.0
+    )

@@ -1,0 +1,118 @@
+"""`sluice explain` and `sluice feedback`: why a request was answered as it was, and how good the answer was."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from sluice.cli import options, output
+from sluice.client.blocking import Client
+from sluice.v1.admin_pb2 import ExplainResponse, Leg, RequestRecord, RouteRecord
+from sluice.v1.inference_pb2 import FinishReason, SafetyAction, Timings
+
+RequestId = Annotated[
+    str, typer.Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
+]
+
+_HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
+
+
+def explain(
+    request_id: RequestId, address: options.Address = options.ADDRESS, as_json: options.Json = False
+) -> None:
+    """Show what was decided about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
+    with Client(address) as client:
+        explained = client.explain(request_id)
+    if as_json:
+        output.write_json(_object(explained))
+        return
+    for line in _lines(explained):
+        print(line)
+
+
+def feedback(
+    request_id: RequestId,
+    grade: Annotated[float, typer.Argument(help="0 is useless, 1 is right.")],
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Say how good an answer was. A later grade of the same request replaces an earlier one."""
+    with Client(address) as client:
+        client.feedback(request_id, grade)
+    if as_json:
+        output.write_json({"request_id": request_id, "grade": grade})
+
+
+def _object(explained: ExplainResponse) -> dict[str, object]:
+    from google.protobuf.json_format import MessageToDict
+
+    described: dict[str, object] = MessageToDict(explained, preserving_proto_field_name=True)
+    return described
+
+
+def _lines(explained: ExplainResponse) -> Iterator[str]:
+    record = explained.record
+    arrived = datetime.fromtimestamp(record.arrived_unix_ms / 1000, UTC)
+    yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
+    work = f", task {record.workload}" if record.workload else ""
+    yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {record.priority_class}{work}"
+    yield f"safety    {_safety(record)}"
+    if record.HasField("route"):
+        yield from _route(record.requested_model, record.route)
+    for leg in record.legs:
+        yield from _leg(leg)
+    if record.HasField("timings"):
+        yield f"time      {_times(record.timings)}"
+    yield f"end       {_end(record)}"
+    if explained.HasField("grade"):
+        yield f"grade     {explained.grade.grade:g}"
+
+
+def _safety(record: RequestRecord) -> str:
+    if not record.policy:
+        return "not reached"
+    found = ", ".join(
+        f"{one.rule} x{one.count} {SafetyAction.Name(one.action).removeprefix('SAFETY_ACTION_').lower()}"
+        + (" (answer)" if one.in_answer else "")
+        for one in record.decisions
+    )
+    return f"{found or 'nothing found'}, policy {record.policy}"
+
+
+def _route(asked: str, route: RouteRecord) -> Iterator[str]:
+    degraded = ", degraded" if route.degraded else ""
+    yield f"route     asked for {asked}: {route.strategy}, {route.reason}{degraded}"
+    for name, version in sorted(route.versions.items()):
+        yield f"          {name} {version}"
+    for number, one in enumerate(route.candidates, 1):
+        quality = f", quality {one.quality:.2f}" if one.HasField("quality") else ""
+        yield (
+            f"  {number}.      {one.model} ({one.tier}){quality}, cost {one.cost:.3g},"
+            f" wait {one.wait_ms:.0f} ms: {one.reason}"
+        )
+
+
+def _leg(leg: Leg) -> Iterator[str]:
+    tokens = f"{leg.prompt_tokens} + {leg.completion_tokens} tokens"
+    yield f"model     {leg.model}: {tokens}, cost {leg.cost:.3g}, attempt {leg.attempt}"
+    if leg.batch_id:
+        yield (
+            f"batch     {leg.batch_id} of {leg.batch_rows} rows on {leg.worker} ({leg.batch_cause}),"
+            f" {leg.padding_share:.0%} padding; waited {leg.waited_ms:.1f} ms,"
+            f" the longest of it {leg.longest_waited_ms:.1f} ms"
+        )
+    if leg.handed_over:
+        yield f"          handed over: {leg.handed_over}"
+
+
+def _times(timings: Timings) -> str:
+    hops: Sequence[str] = [f"{hop} {getattr(timings, hop + '_ms'):.1f}" for hop in _HOPS]
+    first, total = timings.time_to_first_token_ms, timings.total_ms
+    return f"{', '.join(hops)} ms; first token {first:.1f} ms, total {total:.1f} ms"
+
+
+def _end(record: RequestRecord) -> str:
+    if record.error_reason:
+        return f"error {record.error_reason}"
+    return FinishReason.Name(record.finish_reason).removeprefix("FINISH_REASON_").lower()
