@@ -18,7 +18,13 @@ from gateway.catalog import Catalog, load_catalog
 from gateway.policies import load_inspector
 from gateway.server import Gateway, running
 from sluice.errors import SluiceError, from_status
-from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, Settings
+from sluice.settings import (
+    GatewaySettings,
+    ModelSettings,
+    NatsSettings,
+    RecordsSettings,
+    Settings,
+)
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
@@ -27,7 +33,11 @@ MODELS: Final = ("small", "large")
 
 
 def settings_for(
-    folder: Path, url: str | None = None, safety: dict[str, Any] | None = None, **gateway: Any
+    folder: Path,
+    url: str | None = None,
+    safety: dict[str, Any] | None = None,
+    records: RecordsSettings | None = None,
+    **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, **gateway}
     return Settings(
@@ -35,6 +45,7 @@ def settings_for(
         gateway=GatewaySettings(**values),
         nats=NatsSettings(url=url),
         safety=safety or {},
+        records=records or RecordsSettings(),
     )
 
 
@@ -96,9 +107,10 @@ async def open_wire(
     *,
     gateway_id: str = "gw1",
     safety: dict[str, Any] | None = None,
+    records: RecordsSettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, safety, **gateway)
+    settings = settings_for(folder, url, safety, records, **gateway)
     catalog = load_catalog(settings)
     inspector = load_inspector(settings)
     exporter = InMemorySpanExporter()

@@ -30,7 +30,7 @@ def sampled(seed: int) -> GenerateOptions:
         "model": MODEL,
         "seed": seed,
         "temperature": 2.0,
-        "max_tokens": 200,
+        "max_tokens": 900,
         "timeout_s": BOUND_S,
     }
 

@@ -1,0 +1,84 @@
+"""The writer of records when JetStream is slow, away, or was configured otherwise before."""
+
+import asyncio
+from pathlib import Path
+
+import nats
+import pytest
+
+from gateway.records import recorder
+from gateway.records.recorder import Recorder
+from sluice.errors import RecordUnknown
+from sluice.internal.v1.audit_pb2 import AuditEntry
+from sluice.processes.ports import free_port
+from sluice.settings import RecordsSettings
+from sluice.v1.admin_pb2 import RequestRecord
+from sluice.wire import subjects
+from tests.support.nats import running_nats
+
+BOUND_S = 10.0
+
+
+async def test_what_is_kept_can_be_found(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = Recorder(RecordsSettings())
+    await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    try:
+        for number in range(200):
+            kept.keep(RequestRecord(request_id=f"req-{number}", tenant="one"))
+        await kept.flush(BOUND_S)
+        assert (await kept.find("req-199")).record.tenant == "one"
+        with pytest.raises(RecordUnknown):
+            await kept.find("req-200")
+    finally:
+        running.cancel()
+        await client.close()
+
+
+async def test_a_flood_is_bounded_and_counted() -> None:
+    kept = Recorder(RecordsSettings())
+    for number in range(recorder.WAITING_MAX + 5):
+        kept.keep(RequestRecord(request_id=f"req-{number}"))
+    assert kept.dropped == 5
+
+
+async def test_what_no_message_can_hold_is_dropped() -> None:
+    kept = Recorder(RecordsSettings())
+    kept.audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 2_000_000]))
+    assert kept.dropped == 1
+
+
+async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
+    port = free_port()
+    async with running_nats(tmp_path, port) as url:
+        client = await nats.connect(url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)  # type: ignore[arg-type]
+        kept = Recorder(RecordsSettings())
+        await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    try:
+        kept.keep(RequestRecord(request_id="req-1", tenant="one"))
+        async with running_nats(tmp_path, port):
+            await kept.flush(30.0)
+            assert (await kept.find("req-1")).record.tenant == "one"
+    finally:
+        running.cancel()
+        await client.close()
+
+
+async def test_new_limits_are_taken_over(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    try:
+        await Recorder(RecordsSettings(max_mib=1)).start(client)
+        await Recorder(RecordsSettings(max_mib=2)).start(client)
+        info = await client.jetstream().stream_info(subjects.RECORDS_STREAM)
+        assert info.config.max_bytes == 2 * 1024 * 1024
+    finally:
+        await client.close()
+
+
+async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
+    kept = Recorder(RecordsSettings(enabled=False, audit_enabled=False))
+    kept.keep(RequestRecord(request_id="req-1"))
+    with pytest.raises(RecordUnknown, match=r"records\.enabled"):
+        await kept.find("req-1")

@@ -1,0 +1,179 @@
+"""What is kept of a request, from the call to `Explain`; before a real nats-server."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from sluice.internal.v1.audit_pb2 import AuditEntry
+from sluice.internal.v1.frame_pb2 import ROW_END_STOP, BatchInfo
+from sluice.settings import RecordsSettings
+from sluice.v1.admin_pb2 import ExplainRequest, ExplainResponse, FeedbackRequest
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP, SAFETY_ACTION_BLOCK, SAFETY_ACTION_REDACT
+from sluice.wire import subjects
+from tests.gateway.kit.batcher import BOUND_S, frame
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+
+IBAN = "DE89370400440532013000"
+SAFETY = {"policies": {"default": {"actions": {"pii.*": "redact", "pii.us_ssn": "block"}}}}
+KEY = "a key of sixteen"
+
+
+async def explained(wire: Wire, request_id: str) -> ExplainResponse:
+    """Asks until the record has been written."""
+    stub: Any = AdminServiceStub(wire.channel)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            code, response = await _try(stub.Explain(ExplainRequest(request_id=request_id)))
+            if response is not None:
+                return response
+            assert code == "RECORD_UNKNOWN"
+            await asyncio.sleep(0.01)
+
+
+async def _try(call: Any) -> tuple[str, ExplainResponse | None]:
+    try:
+        return "", await call
+    except Exception:
+        return (await error_of(call))[1].reason, None
+
+
+async def answered(wire: Wire, text: str, **fields: Any) -> str:
+    """The request id of a request that was answered with two tokens."""
+    call = wire.stub.Generate(prompt(text, **fields))
+    task = await wire.batcher.task()
+    final = frame(0, wire.tokens("hello world"), attempt=3, end=ROW_END_STOP)
+    final.final.batch.CopyFrom(
+        BatchInfo(batch_id="ba-1", cause="worker_idle", rows=4, padding_share=0.25, worker="w-1")
+    )
+    await wire.batcher.send(task, final)
+    await events_of(call)
+    return task.request_id
+
+
+async def test_a_record_holds_every_decision_and_no_text(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
+        request_id = await answered(wire, f"pay to {IBAN}", labels={"task": "invoices"})
+        record = (await explained(wire, request_id)).record
+    assert (record.tenant, record.workload, record.requested_model) == (
+        "default",
+        "invoices",
+        "small",
+    )
+    (decision,) = record.decisions
+    assert (decision.rule, decision.action, decision.count) == ("pii.iban", SAFETY_ACTION_REDACT, 1)
+    assert record.route.strategy == "pinned"
+    assert [one.model for one in record.route.candidates] == ["small"]
+    (leg,) = record.legs
+    assert (leg.model, leg.completion_tokens, leg.attempt) == ("small", 2, 3)
+    assert (leg.batch_id, leg.batch_cause, leg.batch_rows, leg.worker) == (
+        "ba-1",
+        "worker_idle",
+        4,
+        "w-1",
+    )
+    assert record.finish_reason == FINISH_REASON_STOP
+    assert record.timings.total_ms > 0
+    assert IBAN.encode() not in record.SerializeToString()
+
+
+async def test_a_blocked_request_is_named_in_its_error_and_explained(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
+        _, error = await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
+        assert error.reason == "SAFETY_BLOCKED"
+        record = (await explained(wire, error.metadata["request_id"])).record
+    assert record.error_reason == "SAFETY_BLOCKED"
+    assert [d.action for d in record.decisions] == [SAFETY_ACTION_BLOCK]
+    assert not record.HasField("route")
+    assert not record.legs
+
+
+async def test_the_last_grade_is_kept(wire: Wire) -> None:
+    request_id = await answered(wire, "hello")
+    await explained(wire, request_id)
+    stub: Any = AdminServiceStub(wire.channel)
+    for grade in (0.0, 0.75):
+        await stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade))
+    assert (await explained(wire, request_id)).grade.grade == 0.75
+
+
+@pytest.mark.parametrize(
+    ("request_id", "grade", "reason"),
+    [
+        ("req-nobody", 1.0, "RECORD_UNKNOWN"),
+        ("no.token", 1.0, "REQUEST_INVALID"),
+        ("req-1", 1.5, "REQUEST_INVALID"),
+        ("req-1", float("nan"), "REQUEST_INVALID"),
+    ],
+)
+async def test_bad_feedback_is_refused(
+    wire: Wire, request_id: str, grade: float, reason: str
+) -> None:
+    stub: Any = AdminServiceStub(wire.channel)
+    _, error = await error_of(stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade)))
+    assert error.reason == reason
+
+
+async def test_the_audit_holds_hashes_and_text_only_where_asked_for(
+    nats_url: str, model_folder: Path
+) -> None:
+    entries = []
+    for tenants in (frozenset[str](), frozenset({"default"})):
+        kept = RecordsSettings(audit_key=KEY, audit_text_tenants=tenants)
+        async with open_wire(nats_url, model_folder, safety=SAFETY, records=kept) as wire:
+            request_id = await answered(wire, f"pay to {IBAN}")
+            await explained(wire, request_id)
+            entries.append(await audited(nats_url, request_id))
+    without, with_text = entries
+    assert [(d.rule, d.action, d.count) for d in without.decisions] == [("pii.iban", "redact", 1)]
+    assert len(without.prompt_hmac) == 32
+    assert without.prompt_hmac == with_text.prompt_hmac
+    assert not without.turns
+    assert with_text.turns == ["pay to <IBAN_1>"]
+
+
+async def test_the_audit_is_append_only(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
+        request_id = await answered(wire, f"pay to {IBAN}")
+        await explained(wire, request_id)
+        await audited(nats_url, request_id)
+    client = await nats.connect(nats_url)
+    try:
+        with pytest.raises(nats.js.errors.APIError):
+            await client.jetstream().purge_stream(subjects.AUDIT_STREAM)
+        with pytest.raises(nats.js.errors.APIError):
+            await client.jetstream().delete_msg(subjects.AUDIT_STREAM, 1)
+    finally:
+        await client.close()
+
+
+async def test_what_was_not_found_leaves_no_audit(wire: Wire, nats_url: str) -> None:
+    await explained(wire, await answered(wire, "hello"))
+    client = await nats.connect(nats_url)
+    try:
+        info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
+    finally:
+        await client.close()
+    assert info.state.messages == 0
+
+
+async def audited(nats_url: str, request_id: str) -> AuditEntry:
+    client = await nats.connect(nats_url)
+    try:
+        subject = subjects.audit("default", request_id)
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                try:
+                    message = await client.jetstream().get_last_msg(
+                        subjects.AUDIT_STREAM, subject, direct=True
+                    )
+                    return AuditEntry.FromString(message.data or b"")
+                except nats.js.errors.NotFoundError:
+                    await asyncio.sleep(0.01)
+    finally:
+        await client.close()

@@ -1,0 +1,130 @@
+"""`sluice explain` and `sluice feedback`."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sluice.v1 import admin_pb2
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP, SAFETY_ACTION_REDACT, Timings
+from tests.sluice.cli.commands import Cli
+
+RECORD = admin_pb2.RequestRecord(
+    request_id="req-1",
+    trace_id="ab" * 16,
+    tenant="acme",
+    priority_class="standard",
+    workload="invoices",
+    requested_model="auto",
+    arrived_unix_ms=0,
+    policy="default@1",
+    decisions=[
+        admin_pb2.SafetyDecision(rule="pii.iban", action=SAFETY_ACTION_REDACT, count=2),
+        admin_pb2.SafetyDecision(
+            rule="secret.jwt", action=SAFETY_ACTION_REDACT, count=1, in_answer=True
+        ),
+    ],
+    route=admin_pb2.RouteRecord(
+        strategy="rules",
+        reason="long",
+        candidates=[
+            admin_pb2.RouteCandidate(
+                model="large", tier="large", quality=0.875, cost=0.002, wait_ms=12, reason="long"
+            )
+        ],
+        versions={"routing": "v7"},
+    ),
+    legs=[
+        admin_pb2.Leg(
+            model="large",
+            prompt_tokens=20,
+            completion_tokens=5,
+            cost=0.001,
+            attempt=1,
+            worker="w-1",
+            batch_id="ba-1",
+            batch_cause="worker_idle",
+            batch_rows=3,
+            padding_share=0.25,
+            waited_ms=1.5,
+            longest_waited_ms=4,
+        )
+    ],
+    timings=Timings(queue_ms=1.5, time_to_first_token_ms=8, total_ms=20),
+    finish_reason=FINISH_REASON_STOP,
+    gateway="gw-1",
+)
+
+
+class Admin(AdminServiceServicer):
+    """Knows one request; remembers grades."""
+
+    def __init__(self) -> None:
+        self.grades: list[tuple[str, float]] = []
+
+    async def Explain(self, request: admin_pb2.ExplainRequest, context: Any) -> Any:
+        response = admin_pb2.ExplainResponse(record=RECORD)
+        response.grade.grade = 0.5
+        return response
+
+    async def Feedback(self, request: admin_pb2.FeedbackRequest, context: Any) -> Any:
+        self.grades.append((request.request_id, request.grade))
+        return admin_pb2.FeedbackResponse()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Admin, str]]:
+    server = grpc.aio.server()
+    service = Admin()
+    add_AdminServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_for_people(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--address", address)
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"request   req-1, trace {'ab' * 16}, gateway gw-1",
+        "asked     1970-01-01 00:00:00 UTC by acme, standard, task invoices",
+        "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), policy default@1",
+        "route     asked for auto: rules, long",
+        "          routing v7",
+        "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
+        "model     large: 20 + 5 tokens, cost 0.001, attempt 1",
+        "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
+        "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
+        " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
+        "end       stop",
+        "grade     0.5",
+    ]
+
+
+async def test_for_programs(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--json", "--address", address)
+    explained = json.loads(ran.out)
+    assert explained["record"]["legs"][0]["batch_cause"] == "worker_idle"
+    assert explained["grade"] == {"grade": 0.5}
+
+
+async def test_feedback_is_sent(cli: Cli) -> None:
+    async with serving() as (service, address):
+        ran = await cli("feedback", "req-1", "0.25", "--address", address)
+    assert ran.code == 0
+    assert service.grades == [("req-1", 0.25)]
+
+
+async def test_without_a_gateway_there_is_one_line_and_a_code(cli: Cli) -> None:
+    ran = await cli("explain", "req-1", "--address", "127.0.0.1:1")
+    assert ran.code == 1
+    assert len(ran.err.splitlines()) == 1
