@@ -61,7 +61,9 @@ class Line:
         self._spans = spans
         self._on_readiness = on_readiness
         self._ledger = Ledger(
-            batcher, max_rows=settings.max_rows, final_retry_s=settings.final_retry_s
+            batcher,
+            policy=settings.policy_of(model.name),
+            final_retry_s=settings.final_retry_s,
         )
         self._messages = HeldMessages(nats_client.jetstream())
         self.intake = Intake(nats_client, model, self._messages, self)

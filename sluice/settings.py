@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from sluice.batching import Policy
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 
@@ -134,13 +135,27 @@ class GatewaySettings(_Section):
 class BatcherSettings(_Section):
     """Batch formation and the channel to the workers."""
 
-    max_rows: int = Field(32, ge=1, le=1024)
+    policy: Policy = Policy()
+    """How batches are formed: a name, or a mapping with a name and what differs from it; see docs/batching.md."""
+    policies: dict[Name, Policy] = Field(default_factory=dict)
+    """Policies of single models, by the model's name."""
     heartbeat_ms: int = Field(1000, ge=50, le=10_000)
     stall_s: float = Field(3.5, gt=0)
     """A worker that was silent for this long is lost: its rows are sent again."""
     final_retry_s: float = Field(1.0, gt=0)
     """A final frame that no gateway confirmed for this long is sent again."""
     drain_s: float = Field(10.0, ge=0)
+
+    def policy_of(self, model: str) -> Policy:
+        """How batches of ``model`` are formed."""
+        return self.policies.get(model, self.policy)
+
+
+class TenantSettings(_Section):
+    """One tenant."""
+
+    weight: float = Field(1.0, gt=0, le=1e6)
+    """Its share of the workers beside other tenants that want more than there is, relative to theirs."""
 
 
 class NatsSettings(_Section):
@@ -189,6 +204,8 @@ class Settings(BaseSettings):
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    """Tenants that differ from the default, by name."""
     safety: dict[str, Any] = Field(default_factory=dict)
     """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""
 
@@ -217,6 +234,27 @@ class Settings(BaseSettings):
             if target not in names:
                 raise ValueError(f"{key}: no model {target!r}; known: {', '.join(names)}")
         return self
+
+    @model_validator(mode="after")
+    def _policies_can_work(self) -> Self:
+        unknown = self.batcher.policies.keys() - {model.name for model in self.models}
+        if unknown:
+            raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
+        for model in self.models:
+            budget = self.batcher.policy_of(model.name).batch_tokens_max
+            if model.context_tokens is not None and budget < model.context_tokens:
+                own = model.name in self.batcher.policies
+                key = f"batcher.policies.{model.name}" if own else "batcher.policy"
+                raise ValueError(
+                    f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
+                    f" {model.name!r} may have, {model.context_tokens}"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares of the tenants that differ from 1."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def _route_targets(self) -> list[tuple[str, str]]:
         rules = [(f"routing.rules.{i}.model", r.model) for i, r in enumerate(self.routing.rules)]

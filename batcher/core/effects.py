@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from batcher.core.queue import BatchCause
+from batcher.core.batches import BatchCause
 from batcher.core.rows import Row, RowState
 from sluice.internal.v1 import frame_pb2
 

@@ -16,11 +16,15 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final
 
+from batcher.core.batches import Batch
 from batcher.core.effects import Effects, Formed, FormedRow, Move, Settlement
 from batcher.core.finals import Finals
 from batcher.core.frames import Merge, classify, final_frame, merge, resend
-from batcher.core.queue import Batch, Queue, QueuedTask
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
 from batcher.core.rows import IN_FLIGHT, Row, RowState
+from batcher.core.tasks import QueuedTask
+from sluice.batching import Policy
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 
@@ -32,9 +36,9 @@ DEPARTED_MAX: Final = 8192
 class Ledger:
     """Rows of one model and their queue."""
 
-    def __init__(self, batcher: str, *, max_rows: int, final_retry_s: float) -> None:
+    def __init__(self, batcher: str, *, policy: Policy, final_retry_s: float) -> None:
         self._batcher = batcher
-        self._queue = Queue(max_rows)
+        self._queue = Queue(policy)
         self._rows: dict[str, Row] = {}
         self._states: Counter[RowState] = Counter()
         self._deadlines: list[tuple[float, str]] = []
@@ -89,7 +93,7 @@ class Ledger:
         elif self._draining:
             self._close(row, Settlement.NAK, now)
         else:
-            self._queue.add(QueuedTask(row.id, row.task.priority_class, row.deadline), now)
+            self._queue.add(_queued(row), now)
 
     def drop(self, request_id: str) -> None:
         """Forgets a task that is not held, because nobody waits for it."""
@@ -189,7 +193,7 @@ class Ledger:
         self._expire(now)
         self._repeat_finals(now)
         while True:
-            decision = self._queue.next_batch(now, capacity)
+            decision = self._queue.next_batch(now, [Replica("", capacity)])
             for request_id in decision.expired:
                 self._end(self._rows[request_id], _deadline(), now)
             if decision.batch is None:
@@ -241,7 +245,7 @@ class Ledger:
             self._close(row, Settlement.NAK, now)
         else:
             self._move(row, RowState.WAITING, now)
-            self._queue.requeue(row.id, len(row.produced) - row.base, now)
+            self._queue.requeue(row.id, len(row.produced), now)
 
     def _send(self, batch: Batch, now: float) -> None:
         self._batches += 1
@@ -292,7 +296,7 @@ class Ledger:
     ) -> None:
         """Ends ``row``; ``frame`` is the worker's last one, when it is the worker that says so."""
         running = row.state is RowState.RUNNING and frame is None
-        self._leave_queue(row)
+        self._leave_queue(row, now)
         self._move(row, RowState.ENDED, now)
         row.final = frame_pb2.Final(end=final.end, timings=row.timings(final.timings))
         if final.HasField("error"):
@@ -308,16 +312,16 @@ class Ledger:
     def _close(self, row: Row, how: Settlement, now: float) -> None:
         if row.state is RowState.RUNNING:
             self._effects.cancels.append(row.id)
-        self._leave_queue(row)
+        self._leave_queue(row, now)
         self._move(row, RowState.CLOSED, now)
         self._states[RowState.CLOSED] -= 1
         self._finals.forget(row.id)
         del self._rows[row.id]
         self._effects.settled.append((row.id, how))
 
-    def _leave_queue(self, row: Row) -> None:
+    def _leave_queue(self, row: Row, now: float) -> None:
         if row.state in IN_FLIGHT:
-            self._queue.finish(row.id)
+            self._queue.finish(row.id, len(row.produced), now)
         else:
             self._queue.cancel(row.id)
 
@@ -366,6 +370,10 @@ class Ledger:
         self._departed[request_id] = None
         if len(self._departed) > DEPARTED_MAX:
             self._departed.popitem(last=False)
+
+
+def _queued(row: Row) -> QueuedTask:
+    return QueuedTask(row.id, row.task.priority_class, row.deadline, produced=len(row.produced))
 
 
 def _deadline() -> frame_pb2.Final:

@@ -7,64 +7,18 @@ Every call takes O(log n): a class keeps two heaps, and tasks that were cancelle
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from heapq import heappop, heappush
 from typing import Final
 
+from batcher.core.batches import Batch, BatchCause, BatchLimit, BatchRow, Decision
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 _RANK: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedTask:
-    """What the queue looks at."""
-
-    request_id: str
-    priority_class: str
-    deadline: float = math.inf
-    """Monotonic seconds."""
-
-
-class BatchCause(Enum):
-    """Why a batch was formed when it was."""
-
-    ALL_WAITING = "all_waiting"
-    """The worker had room for everything that waited."""
-    NO_MORE_ROOM = "no_more_room"
-    """The worker's free slots are used up."""
-    FULL = "full"
-    """The batch has as many rows as a batch may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """One member of a batch, and how long it waited, seconds."""
-
-    request_id: str
-    waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tasks that go to a worker together, most urgent first."""
-
-    rows: tuple[BatchRow, ...]
-    cause: BatchCause
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do now."""
-
-    batch: Batch | None
-    """None: nothing to send."""
-    expired: tuple[str, ...]
-    """Tasks whose deadline passed while they waited; the queue has forgotten them."""
-    wake_at: float | None
-    """When to ask again if nothing happens before; None: never."""
 
 
 @dataclass(slots=True)
@@ -115,8 +69,8 @@ def _surface(heap: list[_Entry]) -> bool:
 class Queue:
     """Tasks of one model: those that wait, and those handed out until `finish`."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
+    def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
+        self._max_rows = policy.max_rows
         self._entries: dict[str, _Entry] = {}
         self._classes = tuple(_Class() for _ in CLASSES)
         self._waiting = [0 for _ in CLASSES]
@@ -145,15 +99,22 @@ class Queue:
             entry.waiting = False
             self._waiting[_RANK[entry.task.priority_class]] -= 1
 
-    def finish(self, request_id: str) -> None:
-        """Forgets a task that was handed out and needs no worker any more."""
+    def finish(
+        self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
+    ) -> None:
+        """Forgets a task that was handed out and needs no worker any more.
+
+        Args:
+            output_tokens: of the whole answer, what existed when the task came included.
+            whole: the answer ended by itself: its length tells what to expect of others.
+        """
         entry = self._entries.pop(request_id)
         assert not entry.waiting, request_id
 
     def requeue(self, request_id: str, produced: int, now: float) -> None:
         """Puts a task that was handed out back to the head of its class.
 
-        Its length has grown by ``produced`` tokens of answer; the order here does not look at lengths.
+        ``produced`` tokens of its answer exist now, what existed when it came included.
         """
         assert produced >= 0
         entry = self._entries[request_id]
@@ -161,18 +122,49 @@ class Queue:
         entry.since, entry.waiting, entry.returned = now, True, True
         self._push(entry)
 
-    def next_batch(self, now: float, capacity: int) -> Decision:
-        """Forms one batch of at most ``capacity`` rows."""
+    def next_batch(self, now: float, replicas: Sequence[Replica]) -> Decision:
+        """Forms one batch for one of ``replicas``, the live workers of the model."""
         expired = tuple(entry.task.request_id for entry in self._pop_expired(now))
-        room = min(capacity, self._max_rows)
-        rows = tuple(self._pop_row(now) for _ in range(min(room, len(self))))
-        batch = Batch(rows, self._cause(len(rows), capacity)) if rows else None
+        free = max(replicas, key=lambda replica: replica.free_rows, default=None)
+        count = min(free.free_rows, self._max_rows, len(self)) if free else 0
+        batch = self._form(now, free, count) if free and count else None
         return Decision(batch, expired, self._wake_at())
 
-    def _cause(self, rows: int, capacity: int) -> BatchCause:
-        if not len(self):
-            return BatchCause.ALL_WAITING
-        return BatchCause.FULL if rows < capacity else BatchCause.NO_MORE_ROOM
+    def expected_wait(self, priority_class: str, now: float, tenant: str = "default") -> float:
+        """How long a task that came now would wait here, seconds; 0 when not known."""
+        return 0.0
+
+    def waiting_tokens(self, priority_class: str) -> int:
+        """Their prompts and expected answers, tokens."""
+        rank = _RANK[priority_class]
+        entries = (entry for entry in self._entries.values() if entry.waiting)
+        own = (entry.task for entry in entries if _RANK[entry.task.priority_class] == rank)
+        return sum(task.prompt_tokens + task.max_tokens for task in own)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts and expected answers that were handed out a second while tasks waited; 0: not known."""
+        return 0.0
+
+    def service_s(self, priority_class: str) -> float:
+        """How long answers of the class took lately, from being handed out to the end; 0: not known."""
+        return 0.0
+
+    def _form(self, now: float, replica: Replica, count: int) -> Batch:
+        idle = replica.idle
+        rows = tuple(self._pop_row(now) for _ in range(count))
+        tokens = [row.prefill_tokens for row in rows]
+        limit = BatchLimit.ROWS if count < replica.free_rows else BatchLimit.WORKER_ROWS
+        return Batch(
+            rows,
+            replica.worker,
+            BatchCause.WORKER_IDLE if idle else BatchCause.WINDOW_OVER,
+            limit if len(self) else BatchLimit.ALL_WAITING,
+            tokens=sum(tokens),
+            cache_tokens=sum(row.cache_tokens for row in rows),
+            padding_share=1 - sum(tokens) / (len(tokens) * max(tokens)),
+            longest_wait=max(rows, key=lambda row: row.waited_s),
+        )
 
     def _push(self, entry: _Entry) -> None:
         rank = _RANK[entry.task.priority_class]
@@ -185,7 +177,10 @@ class Queue:
             if entry is not None:
                 entry.waiting = False
                 self._waiting[rank] -= 1
-                return BatchRow(entry.task.request_id, now - entry.since)
+                task = entry.task
+                prefill = task.prompt_tokens + task.produced
+                cache = task.prompt_tokens + task.max_tokens
+                return BatchRow(task.request_id, now - entry.since, prefill, cache)
         raise AssertionError("asked for more rows than wait")
 
     def _pop_expired(self, now: float) -> Iterator[_Entry]:

@@ -12,6 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from batcher.core.ledger import Ledger
 from batcher.core.rows import Row
 from batcher.spans import RowSpans
+from sluice.batching import Policy
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.telemetry import names
 
@@ -28,7 +29,7 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
-        self.ledger = Ledger("b", max_rows=8, final_retry_s=1.0)
+        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=1.0)
         self.traceparents: list[str] = []
 
     def add(self, name: str) -> None:

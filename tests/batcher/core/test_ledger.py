@@ -6,6 +6,7 @@ from batcher.core.effects import Effects, Settlement
 from batcher.core.finals import TRIES
 from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
 from batcher.core.rows import Row, RowState
+from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 
 RETRY_S = 1.0
@@ -15,7 +16,7 @@ class Desk:
     """A ledger with what it wanted so far; ``room`` is the worker's capacity."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger("b", max_rows=8, final_retry_s=RETRY_S)
+        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=RETRY_S)
         self.all = Effects()
         self.now = 100.0
 

@@ -19,6 +19,7 @@ from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.effects import Effects, Settlement
 from batcher.core.ledger import Ledger
 from batcher.core.rows import Row
+from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES
 
@@ -81,7 +82,7 @@ class Shell:
 
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name, self.alive = world, name, True
-        self.ledger = Ledger(name, max_rows=4, final_retry_s=1.0)
+        self.ledger = Ledger(name, policy=Policy(max_rows=4), final_retry_s=1.0)
         self.channel = Channel()
         self.live = False
         self.opening = 0
