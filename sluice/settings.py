@@ -139,6 +139,12 @@ class BatcherSettings(_Section):
     """How batches are formed: a name, or a mapping with a name and what differs from it; see docs/batching.md."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
+    prefetch_rows: int = Field(1024, ge=1, le=65536)
+    """Tasks of a class and model that a batcher holds ahead of the workers: among them it can choose."""
+    prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
+    """Tasks of a model that a batcher holds at all, bytes: with more it takes none."""
+    batchers_max: int = Field(8, ge=1, le=256)
+    """Batchers side by side for which JetStream hands out tasks."""
     heartbeat_ms: int = Field(1000, ge=50, le=10_000)
     stall_s: float = Field(3.5, gt=0)
     """A worker that was silent for this long is lost: its rows are sent again."""
