@@ -58,6 +58,8 @@ class ClassPolicy(_Section):
     """Time to the first token that its callers expect; the wait window keeps well below it."""
     aging_s: float = Field(math.inf, gt=0)
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
+    spare_rows: int = Field(0, ge=0)
+    """Rows of every worker that the class leaves free for more urgent ones, while such are seen."""
 
 
 class ClassPolicies(_Section):
@@ -65,7 +67,7 @@ class ClassPolicies(_Section):
 
     interactive: ClassPolicy = ClassPolicy(ttft_target_s=0.5)
     standard: ClassPolicy = ClassPolicy(ttft_target_s=5.0, aging_s=2.0)
-    bulk: ClassPolicy = ClassPolicy(ttft_target_s=60.0, aging_s=10.0)
+    bulk: ClassPolicy = ClassPolicy(ttft_target_s=60.0, aging_s=10.0, spare_rows=2)
 
     @model_validator(mode="before")
     @classmethod
@@ -91,6 +93,8 @@ class Policy(_Section):
     classes: ClassPolicies = ClassPolicies()
     aging_rows: int = Field(1, ge=1)
     """Rows that an overdue class may send before more urgent ones."""
+    spare_s: float = Field(10.0, ge=0)
+    """How long after the last task of a more urgent class rows are left free for the next."""
     horizon_s: float = Field(60.0, gt=0)
     """A deadline farther away than this counts as this far away: nobody waits behind all who came much later."""
     urgency: float = Field(2.0, ge=0)

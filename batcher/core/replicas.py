@@ -30,6 +30,12 @@ class Replica:
         """Whether it has nothing to do."""
         return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
 
+    def first_token_s(self, prefill_tokens: int) -> float:
+        """How long a row of so many tokens would wait for its next one; 0 when costs are not known."""
+        steps = self.batches_in_flight + (1 if self.running_rows else 0)
+        tokens = self.waiting_tokens + prefill_tokens
+        return steps * self.step_s + tokens * self.prefill_token_s
+
     def after(self, batch: Batch) -> "Replica":
         """With a batch on its way that it has not answered."""
         return replace(
