@@ -3,8 +3,9 @@
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Final
 
-from gateway.admission import TENANT, Admitted
+from gateway.admission import Admitted
 from gateway.door.requests import ValidRequest
 from gateway.streams.endings import Hops
 from gateway.streams.stream import Stream, Ticket
@@ -19,6 +20,9 @@ from sluice.v1.inference_pb2 import (
     Started,
 )
 from sluice.wire.clock import unix_ms
+
+WORKLOAD_LABEL: Final = "task"
+"""The label that says what kind of work a request is."""
 
 
 def new_request_id() -> str:
@@ -54,13 +58,14 @@ def task_of(stream: Stream, request: ValidRequest, admitted: Admitted, gateway_i
         request_id=stream.request_id,
         gateway=gateway_id,
         model=admitted.plan.model,
-        tenant=TENANT,
+        tenant=request.tenant,
         priority_class=request.priority_class,
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
         prompt_token_ids=admitted.prompt_token_ids,
         produced_token_ids=request.resume,
         sampling=admitted.sampling,
+        workload=request.labels.get(WORKLOAD_LABEL, ""),
     )
 
 
@@ -70,7 +75,9 @@ def _started(admitted: Admitted, trace_id: str) -> Started:
         request_id=new_request_id(),
         trace_id=trace_id,
         model=plan.model,
-        route=Route(tier=plan.tier, strategy=plan.strategy, reason=plan.reason),
+        route=Route(
+            tier=plan.tier, strategy=plan.strategy, reason=plan.reason, degraded=plan.degraded
+        ),
         seed=admitted.sampling.seed,
         prompt_tokens=len(admitted.prompt_token_ids),
     )

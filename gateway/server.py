@@ -20,6 +20,7 @@ from gateway.generate import Generator
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
+from gateway.overload import Overload
 from gateway.routing.router import RuleRouter
 from gateway.safety.inspector import Inspector
 from gateway.service import InferenceService
@@ -66,7 +67,9 @@ class Gateway:
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
         router = RuleRouter(settings.routing, catalog.tiers)
-        admission = Admission(catalog, self._directory, inspector, router)
+        fallbacks = settings.routing.fallbacks
+        overload = Overload(self._directory, fallbacks, catalog.tiers, limits.queue_max)
+        admission = Admission(catalog, overload, inspector, router)
         generator = Generator(limits, admission, self.registry, self._dispatch, tracer)
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)

@@ -112,6 +112,8 @@ class RoutingSettings(_Section):
 
     default: Name = "small"
     rules: tuple[RouteRule, ...] = ()
+    fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
+    """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
 
 
 class GatewaySettings(_Section):
@@ -120,6 +122,8 @@ class GatewaySettings(_Section):
     address: str = DEFAULT_ADDRESS
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     max_concurrent_requests: int = Field(1024, ge=1)
+    queue_max: int = Field(10_000, ge=1)
+    """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: float = Field(300.0, gt=0)
     """Deadline of a request whose caller set none."""
     reader_buffer_tokens: int = Field(2048, ge=1)
@@ -204,6 +208,7 @@ class Settings(BaseSettings):
     routing: RoutingSettings = RoutingSettings(
         default="small",
         rules=(RouteRule(model="large", min_numbers=4, reason="four numbers or more to work on"),),
+        fallbacks={"large": ("small",)},
     )
     gateway: GatewaySettings = GatewaySettings()
     batcher: BatcherSettings = BatcherSettings()
@@ -264,7 +269,12 @@ class Settings(BaseSettings):
 
     def _route_targets(self) -> list[tuple[str, str]]:
         rules = [(f"routing.rules.{i}.model", r.model) for i, r in enumerate(self.routing.rules)]
-        return [("routing.default", self.routing.default), *rules]
+        fallbacks = [
+            pair
+            for model, smaller in self.routing.fallbacks.items()
+            for pair in ((f"routing.fallbacks.{model}", name) for name in (model, *smaller))
+        ]
+        return [("routing.default", self.routing.default), *rules, *fallbacks]
 
     def model(self, name: str) -> ModelSettings | None:
         """The model called ``name``."""

@@ -38,16 +38,22 @@ class ValidRequest:
     sampling: ValidSampling
     labels: Mapping[str, str]
     key: str
-    """Idempotency key; empty without one."""
+    """Idempotency key with the tenant; empty without one."""
     fingerprint: bytes
     """Equal for requests that ask the same."""
     resume: tuple[int, ...]
     """Tokens of the answer that the caller holds."""
     timeout_s: float
+    tenant: str
+    allow_degraded: bool
 
 
 def validate(
-    request: GenerateRequest, catalog: Catalog, remaining_s: float | None, default_timeout_s: float
+    request: GenerateRequest,
+    catalog: Catalog,
+    remaining_s: float | None,
+    default_timeout_s: float,
+    tenant: str,
 ) -> ValidRequest:
     """Checks all of ``request``; ``remaining_s`` is what is left until the deadline of its call.
 
@@ -77,10 +83,13 @@ def validate(
         priority_class=_CLASSES[request.priority],
         sampling=replace(sampling, seed=seed),
         labels=dict(request.labels),
-        key=request.idempotency_key,
+        # A tenant's keys are its own. No name of a tenant has a space in it.
+        key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
         fingerprint=_fingerprint(request) if request.idempotency_key else b"",
         resume=tuple(request.resume.token_ids),
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
+        tenant=tenant,
+        allow_degraded=request.allow_degraded,
     )
 
 
