@@ -17,8 +17,13 @@ TASKS_STREAM: Final = "SLUICE_TASKS"
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 TASKS: Final = "sluice.tasks"
 DEAD_LETTERS: Final = "sluice.dead_letters"
+FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
+
+ALL_TASKS: Final = f"{TASKS}.>"
+ALL_FRAMES: Final = f"{FRAMES}.*"
+"""What a listener beside the mesh subscribes to."""
 
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
@@ -53,7 +58,7 @@ def dead_letters(model: str, priority_class: str) -> str:
 
 def frames(gateway: str) -> str:
     """Subject that one gateway gets its frames on."""
-    return f"sluice.frames.{_token(gateway)}"
+    return f"{FRAMES}.{_token(gateway)}"
 
 
 def held(gateway: str) -> str:
