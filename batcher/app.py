@@ -46,8 +46,7 @@ class Batcher:
             nats_client, batcher, self._delivery, self._spans, self._peers, self._reporter.changed
         )
         self._lines = [
-            Line(process, model, addresses(settings, model), settings.batcher, settings.weights)
-            for model in settings.models
+            Line(process, model, addresses(settings, model), settings) for model in settings.models
         ]
 
     def apply(self, settings: Settings) -> None:
@@ -55,7 +54,7 @@ class Batcher:
         check_change(self._settings, settings)
         self._settings = settings
         for line in self._lines:
-            line.change(settings.batcher, settings.weights)
+            line.change(settings)
 
     def on_control(self, message: control_pb2.ControlMessage) -> None:
         """See `batcher.delivery.Listener`."""

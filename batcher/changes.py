@@ -28,7 +28,9 @@ def _difference(before: Any, after: Any, key: str) -> str | None:
     if before == after:
         return None
     if isinstance(before, tuple) and len(before) == len(after):
-        pairs = [(f"{key}.{index}", pair) for index, pair in enumerate(zip(before, after, strict=True))]
+        pairs = [
+            (f"{key}.{index}", pair) for index, pair in enumerate(zip(before, after, strict=True))
+        ]
     elif hasattr(type(before), "model_fields"):
         names = type(before).model_fields
         pairs = [(f"{key}.{name}", (getattr(before, name), getattr(after, name))) for name in names]

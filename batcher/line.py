@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from batcher.core.ledger import Ledger
 from batcher.core.rows import Row
@@ -15,7 +15,7 @@ from batcher.settlement import HeldMessages
 from batcher.workers.fleet import Fleet
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
-from sluice.settings import BatcherSettings, ModelSettings
+from sluice.settings import BatcherSettings, ModelSettings, Settings
 from sluice.wire.jetstream import MAX_DELIVER
 
 
@@ -32,22 +32,27 @@ class Line:
         process: Process,
         model: ModelSettings,
         urls: Sequence[str],
-        settings: BatcherSettings,
-        weights: Mapping[str, float],
+        settings: Settings,
     ) -> None:
         self.model = model.name
         self._process = process
-        self._settings = settings
+        self._settings = settings.batcher
         self._ledger = Ledger(
             process.batcher,
-            policy=settings.policy_of(model.name),
-            final_retry_s=settings.final_retry_s,
-            weights=weights,
+            policy=settings.batcher.policy_of(model.name),
+            final_retry_s=settings.batcher.final_retry_s,
+            weights=settings.weights,
         )
         self._messages = HeldMessages(process.nats_client.jetstream())
-        self._fleet = Fleet(urls, model, process.batcher, settings, self)
-        pending_max = _pending_max(model, len(urls), settings)
-        self.intake = Intake(process.nats_client, model.name, pending_max, self._messages, self)
+        self._fleet = Fleet(urls, model, process.batcher, settings.batcher, self)
+        self.intake = Intake(
+            process.nats_client,
+            model.name,
+            _pending_max(model, len(urls), settings.batcher),
+            settings.nats.tasks_limits,
+            self._messages,
+            self,
+        )
         self._pump = Pump(
             process, model.name, self._ledger, self._fleet, self._messages, self.intake.nudge
         )
@@ -69,10 +74,10 @@ class Line:
         await self._pump.close()
         await self._fleet.close()
 
-    def change(self, settings: BatcherSettings, weights: Mapping[str, float]) -> None:
+    def change(self, settings: Settings) -> None:
         """Takes another policy, other weights and limits; see `batcher.changes`."""
-        self._settings = settings
-        self._ledger.change_policy(settings.policy_of(self.model), weights)
+        self._settings = settings.batcher
+        self._ledger.change_policy(settings.batcher.policy_of(self.model), settings.weights)
         self._pump.wake()
 
     def report(self) -> control_pb2.ModelReport:

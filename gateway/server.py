@@ -82,10 +82,8 @@ class Gateway:
             SetupError: the port is taken, or NATS does not answer.
         """
         self._bind()
-        nats = self._settings.nats
-        assert nats.url is not None, "main checks it"
         client = await connect(
-            nats.url, self._dispatch.gateway_id, nats.connect_s, self._dispatch.resync
+            self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync
         )
         await self._dispatch.start(client, self.registry, self._directory)
         await self._health.refresh(time.monotonic())

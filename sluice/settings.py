@@ -26,6 +26,7 @@ from pydantic_settings import (
 from sluice.batching import Policy
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from sluice.wire.limits import TasksLimits
 
 
 class SettingsError(ValueError):
@@ -175,6 +176,15 @@ class NatsSettings(_Section):
     port: Port = 0
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)
+    tasks_max_messages: int = Field(100_000, ge=1)
+    """Tasks of one model and class that JetStream stores, running ones included; more are refused."""
+    tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
+    """All tasks that JetStream stores, bytes."""
+
+    @property
+    def tasks_limits(self) -> TasksLimits:
+        """Bounds of the work queue."""
+        return TasksLimits(self.tasks_max_messages, self.tasks_max_bytes)
 
 
 class TritonSettings(_Section):
