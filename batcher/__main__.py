@@ -23,7 +23,7 @@ def main() -> int:
     try:
         settings = load(arguments.config)
         _start_logging(settings)
-        uvloop.run(_serve(settings, arguments.id or new_id()))
+        uvloop.run(_serve(settings, arguments.id or new_id(), arguments.config))
     except (SettingsError, NatsUnreachable) as error:
         print(f"batcher: {error}", file=sys.stderr)
         return 2
@@ -33,14 +33,14 @@ def main() -> int:
     return 0
 
 
-async def _serve(settings: Settings, batcher: str) -> None:
+async def _serve(settings: Settings, batcher: str, config: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     provider = start_tracing(names.SERVICE_BATCHER)
     try:
-        await serve(settings, batcher, tracer(names.SERVICE_BATCHER), stop)
+        await serve(settings, batcher, tracer(names.SERVICE_BATCHER), stop, config)
     finally:
         await asyncio.to_thread(provider.shutdown)
 

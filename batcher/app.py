@@ -4,17 +4,23 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
+from batcher.changes import check_change
 from batcher.connection import connect, disconnect
+from batcher.core.peers import Peers
 from batcher.delivery import Delivery
 from batcher.line import Line
+from batcher.process import Process
 from batcher.reports import Reporter
 from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2
+from sluice.reload import reloading
 from sluice.settings import ModelSettings, Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -34,25 +40,32 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._delivery = Delivery(nats_client, batcher)
-        self._lines = [
-            Line(
-                nats_client,
-                batcher,
-                model,
-                triton_url(settings, model),
-                settings.batcher,
-                self._delivery,
-                self._spans,
-                self._on_readiness,
-            )
-            for model in settings.models
-        ]
+        self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
+        process = Process(
+            nats_client, batcher, self._delivery, self._spans, self._peers, self._reporter.changed
+        )
+        self._lines = [
+            Line(process, model, addresses(settings, model), settings) for model in settings.models
+        ]
+
+    def apply(self, settings: Settings) -> None:
+        """Takes policies, weights and limits of ``settings`` into force; see `sluice.reload.Apply`."""
+        check_change(self._settings, settings)
+        self._settings = settings
+        for line in self._lines:
+            line.change(settings)
 
     def on_control(self, message: control_pb2.ControlMessage) -> None:
-        """See `batcher.delivery.ControlEvents`."""
+        """See `batcher.delivery.Listener`."""
         for line in self._lines:
             line.on_control(message)
+
+    def on_report(self, report: control_pb2.BatcherReport) -> None:
+        """See `batcher.delivery.Listener`."""
+        if self._peers.take(report, time.monotonic()):
+            for line in self._lines:
+                line.on_peers()
 
     def on_reconnect(self) -> None:
         """NATS stands again."""
@@ -81,43 +94,45 @@ class Batcher:
     async def _drain(self) -> None:
         async with asyncio.TaskGroup() as group:
             for line in self._lines:
-                group.create_task(self._drain_line(line))
-
-    async def _drain_line(self, line: Line) -> None:
-        await line.intake.settle()
-        await line.drain(self._settings.batcher.drain_s)
-
-    def _on_readiness(self) -> None:
-        self._reporter.changed()
+                group.create_task(line.drain(self._settings.batcher.drain_s))
 
     def _report(self) -> list[control_pb2.ModelReport]:
         return [line.report() for line in self._lines]
 
 
-def triton_url(settings: Settings, model: ModelSettings) -> str:
+def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:
     """Where ``model`` is served.
 
     Raises:
         SettingsError: the configuration does not say.
     """
-    urls = model.triton_urls or (settings.triton.url,)
-    if urls[0] is None:
-        raise SettingsError(f"triton.url: is not set, and model {model.name} has no triton_url")
-    return urls[0].removeprefix("grpc://")
+    urls = model.triton_urls
+    if not urls:
+        if settings.triton.url is None:
+            raise SettingsError(f"triton.url: is not set, and model {model.name} has no triton_url")
+        urls = (settings.triton.url,)
+    return tuple(url.removeprefix("grpc://") for url in urls)
 
 
-async def serve(settings: Settings, batcher: str, tracer: Tracer, stop: asyncio.Event) -> None:
-    """Runs a batcher until ``stop``.
+async def serve(
+    settings: Settings,
+    batcher: str,
+    tracer: Tracer,
+    stop: asyncio.Event,
+    config: Path | None = None,
+) -> None:
+    """Runs a batcher until ``stop``; SIGHUP makes it read ``config`` again.
 
     Raises:
         SettingsError: an address is missing.
         NatsUnreachable: NATS did not answer in time.
     """
     for model in settings.models:
-        triton_url(settings, model)
+        addresses(settings, model)
     async with _connected(settings, batcher, tracer) as process:
         log.info("batcher %s serves %s", batcher, ", ".join(m.name for m in settings.models))
-        await process.run(stop)
+        with reloading(config, process.apply) if config else contextlib.nullcontext():
+            await process.run(stop)
     log.info("batcher %s has ended", batcher)
 
 

@@ -1,4 +1,4 @@
-"""Frames to the gateways, and what gateways say to all batchers."""
+"""Frames to the gateways, and what gateways and batchers say to all batchers."""
 
 import logging
 from collections.abc import Iterable
@@ -20,11 +20,14 @@ SETTLE_S: Final = 10.0
 """The server has this long to take our subscription, seconds."""
 
 
-class ControlEvents(Protocol):
-    """Who is told what gateways want."""
+class Listener(Protocol):
+    """Who is told what gateways want, and what other batchers report."""
 
     def on_control(self, message: control_pb2.ControlMessage) -> None:
         """A cancel, resend or confirm; requests that are not held are ignored."""
+
+    def on_report(self, report: control_pb2.BatcherReport) -> None:
+        """The state of a batcher; our own reports come too."""
 
 
 class Delivery:
@@ -44,16 +47,23 @@ class Delivery:
             for bundle in bundles(self._batcher, members):
                 await self._publish(subjects.frames(gateway), bundle)
 
-    async def listen(self, events: ControlEvents) -> None:
-        """Takes control messages until the connection closes."""
+    async def listen(self, listener: Listener) -> None:
+        """Takes messages until the connection closes."""
 
-        async def take(message: Msg) -> None:
+        async def control(message: Msg) -> None:
             try:
-                events.on_control(unpack(control_pb2.ControlMessage, message.data))
+                listener.on_control(unpack(control_pb2.ControlMessage, message.data))
             except MalformedMessage as error:
                 log.warning("%s: %s", subjects.CONTROL, error)
 
-        await self._nats.subscribe(subjects.CONTROL, cb=take)
+        async def report(message: Msg) -> None:
+            try:
+                listener.on_report(unpack(control_pb2.BatcherReport, message.data))
+            except MalformedMessage as error:
+                log.warning("%s: %s", subjects.REPORTS, error)
+
+        await self._nats.subscribe(subjects.CONTROL, cb=control)
+        await self._nats.subscribe(subjects.REPORTS, cb=report)
         # A Cancel that a gateway sends right after our start must find us.
         await settle(self._nats, SETTLE_S)
 

@@ -1,5 +1,8 @@
 """Tasks from JetStream to the ledger of one model: pulled by class as far as there is room, and checked.
 
+What was pulled is ordered here, so a class takes no more than it has room for, but enough that its urgent tasks, other
+tenants and like lengths are seen.
+
 A task that was delivered before, or waited long, is asked about first: its gateway may hold tokens of it, or have gone.
 """
 
@@ -13,17 +16,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from batcher.backlog import Backlog
 from batcher.door import task_of
 from batcher.held import ask_held
 from batcher.pulls import Puller
 from batcher.settlement import HeldMessages
 from sluice.internal.v1 import task_pb2
-from sluice.settings import ModelSettings
 from sluice.wire import clock, jetstream, subjects
 from sluice.wire.codec import MalformedMessage
+from sluice.wire.limits import TasksLimits
 
-LOOKAHEAD_ROWS: Final = 4
-"""Tasks per class that may wait here while the worker is full, so that a free slot is filled without a round trip."""
 SETTLE_S: Final = 3.0
 FRESH_MS: Final = 5000
 """A task that waited longer in JetStream is asked about: its caller may have gone before any batcher held it."""
@@ -43,7 +45,10 @@ class Sink(Protocol):
     """Who takes tasks."""
 
     def room(self, priority_class: str) -> int:
-        """How many more tasks of a class may come; `LOOKAHEAD_ROWS` beyond what can be sent at once."""
+        """How many more tasks of a class may come."""
+
+    def room_bytes(self) -> int:
+        """How many more bytes of tasks may come."""
 
     def on_arrival(self, arrival: Arrival) -> None:
         """A task to be answered."""
@@ -56,19 +61,32 @@ class Sink(Protocol):
 
 
 class Intake:
-    """The pulls of one model."""
+    """The pulls of one model; ``pending_max`` is what all batchers may hold of a class together.
+
+    Attributes:
+        backlog: by class, tasks that no batcher has taken, as far as known.
+    """
 
     def __init__(
-        self, nats_client: Client, model: ModelSettings, messages: HeldMessages, sink: Sink
+        self,
+        nats_client: Client,
+        model: str,
+        pending_max: int,
+        limits: TasksLimits,
+        messages: HeldMessages,
+        sink: Sink,
     ) -> None:
         self._nats = nats_client
         self._js: JetStreamContext = nats_client.jetstream()
         self._model = model
+        self._pending_max = pending_max
+        self._limits = limits
         self._messages = messages
         self._sink = sink
         self._asking: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pullers = [self._puller(name) for name in subjects.CLASSES]
+        self.backlog = Backlog(self._js, model, lambda name: self._room(name) <= 0)
 
     def nudge(self) -> None:
         """There may be more room than before."""
@@ -82,14 +100,15 @@ class Intake:
 
     async def prepare(self) -> None:
         """Makes sure that the consumers exist."""
-        await jetstream.ensure_streams(self._js)
+        await jetstream.ensure_streams(self._js, self._limits)
         for name in subjects.CLASSES:
-            config = jetstream.tasks_consumer(self._model.name, name, self._pending_max())
+            config = jetstream.tasks_consumer(self._model, name, self._pending_max)
             await self._js.add_consumer(subjects.TASKS_STREAM, config)
 
     async def run(self) -> None:
         """Pulls until it is cancelled; tasks that were on their way are taken before it returns."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.backlog.run())
             for puller in self._pullers:
                 group.create_task(puller.run())
 
@@ -98,31 +117,30 @@ class Intake:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SETTLE_S)
 
-    def _pending_max(self) -> int:
-        """Tasks that all batchers may hold together: twice what the worker takes, as some ends wait for a confirm."""
-        return 2 * (self._model.slots + self._model.max_waiting_rows + LOOKAHEAD_ROWS)
-
     def _puller(self, priority_class: str) -> Puller:
         return Puller(
             self._nats,
-            subjects.tasks_consumer(self._model.name, priority_class),
+            subjects.tasks_consumer(self._model, priority_class),
             self.prepare,
             lambda: self._room(priority_class),
+            self._sink.room_bytes,
             lambda message: self._take(priority_class, message),
         )
 
     def _room(self, priority_class: str) -> int:
-        return self._sink.room(priority_class) - self._asking.total()
+        return self._sink.room(priority_class) - self._asking[priority_class]
 
     def _take(self, priority_class: str, message: Msg) -> None:
         try:
-            task = task_of(message.data, self._model.name, priority_class)
+            task = task_of(message.data, self._model, priority_class)
         except MalformedMessage as error:
             self._spawn(self._messages.bury_message(message, str(error)))
             return
         if not self._messages.keep(task.request_id, message):
             return  # Delivered again while it is being worked on: only the message is new.
-        deliveries = message.metadata.num_delivered
+        metadata = message.metadata
+        self.backlog.seen(priority_class, metadata.num_pending)
+        deliveries = metadata.num_delivered
         age_ms = clock.unix_ms() - task.published_unix_ms
         headers = message.headers or {}
         if deliveries == 1 and age_ms < FRESH_MS:

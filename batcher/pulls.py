@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from sluice.wire import subjects
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,12 @@ HEARTBEAT_S: Final = 5.0
 SILENCE_MAX_S: Final = 2.5 * HEARTBEAT_S
 RETRY_S: Final = 0.5
 DRAIN_S: Final = 2.0
+BYTES_MIN: Final = 2 * MAX_MESSAGE_BYTES
+"""The next message fits, with its headers: a pull that it does not fit into would end at once, again and again."""
 
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
+_NO_ROOM: Final = "Message Size Exceeds MaxBytes"
 
 
 class Puller:
@@ -35,6 +39,7 @@ class Puller:
     Args:
         prepare: makes sure that the consumer exists; called again when a pull fails.
         room: how many tasks may come now.
+        room_bytes: how many bytes of them, about.
         on_task: takes one message; must not block.
     """
 
@@ -44,12 +49,14 @@ class Puller:
         consumer: str,
         prepare: Callable[[], Awaitable[None]],
         room: Callable[[], int],
+        room_bytes: Callable[[], int],
         on_task: Callable[[Msg], None],
     ) -> None:
         self._nats = nats_client
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.{consumer}"
         self._prepare = prepare
         self._room = room
+        self._room_bytes = room_bytes
         self._on_task = on_task
         self._inbox = nats_client.new_inbox()
         self._numbers = 0
@@ -89,6 +96,7 @@ class Puller:
         self._missing, self._failure = room, ""
         request = {
             "batch": room,
+            "max_bytes": max(self._room_bytes(), BYTES_MIN),
             "expires": int(EXPIRES_S * 1e9),
             "idle_heartbeat": int(HEARTBEAT_S * 1e9),
         }
@@ -122,8 +130,9 @@ class Puller:
             self._missing -= 1
             self._on_task(message)
         elif status != _HEARTBEAT and message.subject == f"{self._inbox}.{self._numbers}":
-            if status != _EXPIRED:
-                self._failure = f"{status} {headers.get('Description', '')}"
+            description = headers.get("Description", "")
+            if status != _EXPIRED and description != _NO_ROOM:
+                self._failure = f"{status} {description}"
             self._missing = 0
         self._heard.set()
 

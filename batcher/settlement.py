@@ -25,16 +25,23 @@ class HeldMessages:
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js
         self._messages: dict[str, Msg] = {}
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all held messages."""
+        return self._size
 
     def keep(self, request_id: str, message: Msg) -> bool:
         """Holds ``message``; False when the request was held before: then this is a newer delivery of the same task."""
-        known = request_id in self._messages
+        known = self._forget(request_id)
         self._messages[request_id] = message
-        return not known
+        self._size += len(message.data)
+        return known is None
 
     async def settle(self, request_id: str, how: Settlement) -> None:
         """Tells JetStream; a request that is not held is ignored."""
-        message = self._messages.pop(request_id, None)
+        message = self._forget(request_id)
         if message is None or how is Settlement.LEAVE:
             return
         try:
@@ -46,7 +53,7 @@ class HeldMessages:
     async def bury(self, request_id: str, reason: str) -> None:
         """Makes the task of a held request a dead letter."""
         # Not held from here on: the confirmation of its end must not acknowledge what is terminated.
-        message = self._messages.pop(request_id, None)
+        message = self._forget(request_id)
         if message is not None:
             await self.bury_message(message, reason)
 
@@ -74,3 +81,9 @@ class HeldMessages:
                 except nats.errors.Error as error:
                     log.warning("in-progress acknowledgement: %s", error)
                     break
+
+    def _forget(self, request_id: str) -> Msg | None:
+        message = self._messages.pop(request_id, None)
+        if message is not None:
+            self._size -= len(message.data)
+        return message

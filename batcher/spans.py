@@ -66,15 +66,15 @@ class RowSpans:
             _end_task(spans.task, move.row)
             del self._open[move.row.id]
 
-    def formed(self, batch: Formed, worker: str) -> list[str]:
+    def formed(self, formed: Formed) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
         The first row's batch span stands for the batch.
         """
-        members = [self._open[member.row.id] for member in batch.rows]
+        members = [self._open[row.id] for row in formed.rows]
         links = [Link(spans.task.get_span_context()) for spans in members]
-        for member, spans in zip(batch.rows, members, strict=True):
-            attributes = _batch_attributes(batch, member.row, worker)
+        for row, spans in zip(formed.rows, members, strict=True):
+            attributes = _batch_attributes(formed, row)
             spans.batch = self._start_batch(spans.context, links, attributes)
             if spans is members[0]:
                 links = [Link(spans.batch.get_span_context())]
@@ -98,7 +98,7 @@ class RowSpans:
         return self._tracer.start_span(names.SPAN_QUEUE, context, attributes=attributes)
 
     def _start_batch(
-        self, context: Context, links: Sequence[Link], attributes: Mapping[str, str | int]
+        self, context: Context, links: Sequence[Link], attributes: Mapping[str, str | int | float]
     ) -> Span:
         return self._tracer.start_span(
             names.SPAN_BATCH, context, attributes=attributes, links=links
@@ -119,12 +119,17 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
     }
 
 
-def _batch_attributes(batch: Formed, row: Row, worker: str) -> dict[str, str | int]:
+def _batch_attributes(formed: Formed, row: Row) -> dict[str, str | int | float]:
+    batch = formed.batch
     return {
-        names.BATCH_ID: batch.batch_id,
+        names.BATCH_ID: formed.batch_id,
         names.BATCH_ROWS: len(batch.rows),
         names.BATCH_CAUSE: batch.cause.value,
-        names.WORKER_ID: worker,
+        names.BATCH_LIMIT: batch.limit.value,
+        names.BATCH_PADDING_SHARE: batch.padding_share,
+        names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
+        names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,
+        names.WORKER_ID: formed.worker_id,
         names.ATTEMPT: row.attempt,
     }
 

@@ -24,6 +24,7 @@ from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.catalog import load_catalog
 from sluice import settings as config
+from sluice.batching import Policy
 from sluice.processes.mesh import running_mesh
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
@@ -52,7 +53,7 @@ def bench_settings() -> config.Settings:
         ),
         routing=config.RoutingSettings(default=MODEL),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
-        batcher=config.BatcherSettings(max_rows=STREAMS),
+        batcher=config.BatcherSettings(policy=Policy(max_rows=STREAMS)),
     )
 
 

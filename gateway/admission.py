@@ -16,7 +16,7 @@ from gateway.door.conversation import Conversation, Turn, check_not_emptied
 from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
 from gateway.door.violations import Violations
-from gateway.models import Directory
+from gateway.overload import Demand, Overload
 from gateway.records.draft import Draft
 from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, Router
@@ -25,13 +25,10 @@ from gateway.safety.inspector import Inspected, Inspector, Verdict, verdict_on
 from gateway.safety.policy import Policy
 from gateway.spans import CallSpans
 from gateway.streams.endings import Hops
-from sluice.errors import ModelUnavailable, SafetyBlocked
+from sluice.errors import SafetyBlocked
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.telemetry import names
 
-RETRY_AFTER_S: Final = 1.0
-TENANT: Final = "default"
-"""Who pays, as long as nobody has to say who they are."""
 # Other calls get their turn of the loop between long texts.
 _LONG_CHARS: Final = 16_384
 
@@ -67,10 +64,10 @@ class Admission:
     """The decisions of the gateway, in order."""
 
     def __init__(
-        self, catalog: Catalog, directory: Directory, inspector: Inspector, router: Router
+        self, catalog: Catalog, overload: Overload, inspector: Inspector, router: Router
     ) -> None:
         self.catalog = catalog
-        self._directory = directory
+        self._overload = overload
         self._inspector = inspector
         self._router = router
 
@@ -83,14 +80,20 @@ class Admission:
             SafetyBlocked: the policy does not let the prompt through.
             InvalidRequest, PromptTooLong: the model cannot take the prompt.
             ModelUnavailable: nobody serves the model now.
+            Overloaded: the answer would come after the deadline, or too much waits.
         """
+        demand = Demand(
+            request.priority_class, hops.arrived_at + request.timeout_s, request.allow_degraded
+        )
+        # Before any work is done for it: a refusal must be quick when most requests are refused.
+        models = self.catalog.names if request.model is None else (request.model,)
+        self._overload.refuse_hopeless(models, demand, time.monotonic())
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
             conversation, governed = await self._inspect(request, span, draft)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
-            plan = await self._route(request, conversation, governed, span)
+            plan = await self._route(request, conversation, governed, demand, span)
             draft.planned(plan)
-            self._check_ready(plan)
         hops.route_ms = hop.ms
         model = self.catalog[plan.model]
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
@@ -98,20 +101,24 @@ class Admission:
             span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(token_ids))
             sampling = fit(request, model, len(token_ids))
         hops.tokenize_ms = hop.ms
+        tokens = len(token_ids) + sampling.max_tokens
+        self._overload.sent(plan.model, request.priority_class, tokens, time.monotonic())
         return Admitted(plan, model, token_ids, sampling)
 
-    async def count(self, conversation: Conversation, name: str | None) -> tuple[int, ServedModel]:
+    async def count(
+        self, conversation: Conversation, name: str | None, tenant: str
+    ) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model whose tokenizer counted."""
         texts = [turn.content for turn in conversation.turns]
-        safety = await self.check(texts, {})
+        safety = await self.check(texts, {}, tenant)
         conversation = _passed(conversation, safety)
         features = await self._features(name, {}, conversation, safety.governed)
         model = self.catalog[self._router.plan(features).model]
         return len(await prompts.encode(conversation, model)), model
 
-    async def check(self, texts: Sequence[str], labels: Mapping[str, str]) -> "Safety":
+    async def check(self, texts: Sequence[str], labels: Mapping[str, str], tenant: str) -> "Safety":
         """What the safety layer makes of the texts of one request."""
-        inspection = self._inspector.begin(TENANT, labels, texts)
+        inspection = self._inspector.begin(tenant, labels, texts)
         inspected = []
         for result in inspection.results():
             inspected.append(result)
@@ -123,7 +130,7 @@ class Admission:
         self, request: ValidRequest, span: Span, draft: Draft
     ) -> tuple[Conversation, Governed | None]:
         texts = [turn.content for turn in request.conversation.turns]
-        safety = await self.check(texts, request.labels)
+        safety = await self.check(texts, request.labels, request.tenant)
         _record(safety, span)
         seen = [result.text for result in safety.inspected]
         draft.inspected(safety.policy.version, safety.verdict, texts, seen)
@@ -134,25 +141,21 @@ class Admission:
         request: ValidRequest,
         conversation: Conversation,
         governed: Governed | None,
+        demand: Demand,
         span: Span,
     ) -> Plan:
         features = await self._features(request.model, request.labels, conversation, governed)
-        plan = self._router.plan(features)
+        plan = self._overload.choose(self._router.plan(features), demand, time.monotonic())
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
                 names.ROUTE_REASON: plan.reason,
+                names.ROUTE_DEGRADED: plan.degraded,
                 names.TIER: plan.tier,
                 names.GEN_AI_RESPONSE_MODEL: plan.model,
             }
         )
         return plan
-
-    def _check_ready(self, plan: Plan) -> None:
-        if not self._directory.load(plan.model, time.monotonic()).ready:
-            raise ModelUnavailable(
-                f"no worker serves {plan.model} now", retry_after_s=RETRY_AFTER_S
-            )
 
     async def _features(
         self,

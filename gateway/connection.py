@@ -12,7 +12,9 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from sluice.processes.errors import SetupError
+from sluice.settings import NatsSettings
 from sluice.wire.jetstream import ensure_streams
+from sluice.wire.limits import TasksLimits
 
 _log = logging.getLogger(__name__)
 
@@ -22,14 +24,16 @@ _RETRY_S: Final = 0.05
 _PING_INTERVAL_S: Final = 2
 
 
-async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], None]) -> Client:
-    """A connection to ``url`` whose streams exist.
+async def connect(settings: NatsSettings, name: str, on_loss: Callable[[], None]) -> Client:
+    """A connection to ``settings.url`` whose streams exist.
 
     ``on_loss`` is called when messages to this process may have been dropped.
 
     Raises:
-        SetupError: nobody answered within ``connect_s`` seconds.
+        SetupError: nobody answered within ``settings.connect_s`` seconds.
     """
+    url, connect_s = settings.url, settings.connect_s
+    assert url is not None, "main checks it"
     client = Client()
 
     async def on_error(error: Exception) -> None:
@@ -61,7 +65,7 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
                 reconnected_cb=on_reconnected,
                 disconnected_cb=on_disconnected,
             )
-            await _ensure_streams(client)
+            await _ensure_streams(client, settings.tasks_limits)
     except (TimeoutError, OSError, NatsError) as error:
         await client.close()
         raise SetupError(
@@ -70,10 +74,10 @@ async def connect(url: str, name: str, connect_s: float, on_loss: Callable[[], N
     return client
 
 
-async def _ensure_streams(client: Client) -> None:
+async def _ensure_streams(client: Client, limits: TasksLimits) -> None:
     """A server takes connections a moment before its JetStream answers."""
     while True:
         try:
-            return await ensure_streams(client.jetstream())
+            return await ensure_streams(client.jetstream(), limits)
         except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
             await asyncio.sleep(_RETRY_S)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from opentelemetry.trace import SpanKind, Tracer
 
-from gateway.admission import TENANT, Admission, Admitted
+from gateway.admission import Admission, Admitted
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
 from gateway.opening import new_request_id, open_stream, task_of
@@ -19,6 +19,7 @@ from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.states import StreamState
 from gateway.streams.stream import Stream
+from gateway.tenants import tenant_of
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import AUTO, GatewaySettings
@@ -59,7 +60,7 @@ class Generator:
         """
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
         with spans.whole():
-            await _Call(self, spans, context).run(request)
+            await _Call(self, spans, context).run(request, tenant_of(metadata))
 
 
 class _Call:
@@ -74,10 +75,10 @@ class _Call:
         self._news = asyncio.Event()
         self._replayed = False
 
-    async def run(self, wire: GenerateRequest) -> None:
+    async def run(self, wire: GenerateRequest, tenant: str) -> None:
         catalog, settings = self._shared.admission.catalog, self._shared.settings
         remaining_s = self._context.time_remaining()
-        request = validate(wire, catalog, remaining_s, settings.default_timeout_s)
+        request = validate(wire, catalog, remaining_s, settings.default_timeout_s, tenant)
         self._record_request(wire, request)
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -106,7 +107,7 @@ class _Call:
 
     async def _admit(self, request: ValidRequest) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        draft = self._shared.drafts.open(request, TENANT, new_request_id(), self._spans.trace_id)
+        draft = self._shared.drafts.open(request, new_request_id(), self._spans.trace_id)
         try:
             admitted = await self._shared.admission.admit(request, self._spans, self._hops, draft)
         except SluiceError as error:
@@ -174,7 +175,7 @@ class _Call:
                 names.GEN_AI_SYSTEM: "sluice",
                 names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
                 names.PRIORITY_CLASS: request.priority_class,
-                names.TENANT: TENANT,
+                names.TENANT: request.tenant,
             }
         )
         if request.sampling.max_tokens is not None:

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from gateway.admission import TENANT, Admitted
+from gateway.admission import Admitted
 from gateway.door.requests import ValidRequest
 from gateway.records.draft import Draft
 from gateway.streams.endings import Hops
@@ -61,13 +61,14 @@ def task_of(stream: Stream, request: ValidRequest, admitted: Admitted, gateway_i
         request_id=stream.request_id,
         gateway=gateway_id,
         model=admitted.plan.model,
-        tenant=TENANT,
+        tenant=request.tenant,
         priority_class=request.priority_class,
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
         prompt_token_ids=admitted.prompt_token_ids,
         produced_token_ids=request.resume,
         sampling=admitted.sampling,
+        workload=request.workload,
     )
 
 
@@ -77,7 +78,9 @@ def _started(request_id: str, admitted: Admitted, trace_id: str) -> Started:
         request_id=request_id,
         trace_id=trace_id,
         model=plan.model,
-        route=Route(tier=plan.tier, strategy=plan.strategy, reason=plan.reason),
+        route=Route(
+            tier=plan.tier, strategy=plan.strategy, reason=plan.reason, degraded=plan.degraded
+        ),
         seed=admitted.sampling.seed,
         prompt_tokens=len(admitted.prompt_token_ids),
     )

@@ -23,6 +23,7 @@ from gateway.generate import Generator
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
+from gateway.overload import Overload
 from gateway.records.draft import Drafts
 from gateway.records.recorder import Recorder
 from gateway.routing.router import RuleRouter
@@ -75,7 +76,9 @@ class Gateway:
         self._recorder = Recorder(settings.records)
         drafts = Drafts(settings.records, self._recorder, catalog, gateway_id)
         router = RuleRouter(settings.routing, catalog.tiers)
-        admission = Admission(catalog, self._directory, inspector, router)
+        fallbacks = settings.routing.fallbacks
+        overload = Overload(self._directory, fallbacks, catalog.tiers, limits.queue_max)
+        admission = Admission(catalog, overload, inspector, router)
         generator = Generator(limits, admission, self.registry, self._dispatch, drafts, tracer)
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
@@ -88,10 +91,8 @@ class Gateway:
             SetupError: the port is taken, or NATS does not answer.
         """
         self._bind()
-        nats = self._settings.nats
-        assert nats.url is not None, "main checks it"
         client = await connect(
-            nats.url, self._dispatch.gateway_id, nats.connect_s, self._dispatch.resync
+            self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync
         )
         await self._start_recorder(client)
         await self._dispatch.start(client, self.registry, self._directory)

@@ -11,6 +11,7 @@ from gateway.door.requests import check_labels, validate_count
 from gateway.generate import Generator
 from gateway.models import Directory
 from gateway.safety_answer import safety_answer
+from gateway.tenants import tenant_of
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
     CheckSafetyRequest,
@@ -70,7 +71,9 @@ class InferenceService(InferenceServiceServicer):
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
-        count, model = await self._admission.count(conversation, name)
+        count, model = await self._admission.count(
+            conversation, name, tenant_of(_metadata(context))
+        )
         return CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )
@@ -83,7 +86,8 @@ class InferenceService(InferenceServiceServicer):
     async def CheckSafety(self, request: CheckSafetyRequest, context: Any) -> CheckSafetyResponse:
         """See the proto."""
         check_labels(request.labels)
-        return safety_answer(await self._admission.check([request.text], request.labels))
+        tenant = tenant_of(_metadata(context))
+        return safety_answer(await self._admission.check([request.text], request.labels, tenant))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

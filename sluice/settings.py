@@ -23,8 +23,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from sluice.batching import Policy
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from sluice.wire.limits import TasksLimits
 
 
 class SettingsError(ValueError):
@@ -114,6 +116,8 @@ class RoutingSettings(_Section):
 
     default: Name = "small"
     rules: tuple[RouteRule, ...] = ()
+    fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
+    """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
 
 
 class GatewaySettings(_Section):
@@ -122,6 +126,8 @@ class GatewaySettings(_Section):
     address: str = DEFAULT_ADDRESS
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     max_concurrent_requests: int = Field(1024, ge=1)
+    queue_max: int = Field(10_000, ge=1)
+    """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: float = Field(300.0, gt=0)
     """Deadline of a request whose caller set none."""
     reader_buffer_tokens: int = Field(2048, ge=1)
@@ -137,13 +143,33 @@ class GatewaySettings(_Section):
 class BatcherSettings(_Section):
     """Batch formation and the channel to the workers."""
 
-    max_rows: int = Field(32, ge=1, le=1024)
+    policy: Policy = Policy()
+    """How batches are formed: a name, or a mapping with a name and what differs from it; see docs/batching.md."""
+    policies: dict[Name, Policy] = Field(default_factory=dict)
+    """Policies of single models, by the model's name."""
+    prefetch_rows: int = Field(1024, ge=1, le=65536)
+    """Tasks of a class and model that a batcher holds ahead of the workers: among them it can choose."""
+    prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
+    """Tasks of a model that a batcher holds at all, bytes: with more it takes none."""
+    batchers_max: int = Field(8, ge=1, le=256)
+    """Batchers side by side for which JetStream hands out tasks."""
     heartbeat_ms: int = Field(1000, ge=50, le=10_000)
     stall_s: float = Field(3.5, gt=0)
     """A worker that was silent for this long is lost: its rows are sent again."""
     final_retry_s: float = Field(1.0, gt=0)
     """A final frame that no gateway confirmed for this long is sent again."""
     drain_s: float = Field(10.0, ge=0)
+
+    def policy_of(self, model: str) -> Policy:
+        """How batches of ``model`` are formed."""
+        return self.policies.get(model, self.policy)
+
+
+class TenantSettings(_Section):
+    """One tenant."""
+
+    weight: float = Field(1.0, gt=0, le=1e6)
+    """Its share of the workers beside other tenants that want more than there is, relative to theirs."""
 
 
 class NatsSettings(_Section):
@@ -153,6 +179,15 @@ class NatsSettings(_Section):
     port: Port = 0
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)
+    tasks_max_messages: int = Field(100_000, ge=1)
+    """Tasks of one model and class that JetStream stores, running ones included; more are refused."""
+    tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
+    """All tasks that JetStream stores, bytes."""
+
+    @property
+    def tasks_limits(self) -> TasksLimits:
+        """Bounds of the work queue."""
+        return TasksLimits(self.tasks_max_messages, self.tasks_max_bytes)
 
 
 class TritonSettings(_Section):
@@ -201,6 +236,7 @@ class Settings(BaseSettings):
     routing: RoutingSettings = RoutingSettings(
         default="small",
         rules=(RouteRule(model="large", min_numbers=4, reason="four numbers or more to work on"),),
+        fallbacks={"large": ("small",)},
     )
     gateway: GatewaySettings = GatewaySettings()
     batcher: BatcherSettings = BatcherSettings()
@@ -208,6 +244,8 @@ class Settings(BaseSettings):
     triton: TritonSettings = TritonSettings()
     records: RecordsSettings = RecordsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    """Tenants that differ from the default, by name."""
     safety: dict[str, Any] = Field(default_factory=dict)
     """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""
 
@@ -237,9 +275,35 @@ class Settings(BaseSettings):
                 raise ValueError(f"{key}: no model {target!r}; known: {', '.join(names)}")
         return self
 
+    @model_validator(mode="after")
+    def _policies_can_work(self) -> Self:
+        unknown = self.batcher.policies.keys() - {model.name for model in self.models}
+        if unknown:
+            raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
+        for model in self.models:
+            budget = self.batcher.policy_of(model.name).batch_tokens_max
+            if model.context_tokens is not None and budget < model.context_tokens:
+                own = model.name in self.batcher.policies
+                key = f"batcher.policies.{model.name}" if own else "batcher.policy"
+                raise ValueError(
+                    f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
+                    f" {model.name!r} may have, {model.context_tokens}"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares of the tenants that differ from 1."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
+
     def _route_targets(self) -> list[tuple[str, str]]:
         rules = [(f"routing.rules.{i}.model", r.model) for i, r in enumerate(self.routing.rules)]
-        return [("routing.default", self.routing.default), *rules]
+        fallbacks = [
+            pair
+            for model, smaller in self.routing.fallbacks.items()
+            for pair in ((f"routing.fallbacks.{model}", name) for name in (model, *smaller))
+        ]
+        return [("routing.default", self.routing.default), *rules, *fallbacks]
 
     def model(self, name: str) -> ModelSettings | None:
         """The model called ``name``."""

@@ -1,5 +1,10 @@
 """What a batcher knows of a worker from its channel: whether frames are complete, and how much room there is."""
 
+import math
+
+from batcher.core.pace import Pace
+from batcher.core.replicas import Replica
+from batcher.core.transit import Sent
 from sluice.internal.v1 import worker_pb2
 
 
@@ -13,6 +18,7 @@ class Channel:
     def __init__(self) -> None:
         self.worker = ""
         self._load = worker_pb2.WorkerLoad()
+        self._pace = Pace()
         self._next_sequence = 0
         self._refused = False
 
@@ -31,7 +37,7 @@ class Channel:
         """Rows in it, of all batchers."""
         return self._load.running
 
-    def step(self, report: worker_pb2.StepReport) -> None:
+    def step(self, report: worker_pb2.StepReport, now: float) -> None:
         """Takes a response of the channel.
 
         Raises:
@@ -45,6 +51,7 @@ class Channel:
         self._next_sequence += 1
         self._refused = False
         self._load = report.load
+        self._pace.note(report.load, now)
 
     def admitted(self, admission: worker_pb2.Admission) -> None:
         """Takes the answer to a batch."""
@@ -53,13 +60,34 @@ class Channel:
         if admission.HasField("load"):
             self._load = admission.load
 
-    def capacity(self, in_flight: int, unanswered: int) -> int:
-        """Rows that may be sent now.
+    def replica(self, name: str, sent: Sent, batchers: int = 1) -> Replica:
+        """The worker as the queue sees it, when ``batchers`` send to it, each as much as its share of what is free.
 
-        ``in_flight`` rows of this batcher are in the worker or on the way, ``unanswered`` of them on the way. The
-        worker's own count may be older than either, so the larger one is believed.
+        Shares are rounded up, so that the last free slot is used: between two words of the worker all of them
+        together send at most ``batchers - 1`` rows too many, which wait in it.
         """
+        load = self._load
+        return Replica(
+            worker=name,
+            free_rows=-(-self._free_rows(sent) // batchers),
+            free_tokens=self._free_tokens(sent) / batchers,
+            waiting_tokens=load.waiting_tokens + sent.prefill_tokens_unanswered,
+            running_rows=load.running + load.waiting,
+            batches_in_flight=sent.batches_unanswered,
+            step_s=self._pace.step_s,
+            prefill_token_s=self._pace.prefill_token_s,
+        )
+
+    def _free_rows(self, sent: Sent) -> int:
         if not self.live or self._refused:
             return 0
-        reported = self._load.running + self._load.waiting + unanswered
-        return max(0, self._load.slots - max(in_flight, reported))
+        # The worker's own count may be older than what is in flight, so the larger one is believed.
+        reported = self._load.running + self._load.waiting + sent.rows_unanswered
+        return max(0, self._load.slots - max(sent.rows, reported))
+
+    def _free_tokens(self, sent: Sent) -> float:
+        if not self._load.block_tokens:
+            return math.inf
+        free = self._load.free_blocks * self._load.block_tokens
+        # Rows that wait inside the worker have no blocks yet.
+        return max(0, free - self._load.waiting_tokens - sent.cache_tokens_unanswered)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from batcher.core.queue import BatchCause
+from batcher.core.batches import Batch, BatchRow
 from batcher.core.rows import Row, RowState
 from sluice.internal.v1 import frame_pb2
 
@@ -20,20 +20,30 @@ class Settlement(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FormedRow:
-    """A member of a formed batch."""
-
-    row: Row
-    waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Formed:
     """A batch that is to be sent now."""
 
     batch_id: str
-    cause: BatchCause
-    rows: tuple[FormedRow, ...]
+    batch: Batch
+    rows: tuple[Row, ...]
+    """Its members, in its order."""
+    worker_id: str
+    """What the worker calls itself."""
+
+
+def batch_info(
+    batch_id: str, worker_id: str, batch: Batch, member: BatchRow
+) -> frame_pb2.BatchInfo:
+    """What the gateway is told about the batch of one of its members."""
+    return frame_pb2.BatchInfo(
+        batch_id=batch_id,
+        cause=batch.cause.value,
+        rows=len(batch.rows),
+        padding_share=batch.padding_share,
+        waited_ms=member.waited_s * 1e3,
+        longest_waited_ms=batch.longest_wait.waited_s * 1e3,
+        worker=worker_id,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +63,8 @@ class Effects:
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)
     """Gateway and frame."""
     batches: list[Formed] = field(default_factory=list)
-    cancels: list[str] = field(default_factory=list)
-    """Rows that the worker shall drop."""
+    cancels: list[tuple[str, str]] = field(default_factory=list)
+    """Worker and request: rows that workers shall drop."""
     settled: list[tuple[str, Settlement]] = field(default_factory=list)
     questions: list[Row] = field(default_factory=list)
     """Rows whose gateway is to be asked whether it still waits."""

@@ -54,7 +54,8 @@ class Row:
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
         barren: sends in a row that brought no token.
-        batch_id: the batch it was sent with last.
+        worker: the worker it was sent to last; empty: never sent.
+        batch: the batch it was sent with last.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Row:
         self.base = len(self.produced)
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
-        self.batch_id = ""
+        self.worker = ""
+        self.batch = frame_pb2.BatchInfo()
         self.barren = 0
         self._deliveries = deliveries
         self._sends = 0
@@ -89,6 +91,11 @@ class Row:
     def state(self) -> RowState:
         """Where it is."""
         return self._state
+
+    @property
+    def since(self) -> float:
+        """When it came to where it is, monotonic seconds."""
+        return self._since
 
     @property
     def attempt(self) -> int:

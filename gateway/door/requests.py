@@ -18,6 +18,8 @@ MAX_LABELS: Final = 32
 MAX_LABEL_KEY_CHARS: Final = 64
 MAX_LABEL_VALUE_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 128
+WORKLOAD_LABEL: Final = "task"
+"""The label that says what kind of work a request is."""
 
 _CLASSES: Final[Mapping[int, str]] = {
     inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
@@ -38,16 +40,27 @@ class ValidRequest:
     sampling: ValidSampling
     labels: Mapping[str, str]
     key: str
-    """Idempotency key; empty without one."""
+    """Idempotency key with the tenant; empty without one."""
     fingerprint: bytes
     """Equal for requests that ask the same."""
     resume: tuple[int, ...]
     """Tokens of the answer that the caller holds."""
     timeout_s: float
+    tenant: str
+    allow_degraded: bool
+
+    @property
+    def workload(self) -> str:
+        """What kind of work it is; may be empty."""
+        return self.labels.get(WORKLOAD_LABEL, "")
 
 
 def validate(
-    request: GenerateRequest, catalog: Catalog, remaining_s: float | None, default_timeout_s: float
+    request: GenerateRequest,
+    catalog: Catalog,
+    remaining_s: float | None,
+    default_timeout_s: float,
+    tenant: str,
 ) -> ValidRequest:
     """Checks all of ``request``; ``remaining_s`` is what is left until the deadline of its call.
 
@@ -77,10 +90,13 @@ def validate(
         priority_class=_CLASSES[request.priority],
         sampling=replace(sampling, seed=seed),
         labels=dict(request.labels),
-        key=request.idempotency_key,
+        # A tenant's keys are its own. No name of a tenant has a space in it.
+        key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
         fingerprint=_fingerprint(request) if request.idempotency_key else b"",
         resume=tuple(request.resume.token_ids),
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
+        tenant=tenant,
+        allow_degraded=request.allow_degraded,
     )
 
 

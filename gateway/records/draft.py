@@ -18,7 +18,6 @@ from sluice.settings import AUTO, RecordsSettings
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.wire.clock import unix_ms
 
-WORKLOAD_LABEL: Final = "task"
 TEXT_BYTES_MAX: Final = 256 * 1024
 """Of the turns of one request in the audit; the rest is cut off."""
 
@@ -34,14 +33,14 @@ class Drafts:
         self.catalog = catalog
         self._gateway_id = gateway_id
 
-    def open(self, request: ValidRequest, tenant: str, request_id: str, trace_id: str) -> "Draft":
+    def open(self, request: ValidRequest, request_id: str, trace_id: str) -> "Draft":
         """The draft of a request that has just arrived."""
         record = RequestRecord(
             request_id=request_id,
             trace_id=trace_id,
-            tenant=tenant,
+            tenant=request.tenant,
             priority_class=request.priority_class,
-            workload=request.labels.get(WORKLOAD_LABEL, ""),
+            workload=request.workload,
             requested_model=request.model or AUTO,
             arrived_unix_ms=unix_ms(),
             gateway=self._gateway_id,

@@ -37,6 +37,7 @@ def add_route(record: RequestRecord, plan: Plan) -> None:
         RouteRecord(
             strategy=plan.strategy,
             reason=plan.reason,
+            degraded=plan.degraded,
             candidates=[RouteCandidate(model=plan.model, tier=plan.tier, reason=plan.reason)],
         )
     )

@@ -25,6 +25,8 @@ class Plan:
     """Who decided: "safety", "pinned" or "rules"."""
     reason: str
     """One sentence for people."""
+    degraded: bool = False
+    """Whether the model is smaller than the chosen one, which could not have answered in time."""
 
 
 class Router(Protocol):

@@ -1,7 +1,7 @@
 """The JetStream streams and consumers that gateways and batchers share.
 
 Both sides call `ensure_streams` at start, so their order does not matter: creating a stream that exists with the same
-configuration does nothing.
+configuration does nothing, and one that exists with other limits takes the new ones.
 """
 
 from typing import Final
@@ -15,8 +15,10 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
+from nats.js.errors import APIError
 
 from sluice.wire import subjects
+from sluice.wire.limits import TasksLimits
 
 ACK_WAIT_S: Final = 10.0
 """A task that nobody acknowledged for this long is delivered again, seconds."""
@@ -27,11 +29,13 @@ ACK_PROGRESS_S: Final = ACK_WAIT_S / 3
 MAX_DELIVER: Final = 5
 """A task that was delivered this often becomes a dead letter."""
 
-TASKS_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
 
+_OTHER_CONFIGURATION: Final = 10058
+"""JetStream's error code for a stream that exists with another configuration."""
 
-def tasks_stream() -> StreamConfig:
+
+def tasks_stream(limits: TasksLimits) -> StreamConfig:
     """The work queue: a message leaves it when it is acknowledged; when it is full, publishing fails."""
     return StreamConfig(
         name=subjects.TASKS_STREAM,
@@ -39,7 +43,9 @@ def tasks_stream() -> StreamConfig:
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
-        max_bytes=TASKS_MAX_BYTES,
+        discard_new_per_subject=True,
+        max_msgs_per_subject=limits.messages,
+        max_bytes=limits.bytes,
         duplicate_window=120,
     )
 
@@ -103,7 +109,12 @@ def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> Con
     )
 
 
-async def ensure_streams(js: JetStreamContext) -> None:
-    """Creates the streams, or leaves them as they are."""
-    for config in (tasks_stream(), dead_letters_stream()):
-        await js.add_stream(config)
+async def ensure_streams(js: JetStreamContext, limits: TasksLimits) -> None:
+    """Creates the streams, or gives those that exist their limits."""
+    for config in (tasks_stream(limits), dead_letters_stream()):
+        try:
+            await js.add_stream(config)
+        except APIError as error:
+            if error.err_code != _OTHER_CONFIGURATION:
+                raise
+            await js.update_stream(config)

@@ -24,8 +24,13 @@ RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
 AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
+FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
+
+ALL_TASKS: Final = f"{TASKS}.>"
+ALL_FRAMES: Final = f"{FRAMES}.*"
+"""What a listener beside the mesh subscribes to."""
 
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
@@ -60,7 +65,7 @@ def dead_letters(model: str, priority_class: str) -> str:
 
 def frames(gateway: str) -> str:
     """Subject that one gateway gets its frames on."""
-    return f"sluice.frames.{_token(gateway)}"
+    return f"{FRAMES}.{_token(gateway)}"
 
 
 def held(gateway: str) -> str:

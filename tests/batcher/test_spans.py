@@ -10,8 +10,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from batcher.core.ledger import Ledger
+from batcher.core.replicas import Replica
 from batcher.core.rows import Row
 from batcher.spans import RowSpans
+from sluice.batching import Policy
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.telemetry import names
 
@@ -28,35 +30,37 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
-        self.ledger = Ledger("b", max_rows=8, final_retry_s=1.0)
+        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=1.0)
+        self.ledger.live("w", "w1")
         self.traceparents: list[str] = []
 
     def add(self, name: str) -> None:
         task = task_pb2.Task(
             request_id=name, gateway="g", model="echo", priority_class="bulk", tenant="t"
         )
+        task.prompt_token_ids.append(1)
         self.spans.arrived(task, HEADERS)
         row = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
         self.ledger.add(row, 0.0)
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        self.ledger.advance(0.0, room)
+        self.ledger.advance(0.0, [Replica("w", room)])
         effects = self.ledger.take()
         for move in effects.moves:
             self.spans.moved(move)
-        for batch in effects.batches:
-            self.traceparents = self.spans.formed(batch, "w1")
+        for formed in effects.batches:
+            self.traceparents = self.spans.formed(formed)
         return effects.batches[0].batch_id if effects.batches else ""
 
     def run(self, *rows: str) -> None:
-        self.ledger.admitted(self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
+        self.ledger.admitted("w", self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
         self.advance()
 
     def end(self, name: str, attempt: int = 0) -> None:
         frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
         frame.final.end = frame_pb2.ROW_END_STOP
-        self.ledger.step([frame], 0.0)
+        self.ledger.step("w", [frame], 0.0)
         self.advance()
 
     def named(self, name: str) -> list[ReadableSpan]:
@@ -117,14 +121,18 @@ def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Sce
     ]
     assert own.attributes is not None
     assert own.attributes[names.BATCH_ROWS] == 3
-    assert own.attributes[names.BATCH_CAUSE] == "all_waiting"
+    assert own.attributes[names.BATCH_CAUSE] == "worker_idle"
+    assert own.attributes[names.BATCH_LIMIT] == "all_waiting"
+    assert own.attributes[names.BATCH_PADDING_SHARE] == 0
+    assert own.attributes[names.BATCH_LONGEST_WAIT_MS] == 0
+    assert own.attributes[names.BATCH_LONGEST_WAIT_REQUEST] == "one"
     assert own.attributes[names.WORKER_ID] == "w1"
 
 
 def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene: Scene) -> None:
     scene.add("r")
     scene.advance()
-    scene.ledger.lost(0.0)
+    scene.ledger.lost("w", 0.0)
     scene.run("r")
     scene.end("r", attempt=1)
     first, second = scene.named(names.SPAN_BATCH)

@@ -15,16 +15,16 @@ from sluice.settings import Settings, SettingsError
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "sluice.yaml"
-    path.write_text("batcher: {max_rows: 8}\n")
+    path.write_text("batcher: {stall_s: 8}\n")
     return path
 
 
 async def test_a_hangup_applies_the_file_as_it_is_now(config: Path) -> None:
     seen: asyncio.Queue[Settings] = asyncio.Queue()
     with reloading(config, seen.put_nowait):
-        _hang_up_with(config, "batcher: {max_rows: 9}\n")
+        _hang_up_with(config, "batcher: {stall_s: 9}\n")
         async with asyncio.timeout(5):
-            assert (await seen.get()).batcher.max_rows == 9
+            assert (await seen.get()).batcher.stall_s == 9
 
 
 @pytest.mark.parametrize("fault", ["file", "apply"])
@@ -39,19 +39,19 @@ async def test_what_cannot_work_is_logged_and_nothing_else(
 
     def apply(settings: Settings) -> None:
         assert fault == "apply", "a broken file is not applied"
-        raise SettingsError("batcher.max_rows: cannot be changed while running")
+        raise SettingsError("batcher.stall_s: cannot be changed while running")
 
     watch = Watch()
     logging.getLogger("sluice.reload").addHandler(watch)
     try:
         with reloading(config, apply):
-            _hang_up_with(config, f"batcher: {{max_rows: {'none' if fault == 'file' else 9}}}\n")
+            _hang_up_with(config, f"batcher: {{stall_s: {'none' if fault == 'file' else 9}}}\n")
             async with asyncio.timeout(5):
                 await logged.wait()
     finally:
         logging.getLogger("sluice.reload").removeHandler(watch)
     assert "the configuration stays as it was" in caplog.text
-    assert "batcher.max_rows" in caplog.text
+    assert "batcher.stall_s" in caplog.text
 
 
 def _hang_up_with(config: Path, text: str) -> None:

@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from batcher.core.channel import Channel, ChannelBroken
+from batcher.core.transit import Sent
 from sluice.internal.v1 import worker_pb2
 
 
@@ -9,15 +12,19 @@ def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.Ste
     return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load)
 
 
+def free_rows(channel: Channel, sent: Sent | None = None, batchers: int = 1) -> int:
+    return channel.replica("name", sent or Sent(), batchers).free_rows
+
+
 def test_a_worker_that_has_not_spoken_has_no_room() -> None:
     channel = Channel()
     assert not channel.live
-    assert channel.capacity(0, 0) == 0
+    assert free_rows(channel) == 0
 
 
 def test_the_first_report_makes_it_live() -> None:
     channel = Channel()
-    channel.step(report(0, running=3))
+    channel.step(report(0, running=3), 0.0)
     assert channel.live
     assert (channel.worker, channel.slots, channel.running) == ("w", 8, 3)
 
@@ -25,16 +32,16 @@ def test_the_first_report_makes_it_live() -> None:
 @pytest.mark.parametrize("sequence", [0, 2, 7])
 def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
     channel = Channel()
-    channel.step(report(0))
+    channel.step(report(0), 0.0)
     with pytest.raises(ChannelBroken, match=f"response {sequence} instead of 1"):
-        channel.step(report(sequence))
+        channel.step(report(sequence), 0.0)
 
 
 def test_another_worker_breaks_it() -> None:
     channel = Channel()
-    channel.step(report(0))
+    channel.step(report(0), 0.0)
     with pytest.raises(ChannelBroken, match="worker other instead of w"):
-        channel.step(report(1, worker="other"))
+        channel.step(report(1, worker="other"), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -52,23 +59,61 @@ def test_room_is_what_neither_its_count_nor_ours_uses(
 ) -> None:
     channel = Channel()
     load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
-    channel.step(worker_pb2.StepReport(worker="w", load=load))
-    assert channel.capacity(in_flight, unanswered) == room
+    channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    assert free_rows(channel, Sent(rows=in_flight, rows_unanswered=unanswered)) == room
 
 
 def test_after_a_refusal_nothing_is_sent_until_its_next_word() -> None:
     channel = Channel()
-    channel.step(report(0))
+    channel.step(report(0), 0.0)
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
     load = worker_pb2.WorkerLoad(slots=8)
     channel.admitted(worker_pb2.Admission(refused=[refusal], load=load))
-    assert channel.capacity(0, 0) == 0
-    channel.step(report(1))
-    assert channel.capacity(0, 0) == 8
+    assert free_rows(channel) == 0
+    channel.step(report(1), 0.0)
+    assert free_rows(channel) == 8
 
 
 def test_a_refusal_for_good_says_nothing_about_room() -> None:
     channel = Channel()
-    channel.step(report(0))
+    channel.step(report(0), 0.0)
     channel.admitted(worker_pb2.Admission(refused=[worker_pb2.Refusal(request_id="r")]))
-    assert channel.capacity(0, 0) == 8
+    assert free_rows(channel) == 8
+
+
+@pytest.mark.parametrize(
+    ("running", "batchers", "rooms"), [(0, 2, 4), (1, 2, 4), (7, 2, 1), (8, 2, 0), (0, 3, 3)]
+)
+def test_batchers_share_what_is_free_and_use_the_last_slot(
+    running: int, batchers: int, rooms: int
+) -> None:
+    channel = Channel()
+    channel.step(report(0, running=running), 0.0)
+    assert free_rows(channel, batchers=batchers) == rooms
+    # All of them together send at most this many rows too many.
+    assert batchers * rooms - (8 - running) <= batchers - 1
+
+
+def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
+    channel = Channel()
+    load = worker_pb2.WorkerLoad(
+        slots=8, block_tokens=16, cache_blocks=100, free_blocks=50, waiting_tokens=100
+    )
+    channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    sent = Sent(
+        rows=2,
+        batches_unanswered=1,
+        rows_unanswered=2,
+        prefill_tokens_unanswered=30,
+        cache_tokens_unanswered=200,
+    )
+    replica = channel.replica("name", sent, batchers=2)
+    assert replica.free_tokens == (800 - 100 - 200) / 2
+    assert replica.waiting_tokens == 130
+    assert replica.batches_in_flight == 1
+
+
+def test_without_a_paged_cache_only_rows_limit_it() -> None:
+    channel = Channel()
+    channel.step(report(0), 0.0)
+    assert channel.replica("name", Sent()).free_tokens == math.inf

@@ -5,22 +5,26 @@ import pytest
 from batcher.core.effects import Effects, Settlement
 from batcher.core.finals import TRIES
 from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
+from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
+from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 
 RETRY_S = 1.0
+WORKER = "w"
 
 
 class Desk:
     """A ledger with what it wanted so far; ``room`` is the worker's capacity."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger("b", max_rows=8, final_retry_s=RETRY_S)
+        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=RETRY_S)
         self.all = Effects()
         self.now = 100.0
 
     def add(self, name: str = "r", *, deadline: float = math.inf, deliveries: int = 1) -> None:
         task = task_pb2.Task(request_id=name, gateway="g", priority_class="standard")
+        task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
         row = Row(task, deliveries=deliveries, produced=(), deadline=deadline, now=self.now)
         self.ledger.add(row, self.now)
@@ -28,7 +32,7 @@ class Desk:
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
         """Returns the effects since the last call."""
         self.now += after_s
-        self.ledger.advance(self.now, room)
+        self.ledger.advance(self.now, [Replica(WORKER, room)])
         return self.ledger.take()
 
     def send(self, room: int = 8) -> str:
@@ -40,7 +44,7 @@ class Desk:
         """Adds rows and has the worker take them."""
         for name in names:
             self.add(name)
-        self.ledger.admitted(self.send(), worker_pb2.Admission(accepted=names), self.now)
+        self.ledger.admitted(WORKER, self.send(), worker_pb2.Admission(accepted=names), self.now)
         self.ledger.take()
 
     def step(self, name: str, start: int, count: int, *, attempt: int = 0, end: int = 0) -> bool:
@@ -50,7 +54,7 @@ class Desk:
         if end:
             frame.final.end = frame_pb2.RowEnd.ValueType(end)
             frame.final.timings.prefill_ms = 3
-        return self.ledger.step([frame], self.now)
+        return self.ledger.step(WORKER, [frame], self.now)
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     desk.now += 2.0
     batch = desk.send()
     desk.now += 0.5
-    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
     ((_, frame),) = desk.advance().frames
     timings = frame.final.timings
@@ -98,7 +102,7 @@ def test_frames_may_come_before_the_admission(desk: Desk) -> None:
     batch = desk.send()
     desk.step("r", 0, 1)
     desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == []
@@ -110,10 +114,10 @@ def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
     desk.run("r")
     desk.step("r", 0, 4)
     desk.add("later")
-    assert desk.ledger.lost(desk.now) == ["r"]
+    assert desk.ledger.lost(WORKER, desk.now) == ["r"]
     (batch,) = desk.advance(room=8).batches
-    assert [member.row.id for member in batch.rows] == ["r", "later"]
-    row = batch.rows[0].row
+    assert [row.id for row in batch.rows] == ["r", "later"]
+    row = batch.rows[0]
     assert (row.attempt, len(row.produced)) == (1, 4)
     assert desk.step("r", 4, 1, attempt=0)
     assert desk.advance().frames == []
@@ -129,9 +133,9 @@ def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
 def test_a_row_that_never_brings_a_token_ends_as_a_dead_letter(desk: Desk) -> None:
     desk.run("r")
     for _ in range(BARREN_SENDS_MAX - 1):
-        desk.ledger.lost(desk.now)
+        desk.ledger.lost(WORKER, desk.now)
         assert desk.advance(room=8).dead == []
-    desk.ledger.lost(desk.now)
+    desk.ledger.lost(WORKER, desk.now)
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_FAILED]
     assert [row.id for row in effects.dead] == ["r"]
@@ -142,14 +146,14 @@ def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: De
     batch = desk.send()
     desk.add("second")
     refusal = worker_pb2.Refusal(request_id="first", retryable=True)
-    desk.ledger.admitted(batch, worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(refused=[refusal]), desk.now)
     (again,) = desk.advance(room=8).batches
-    assert [(m.row.id, m.row.attempt) for m in again.rows] == [("first", 0), ("second", 0)]
+    assert [(row.id, row.attempt) for row in again.rows] == [("first", 0), ("second", 0)]
 
 
 def test_a_row_the_answer_forgets_is_sent_again(desk: Desk) -> None:
     desk.add()
-    desk.ledger.admitted(desk.send(), worker_pb2.Admission(), desk.now)
+    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(), desk.now)
     assert desk.send()
 
 
@@ -157,7 +161,7 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
     desk.add()
     refusal = worker_pb2.Refusal(request_id="r")
     refusal.error.reason = "PROMPT_TOO_LONG"
-    desk.ledger.admitted(desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
     ((_, frame),) = desk.advance().frames
     assert frame.final.end == frame_pb2.ROW_END_REFUSED
     assert frame.final.error.reason == "PROMPT_TOO_LONG"
@@ -177,7 +181,7 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.step("r", 0, 3)
     desk.ledger.cancel(["r"], desk.now)
     effects = desk.advance()
-    assert effects.cancels == ["r"]
+    assert effects.cancels == [(WORKER, "r")]
     assert effects.frames[-1][1].start_index == 3
     assert effects.settled == [("r", Settlement.ACK)]
     assert desk.step("r", 3, 1)
@@ -189,8 +193,8 @@ def test_cancel_of_a_row_on_its_way_waits_for_the_admission(desk: Desk) -> None:
     batch = desk.send()
     desk.ledger.cancel(["r"], desk.now)
     assert desk.advance().cancels == []
-    desk.ledger.admitted(batch, worker_pb2.Admission(accepted=["r"]), desk.now)
-    assert desk.advance().cancels == ["r"]
+    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    assert desk.advance().cancels == [(WORKER, "r")]
 
 
 def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
@@ -212,10 +216,10 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
 
 def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
     desk.add(deadline=desk.now + 5.0)
-    desk.ledger.admitted(desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
     effects = desk.advance(after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
-    assert effects.cancels == ["r"]
+    assert effects.cancels == [(WORKER, "r")]
     assert effects.settled == []
 
 
@@ -289,7 +293,7 @@ def test_drain_gives_back_what_waits_and_what_comes_back(desk: Desk) -> None:
     assert desk.advance(room=8).settled == [("waits", Settlement.NAK)]
     desk.add("new")
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.lost(desk.now)
+    desk.ledger.lost(WORKER, desk.now)
     assert desk.advance(room=8).settled == [("new", Settlement.NAK), ("lost", Settlement.NAK)]
     assert len(desk.ledger) == 1
 
@@ -300,7 +304,7 @@ def test_release_gives_back_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.ledger.release(desk.now)
     effects = desk.advance()
     assert effects.settled == [("runs", Settlement.NAK), ("ended", Settlement.NAK)]
-    assert effects.cancels == ["runs"]
+    assert effects.cancels == [(WORKER, "runs")]
     assert len(desk.ledger) == 0
 
 
@@ -309,4 +313,64 @@ def test_batches_never_exceed_the_room(desk: Desk) -> None:
         desk.add(f"r{number}")
     effects = desk.advance(room=11)
     assert [len(batch.rows) for batch in effects.batches] == [8, 3]
-    assert (desk.ledger.queued, desk.ledger.unanswered, desk.ledger.in_flight) == (19, 11, 11)
+    sent = desk.ledger.sent(WORKER)
+    assert (len(desk.ledger.queue), sent.rows_unanswered, sent.rows) == (19, 11, 11)
+
+
+def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
+    desk.add("first")
+    desk.add("second")
+    replicas = [Replica("one", 1), Replica("two", 1)]
+    desk.ledger.advance(desk.now, replicas)
+    batches = {formed.batch.worker: formed for formed in desk.ledger.take().batches}
+    for worker, formed in batches.items():
+        names = [row.id for row in formed.rows]
+        desk.ledger.admitted(
+            worker, formed.batch_id, worker_pb2.Admission(accepted=names), desk.now
+        )
+    (lost,) = batches["one"].rows
+    (kept,) = batches["two"].rows
+    assert desk.ledger.lost("one", desk.now) == [lost.id]
+    assert (desk.ledger.sent("one").rows, desk.ledger.sent("two").rows) == (0, 1)
+    # The other worker takes it over; what the first may still say of it is nothing to us.
+    desk.ledger.advance(desk.now, [Replica("two", 1)])
+    (again,) = desk.ledger.take().batches
+    assert ([row.id for row in again.rows], again.batch.worker) == ([lost.id], "two")
+    frame = frame_pb2.Frame(request_id=lost.id, attempt=1, token_ids=[1])
+    assert desk.ledger.step("one", [frame], desk.now)
+    assert desk.ledger.take().frames == []
+    assert kept.state is RowState.RUNNING
+
+
+def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
+    desk.ledger.live(WORKER, "w-1234")
+    desk.add("short")
+    desk.now += 1.0
+    desk.run("r")
+    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
+    (final,) = [frame.final for _, frame in desk.advance().frames]
+    assert (final.batch.rows, final.batch.worker, final.batch.cause) == (2, "w-1234", "worker_idle")
+    assert (final.batch.waited_ms, final.batch.longest_waited_ms) == (0, 1000)
+    assert final.batch.batch_id == "b-1"
+
+
+def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
+    desk.add()
+    desk.ledger.cancel(["r"], desk.now)
+    ((_, frame),) = desk.advance().frames
+    assert not frame.final.HasField("batch")
+
+
+def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
+    desk.run("runs", "lost")
+    desk.add("waits", deadline=desk.now + 5.0)
+    desk.ledger.change_policy(Policy(max_rows=1), {"a": 2.0})
+    desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.ledger.lost(WORKER, desk.now)
+    effects = desk.advance(room=8)
+    assert sorted(row.id for formed in effects.batches for row in formed.rows) == ["lost", "waits"]
+    assert {len(formed.rows) for formed in effects.batches} == {1}
+    desk.ledger.cancel(["lost", "waits"], desk.now)
+    desk.ledger.confirm(["runs"], desk.now)
+    assert len(desk.ledger) == 0
+    assert len(desk.ledger.queue) == 0

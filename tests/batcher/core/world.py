@@ -19,10 +19,12 @@ from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.effects import Effects, Settlement
 from batcher.core.ledger import Ledger
 from batcher.core.rows import Row
+from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES
 
 SLOTS = 6
+WORKER = "w"
 ACK_WAIT_S = 10.0
 STALL_S = 3.5
 STEP_S = 0.05
@@ -81,7 +83,7 @@ class Shell:
 
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name, self.alive = world, name, True
-        self.ledger = Ledger(name, max_rows=4, final_retry_s=1.0)
+        self.ledger = Ledger(name, policy=Policy(max_rows=4), final_retry_s=1.0)
         self.channel = Channel()
         self.live = False
         self.opening = 0
@@ -101,20 +103,21 @@ class Shell:
     def pump(self) -> None:
         if not self.alive:
             return
-        room = self.channel.capacity(self.ledger.in_flight, self.ledger.unanswered)
-        self.ledger.advance(self.world.now, room if self.live else 0)
+        replica = self.channel.replica(WORKER, self.ledger.sent(WORKER), len(self.world.shells))
+        self.ledger.advance(self.world.now, [replica] if self.live else [])
         self.carry_out(self.ledger.take())
 
     def carry_out(self, effects: Effects) -> None:
         world = self.world
-        for batch in effects.batches:
-            rows = [computed(self.name, member.row) for member in batch.rows]
-            world.send(partial(world.worker.batch, self, self.opening, batch.batch_id, rows))
+        for formed in effects.batches:
+            rows = [computed(self.name, row) for row in formed.rows]
+            world.send(partial(world.worker.batch, self, self.opening, formed.batch_id, rows))
         for _, frame in effects.frames:
             copy = frame_pb2.Frame.FromString(frame.SerializeToString())
             world.send_lossy(partial(world.take_frame, copy))
         if effects.cancels and self.live:
-            world.send(partial(world.worker.cancel, self.name, effects.cancels))
+            rows_to_drop = [request_id for _, request_id in effects.cancels]
+            world.send(partial(world.worker.cancel, self.name, rows_to_drop))
         for row in effects.questions:
             world.send(partial(world.answer_question, self, row))
         for request_id, how in effects.settled:
@@ -140,7 +143,7 @@ class Shell:
         if not self.alive:
             return
         self.live = False
-        self.orphans |= set(self.ledger.lost(self.world.now))
+        self.orphans |= set(self.ledger.lost(WORKER, self.world.now))
         self.opening += 1
         self.world.at(0.3, self.open)
         self.pump()
@@ -150,8 +153,8 @@ class Shell:
             return
         self.heard_at = self.world.now
         try:
-            self.channel.step(report)
-            whole = self.ledger.step(report.frames, self.world.now)
+            self.channel.step(report, self.world.now)
+            whole = self.ledger.step(WORKER, report.frames, self.world.now)
         except ChannelBroken:
             whole = False
         if whole:
@@ -163,7 +166,7 @@ class Shell:
         if opening != self.opening or not self.alive:
             return
         self.channel.admitted(admission)
-        self.ledger.admitted(batch_id, admission, self.world.now)
+        self.ledger.admitted(WORKER, batch_id, admission, self.world.now)
         self.pump()
 
 
@@ -376,6 +379,7 @@ class World:
         task = task_pb2.Task(
             request_id=request_id, gateway="g", priority_class=self.chance.choice(CLASSES)
         )
+        task.prompt_token_ids.extend(range(1, 4))
         task.sampling.max_tokens = self.chance.randrange(1, 60)
         late = self.chance.random() < 0.1
         task.deadline_unix_ms = int((self.now + self.chance.random() * 3) * 1e3) if late else 0

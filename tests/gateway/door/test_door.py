@@ -20,7 +20,7 @@ from tests.gateway.kit.tokenizer import CONTEXT
 
 
 def check(catalog: Catalog, request: GenerateRequest, remaining_s: float | None = None) -> Any:
-    return validate(request, catalog, remaining_s, 300.0)
+    return validate(request, catalog, remaining_s, 300.0, "default")
 
 
 def violations(catalog: Catalog, **fields: Any) -> list[str]:

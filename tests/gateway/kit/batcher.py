@@ -12,6 +12,7 @@ from nats.js import JetStreamContext
 
 from sluice.internal.v1.control_pb2 import (
     BatcherReport,
+    ClassReport,
     ControlMessage,
     HeldTokensRequest,
     HeldTokensResponse,
@@ -71,9 +72,25 @@ class WireBatcher:
         await self.client.flush()
 
     async def report(
-        self, *models: str, batcher: str = "b1", leaving: bool = False, slots: int = 8
+        self,
+        *models: str,
+        batcher: str = "b1",
+        leaving: bool = False,
+        slots: int = 8,
+        classes: Sequence[ClassReport] = (),
+        tokens_per_s: float = 0.0,
     ) -> None:
-        entries = [ModelReport(model=m, workers=1, slots=slots, queued=2) for m in models]
+        entries = [
+            ModelReport(
+                model=m,
+                workers=1,
+                slots=slots,
+                queued=2,
+                classes=classes,
+                tokens_per_s=tokens_per_s,
+            )
+            for m in models
+        ]
         report = BatcherReport(batcher=batcher, models=entries, leaving=leaving)
         await self.client.publish(subjects.REPORTS, pack(report))
         await self.client.flush()

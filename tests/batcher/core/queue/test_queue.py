@@ -8,22 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.core.queue import BatchCause, Queue, QueuedTask
+from batcher.core.batches import BatchLimit
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import ClassPolicies, Policy
 from sluice.wire.subjects import CLASSES
 
 
 def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
-    batch = queue.next_batch(now, capacity).batch
+    batch = queue.next_batch(now, [Replica("w", capacity)]).batch
     return [row.request_id for row in batch.rows] if batch else []
 
 
 def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
-    decision = Queue(8).next_batch(0.0, 8)
+    decision = Queue(Policy(max_rows=8)).next_batch(0.0, [Replica("w", 8)])
     assert (decision.batch, decision.expired, decision.wake_at) == (None, (), None)
 
 
 def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
-    queue = Queue(8)
+    queue = Queue(Policy(max_rows=8))
     for name, priority_class, deadline in (
         ("bulk", "bulk", 1.0),
         ("later", "interactive", 9.0),
@@ -37,69 +41,69 @@ def test_urgent_classes_go_first_then_early_deadlines_then_first_come() -> None:
 
 
 def test_what_comes_back_goes_before_what_is_new_in_its_class() -> None:
-    queue = Queue(8)
+    queue = Queue(Policy(max_rows=8))
     queue.add(QueuedTask("lost", "standard", 50.0), 0.0)
     assert taken(queue) == ["lost"]
     queue.add(QueuedTask("new", "standard", 5.0), 1.0)
     queue.add(QueuedTask("urgent", "interactive"), 1.0)
     queue.requeue("lost", 3, 2.0)
-    assert taken(queue, 3.0) == ["urgent", "lost", "new"]
+    assert taken(queue, 2.5) == ["urgent", "lost", "new"]
 
 
 def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
-    queue = Queue(8)
+    queue = Queue(Policy(max_rows=8))
     queue.add(QueuedTask("a", "bulk"), 1.0)
-    queue.next_batch(2.0, 1)
+    queue.next_batch(2.0, [Replica("w", 1)])
     queue.add(QueuedTask("b", "bulk"), 3.0)
     queue.requeue("a", 0, 5.0)
-    batch = queue.next_batch(6.0, 2).batch
+    batch = queue.next_batch(6.0, [Replica("w", 2)]).batch
     assert batch is not None
     assert [(row.request_id, row.waited_s) for row in batch.rows] == [("a", 1.0), ("b", 3.0)]
 
 
 @pytest.mark.parametrize(
-    ("waiting", "capacity", "rows", "cause"),
+    ("waiting", "capacity", "rows", "limit"),
     [
-        (3, 9, 3, BatchCause.ALL_WAITING),
-        (4, 4, 4, BatchCause.ALL_WAITING),
-        (5, 4, 4, BatchCause.NO_MORE_ROOM),
-        (9, 2, 2, BatchCause.NO_MORE_ROOM),
-        (9, 9, 4, BatchCause.FULL),
+        (3, 9, 3, BatchLimit.ALL_WAITING),
+        (4, 4, 4, BatchLimit.ALL_WAITING),
+        (5, 4, 4, BatchLimit.WORKER_ROWS),
+        (9, 2, 2, BatchLimit.WORKER_ROWS),
+        (9, 9, 4, BatchLimit.ROWS),
     ],
 )
-def test_a_batch_says_why_it_was_formed(
-    waiting: int, capacity: int, rows: int, cause: BatchCause
+def test_a_batch_says_why_it_is_not_larger(
+    waiting: int, capacity: int, rows: int, limit: BatchLimit
 ) -> None:
-    queue = Queue(4)
+    queue = Queue(Policy(max_rows=4))
     for number in range(waiting):
         queue.add(QueuedTask(str(number), "bulk"), 0.0)
-    batch = queue.next_batch(0.0, capacity).batch
+    batch = queue.next_batch(0.0, [Replica("w", capacity)]).batch
     assert batch is not None
-    assert (len(batch.rows), batch.cause) == (rows, cause)
+    assert (len(batch.rows), batch.limit) == (rows, limit)
 
 
 def test_without_capacity_there_is_no_batch_but_the_late_come_out() -> None:
-    queue = Queue(4)
+    queue = Queue(Policy(max_rows=4))
     queue.add(QueuedTask("late", "interactive", 1.0), 0.0)
     queue.add(QueuedTask("in time", "interactive", 2.0), 0.0)
-    decision = queue.next_batch(1.0, 0)
+    decision = queue.next_batch(1.0, [Replica("w", 0)])
     assert (decision.batch, decision.expired, decision.wake_at) == (None, ("late",), 2.0)
     assert len(queue) == 1
 
 
 def test_what_came_back_expires_too() -> None:
-    queue = Queue(4)
+    queue = Queue(Policy(max_rows=4))
     queue.add(QueuedTask("lost", "interactive", 3.0), 0.0)
-    queue.next_batch(0.0, 1)
+    queue.next_batch(0.0, [Replica("w", 1)])
     queue.requeue("lost", 2, 1.0)
-    assert queue.next_batch(3.0, 4).expired == ("lost",)
+    assert queue.next_batch(3.0, [Replica("w", 4)]).expired == ("lost",)
 
 
 def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
-    queue = Queue(4)
+    queue = Queue(Policy(max_rows=4))
     for name in ("waits", "out", "stays"):
         queue.add(QueuedTask(name, "bulk"), 0.0)
-    queue.next_batch(0.0, 0)
+    queue.next_batch(0.0, [Replica("w", 0)])
     assert taken(queue, capacity=1) == ["waits"]
     queue.cancel("waits")
     queue.cancel("out")
@@ -109,15 +113,31 @@ def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
     assert taken(queue) == ["stays", "out"]
 
 
+HORIZON_S = 2.0
+
+
+def strict(max_rows: int) -> Policy:
+    """Classes go by rank alone."""
+    never = {"aging_s": math.inf}
+    return Policy(
+        max_rows=max_rows,
+        horizon_s=HORIZON_S,
+        urgency=0.0,
+        classes=ClassPolicies(standard=never, bulk={**never, "spare_rows": 0}),
+    )
+
+
 @dataclass
 class Known:
     task: QueuedTask
     number: int
+    since: float
     returned: bool = False
 
     def order(self) -> tuple[int, bool, float, int]:
         rank = CLASSES.index(self.task.priority_class)
-        return rank, not self.returned, self.task.deadline, self.number
+        due = min(self.task.deadline, self.since + HORIZON_S)
+        return rank, not self.returned, -math.inf if self.returned else due, self.number
 
 
 class Model:
@@ -146,7 +166,7 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
     seed: int, steps: int, max_rows: int
 ) -> None:
     chance = random.Random(seed)
-    queue, model, now = Queue(max_rows), Model(), 0.0
+    queue, model, now = Queue(strict(max_rows)), Model(), 0.0
     for _ in range(steps):
         now += chance.random()
         match chance.choice(["add", "add", "next", "requeue", "finish", "cancel"]):
@@ -155,22 +175,23 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
                 due = now + chance.choice([1.0, 3.0, 3.0, math.inf])
                 task = QueuedTask(str(model.numbers), chance.choice(CLASSES), due)
                 queue.add(task, now)
-                model.waiting.append(Known(task, model.numbers))
+                model.waiting.append(Known(task, model.numbers, now))
             case "next":
                 capacity = chance.randrange(8)
-                decision = queue.next_batch(now, capacity)
+                decision = queue.next_batch(now, [Replica("w", capacity)])
                 assert set(decision.expired) == model.expire(now)
                 rows = decision.batch.rows if decision.batch else ()
                 assert [row.request_id for row in rows] == model.take(min(capacity, max_rows))
                 dues = [k.task.deadline for k in model.waiting if k.task.deadline < math.inf]
-                assert decision.wake_at == min(dues, default=None)
+                assert decision.wake_at == (now if rows else min(dues, default=None))
             case "requeue" if model.out:
                 known = model.out.pop(chance.randrange(len(model.out)))
-                known.returned = True
+                model.numbers += 1
+                known.returned, known.number = True, model.numbers
                 model.waiting.append(known)
                 queue.requeue(known.task.request_id, 1, now)
             case "finish" if model.out:
-                queue.finish(model.out.pop(0).task.request_id)
+                queue.finish(model.out.pop(0).task.request_id, 1, now)
             case "cancel" if model.waiting:
                 known = model.waiting.pop(chance.randrange(len(model.waiting)))
                 queue.cancel(known.task.request_id)

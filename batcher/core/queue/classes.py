@@ -1,0 +1,224 @@
+"""Waiting tasks of one class, and which of them is next.
+
+What came back from a worker goes first. Then what is urgent, by deadline: its time left is below a multiple of what
+answers of the class take, and its tenant is not too far ahead of its share. Then it is the tenant's turn that was given
+least, and its task with the earliest deadline; a deadline beyond the horizon counts as lying at the horizon, so that
+nobody waits behind all who came much later.
+
+Where lengths matter there is a lane for every length bucket, and their number, logarithmic in the longest prompt,
+does not grow with the number of tasks.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from typing import Final
+
+from batcher.core.queue.accounts import Account, Accounts
+from batcher.core.queue.entries import STALE_MIN, Entry, Record, clean, surface
+from batcher.core.queue.lanes import Lane
+from sluice.batching import Policy
+
+SERVICE_SHARE: Final = 0.1
+"""Weight of the newest answer in what answers take."""
+
+
+class WaitingClass:
+    """Tasks of one class that wait.
+
+    Attributes:
+        policy: what the class is promised.
+        waiting: how many.
+        tokens: of them, prompt and expected answer.
+        passed_since: when one of them went last, or since when there are some.
+        seen_at: when the last one came.
+        service_s: what answers of the class take; 0: not known.
+    """
+
+    def __init__(self, policy: Policy, name: str, weights: Mapping[str, float] | None) -> None:
+        self.waiting = 0
+        self.tokens = 0
+        self.policy = policy.of_class(name)
+        self.passed_since = 0.0
+        self.seen_at = -math.inf
+        self.service_s = 0.0
+        self.accounts = Accounts(weights)
+        self.lanes: dict[int, Lane] = {}
+        self._policy = policy
+        self._by_deadline = policy.by_deadline
+        self._horizon_s = policy.horizon_s
+        self._lane_width = math.log(policy.bucket_ratio) if policy.pads else math.inf
+        self._returned: list[Record] = []
+        self._deadlines: list[Record] = []
+        self._passed_over: list[Record] = []
+        self._left_early = 0
+
+    # Coming and leaving.
+
+    def push(self, entry: Entry, now: float) -> None:
+        """``entry``, with a new number, begins to wait."""
+        task = entry.task
+        if not self.waiting:
+            self.passed_since = now
+        self.seen_at = now
+        self.waiting += 1
+        self.tokens += entry.tokens
+        entry.account = account = self.accounts.of(task.tenant)
+        self.accounts.enter(account, entry.tokens)
+        entry.lane = lane = self._lane(entry.prefill)
+        lane.waiting += 1
+        if task.deadline != math.inf:
+            heappush(self._deadlines, (task.deadline, entry.number, entry))
+        if entry.returned:
+            heappush(self._returned, (task.deadline, entry.number, entry))
+        entry.order = self._order(entry)
+        lane.push(entry)
+
+    def take(self, entry: Entry, now: float) -> None:
+        """``entry`` goes to a worker; its tenant is charged what it is expected to cost."""
+        self._leave(entry)
+        entry.account.charge(entry, entry.tokens)
+        entry.sent_at = self.passed_since = now
+
+    def forget(self, entry: Entry) -> None:
+        """``entry`` waits no more, and goes nowhere."""
+        self._leave(entry)
+        self._left_early += 1
+        if self._left_early > 2 * self.waiting + STALE_MIN:
+            self._clean()
+
+    def settle(self, entry: Entry, tokens: int) -> None:
+        """``entry`` cost its tenant ``tokens``, it turned out."""
+        before = entry.account.time
+        entry.account.charge(entry, tokens)
+        if entry.account.time < before:
+            entry.lane.moved_back(entry.account)
+
+    def served(self, service_s: float) -> None:
+        """An answer took this long."""
+        known = self.service_s
+        self.service_s = known + (service_s - known) * (SERVICE_SHARE if known else 1.0)
+
+    def due(self, now: float) -> Iterator[Entry]:
+        """Tasks whose deadline has passed; the caller makes them leave."""
+        for heap in (self._deadlines, self._passed_over):
+            while heap and heap[0][0] <= now:
+                _, number, entry = heappop(heap)
+                if number == entry.number:
+                    yield entry
+
+    # Whose turn it is.
+
+    def head(self, now: float) -> Entry | None:
+        """Who goes next."""
+        if self._returned:
+            entry = surface(self._returned)
+            if entry is not None:
+                return entry
+        if self._deadlines and self._deadlines[0][0] <= self._urgent_until(now):
+            entry = self._urgent(now)
+            if entry is not None:
+                return entry
+        return self._fair()
+
+    def is_pressing(self, entry: Entry, now: float) -> bool:
+        """Whether ``entry`` shall not wait for company."""
+        return entry.returned or entry.task.deadline <= self._urgent_until(now)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether more urgent classes must let some go first."""
+        return now - self.passed_since >= self.policy.aging_s
+
+    def next_deadline(self) -> float:
+        """When the next task expires; infinite: none."""
+        first = math.inf
+        for heap in (self._deadlines, self._passed_over):
+            entry = surface(heap)
+            if entry is not None:
+                first = min(first, entry.task.deadline)
+        return first
+
+    def tokens_ahead(self, tenant: str) -> float:
+        """Tokens that would be handed out before a new task of the tenant."""
+        account = self.accounts.known(tenant)
+        own = account.tokens if account is not None else 0
+        weight = self.accounts.weight_of(tenant)
+        others = self.accounts.weight - (weight if own else 0.0)
+        return min(self.tokens, own * (1.0 + others / weight))
+
+    def lanes_around(self, prefill: int) -> list[tuple[int, Lane]]:
+        """Lanes that are not empty, nearest to a length first: -1 below it, 0 its own, 1 above."""
+        own = self._lane_number(prefill)
+        near = sorted(
+            (abs(number - own), number, lane) for number, lane in self.lanes.items() if lane.waiting
+        )
+        return [((number > own) - (number < own), lane) for _, number, lane in near]
+
+    def _lane_number(self, prefill: int) -> int:
+        return int(math.log(max(prefill, 1)) / self._lane_width)
+
+    def _lane(self, prefill: int) -> Lane:
+        number = 0 if self._lane_width == math.inf else self._lane_number(prefill)
+        lane = self.lanes.get(number)
+        if lane is None:
+            lane = self.lanes[number] = Lane()
+        return lane
+
+    def _order(self, entry: Entry) -> float:
+        if entry.returned:
+            return -math.inf
+        if not self._by_deadline:
+            return 0.0  # The number decides.
+        return min(entry.task.deadline, entry.since + self._horizon_s)
+
+    def _urgent_until(self, now: float) -> float:
+        if not self._by_deadline:
+            return -math.inf
+        return now + self._policy.urgency * self.service_s
+
+    def _urgent(self, now: float) -> Entry | None:
+        heap, until = self._deadlines, self._urgent_until(now)
+        while heap and heap[0][0] <= until:
+            _, number, entry = heap[0]
+            if number == entry.number:
+                if not self._is_ahead(entry.account):
+                    return entry
+                heappush(self._passed_over, heap[0])
+            heappop(heap)
+        return None
+
+    def _is_ahead(self, account: Account) -> bool:
+        lead = (account.time - self.accounts.time) * account.weight
+        return lead > self._policy.urgent_lead_tokens
+
+    def _fair(self) -> Entry | None:
+        lanes = self.lanes
+        if len(lanes) == 1:
+            (lane,) = lanes.values()
+            entry = lane.head()
+        else:
+            heads = [head for lane in lanes.values() if (head := lane.head()) is not None]
+            entry = min(heads, key=_turn, default=None)
+        if entry is not None:
+            self.accounts.time = entry.account.time
+        return entry
+
+    def _leave(self, entry: Entry) -> None:
+        entry.number = 0
+        self.waiting -= 1
+        self.tokens -= entry.tokens
+        entry.lane.waiting -= 1
+        self.accounts.leave(entry.account, entry.tokens)
+        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
+            clean(self._deadlines)
+
+    def _clean(self) -> None:
+        self._left_early = 0
+        for heap in (self._returned, self._passed_over):
+            clean(heap)
+        for lane in self.lanes.values():
+            lane.clean()
+
+
+def _turn(entry: Entry) -> tuple[float, float, int]:
+    return entry.account.time, entry.order, entry.number

@@ -1,0 +1,178 @@
+"""When a batch goes, to whom, and with which rows.
+
+The first row is that of the first class in turn. There is no skipping: while it fits nowhere nothing goes, or small
+tasks would keep a large one waiting for ever. It goes at once when it presses, when the worker would idle, or when the
+batch is full; else it waits for company, but not longer than `wait_s`, nor than a share of what the worker leaves of
+its class's target.
+
+Where padding is limited the batch is filled from the first row's length bucket and then from its neighbours; and
+while the first row may still wait, a bucket that is full goes before it.
+"""
+
+from collections.abc import Sequence
+
+from batcher.core.batches import Batch, BatchCause, BatchLimit
+from batcher.core.queue.classes import WaitingClass
+from batcher.core.queue.concurrency import Concurrency
+from batcher.core.queue.entries import Entry
+from batcher.core.queue.filling import Filling
+from batcher.core.queue.placement import Placement, spared
+from batcher.core.queue.waiting import Turn, Waiting
+from batcher.core.replicas import Replica
+from sluice.batching import Policy
+
+
+class Former:
+    """Forms batches of what waits."""
+
+    def __init__(self, policy: Policy, waiting: Waiting) -> None:
+        self._policy = policy
+        self._waiting = waiting
+        self._concurrency = Concurrency(policy)
+        self._placement = Placement(policy, self._concurrency)
+
+    def reconfigure(self, policy: Policy, waiting: Waiting) -> None:
+        """Goes on under another policy, with what waits now."""
+        self._policy = policy
+        self._waiting = waiting
+        self._concurrency.reconfigure(policy)
+        self._placement.reconfigure(policy)
+
+    def form(self, now: float, replicas: Sequence[Replica]) -> Batch | float | None:
+        """A batch, or when to ask again, or None: when something has changed."""
+        turns = self._waiting.turns(now)
+        if not turns:
+            return None
+        turn = turns[0]
+        first = turn.members.head(now)
+        assert first is not None
+        replica = self._placement.choose(first, replicas, turn.spare_rows)
+        if replica is None:
+            return self._waiting.spares_until(turn.members) if turn.spare_rows else None
+        if self._policy.pads:
+            return self._form_of_one_length(now, turns, first, replica)
+        cause = self._cause(now, turn, first, replica)
+        if not isinstance(cause, BatchCause):
+            return cause
+        filling = self._filling(replica, now)
+        self._fill(filling, turns, now)
+        return filling.batch(cause)
+
+    def landed(self, entry: Entry, now: float | None) -> None:
+        """``entry`` is with its worker no more; without ``now`` that tells nothing about latencies."""
+        if entry.batch is not None:
+            self._concurrency.row_ended(entry.batch, now)
+            entry.batch = None
+
+    # When.
+
+    def _cause(self, now: float, turn: Turn, first: Entry, replica: Replica) -> BatchCause | float:
+        """Why a batch goes now, or when it will."""
+        if turn.overdue or turn.members.is_pressing(first, now):
+            return BatchCause.URGENT
+        if self._policy.sends_to_idle and replica.idle:
+            return BatchCause.WORKER_IDLE
+        enough = self._rows_max(replica, turn.spare_rows)
+        if self._waiting.count >= enough or self._waiting.tokens >= self._policy.batch_tokens_max:
+            return BatchCause.FULL
+        due_at = min(
+            members.passed_since + self._window_s(members, first, replica)
+            for members in self._waiting.classes
+            if members.waiting
+        )
+        return BatchCause.WINDOW_OVER if due_at <= now else due_at
+
+    def _window_s(self, members: WaitingClass, first: Entry, replica: Replica) -> float:
+        policy = self._policy
+        if not policy.wait_adapts:
+            return policy.wait_s
+        left_s = members.policy.ttft_target_s - replica.first_token_s(first.prefill)
+        return min(policy.wait_s, max(0.0, policy.wait_share * left_s))
+
+    def _rows_max(self, replica: Replica, spare_rows: int) -> int:
+        return min(self._concurrency.max_rows, replica.free_rows - spared(replica, spare_rows))
+
+    def _limit_rows(self, filling: Filling, spare_rows: int) -> None:
+        replica = filling.replica
+        free_rows = replica.free_rows - spared(replica, spare_rows)
+        filling.limit_rows(self._concurrency.max_rows, free_rows)
+
+    # With which rows.
+
+    def _filling(self, replica: Replica, now: float) -> Filling:
+        return Filling(self._policy, replica, self._concurrency.open(replica.worker, now))
+
+    def _fill(self, filling: Filling, turns: Sequence[Turn], now: float) -> None:
+        for members, rows, _, spare_rows in turns:
+            self._limit_rows(filling, spare_rows)
+            while rows > 0:
+                entry = members.head(now)
+                if entry is None:
+                    break
+                if not filling.takes(entry):
+                    return
+                self._take(filling, entry, now)
+                rows -= 1
+
+    def _take(self, filling: Filling, entry: Entry, now: float) -> None:
+        self._waiting.take(entry, now)
+        self._placement.sent(entry, filling.replica.worker)
+        filling.put(entry, now)
+
+    # Of about one length.
+
+    def _form_of_one_length(
+        self, now: float, turns: Sequence[Turn], first: Entry, replica: Replica
+    ) -> Batch | float:
+        turn = turns[0]
+        due_at = first.since + self._window_s(turn.members, first, replica)
+        cause = BatchCause.WINDOW_OVER
+        if turn.overdue or turn.members.is_pressing(first, now):
+            cause = BatchCause.URGENT
+        elif now < due_at:
+            full = self._first_of_full(turns, replica)
+            if full is not None:
+                cause, first = BatchCause.FULL, full
+            elif self._policy.sends_to_idle and replica.idle:
+                cause = BatchCause.WORKER_IDLE
+            else:
+                return due_at
+        filling = self._filling(replica, now)
+        self._fill_around(first, filling, turns, now)
+        return filling.batch(cause)
+
+    def _first_of_full(self, turns: Sequence[Turn], replica: Replica) -> Entry | None:
+        """The first row of the first bucket that fills a batch."""
+        for members, _, _, spare_rows in turns:
+            rows = self._rows_max(replica, spare_rows)
+            for lane in members.lanes.values():
+                entry = lane.head() if lane.waiting else None
+                if entry is None:
+                    continue
+                cells = lane.waiting * entry.prefill
+                if lane.waiting >= rows or cells >= self._policy.batch_tokens_max:
+                    able = self._placement.choose(entry, [replica], spare_rows)
+                    if able is not None:
+                        return entry
+        return None
+
+    def _fill_around(
+        self, first: Entry, filling: Filling, turns: Sequence[Turn], now: float
+    ) -> None:
+        """From the bucket of ``first`` outwards, class by class."""
+        self._take(filling, first, now)
+        for members, rows, _, spare_rows in turns:
+            self._limit_rows(filling, spare_rows)
+            closed = set[int]()
+            for side, lane in members.lanes_around(first.prefill):
+                while rows > 0 and side not in closed:
+                    entry = lane.head()
+                    if entry is None:
+                        break
+                    if filling.takes(entry):
+                        self._take(filling, entry, now)
+                        rows -= 1
+                    elif filling.limit is BatchLimit.PADDING:
+                        closed.add(side)
+                    else:
+                        return

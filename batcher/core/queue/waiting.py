@@ -1,0 +1,129 @@
+"""All tasks that wait, by class, and the order in which classes have their turn."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from batcher.core.queue.classes import WaitingClass
+from batcher.core.queue.entries import Entry
+from sluice.batching import Policy
+from sluice.wire.subjects import CLASSES
+
+_RANK: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
+
+
+class Turn(NamedTuple):
+    """Rows that a class may send now."""
+
+    members: WaitingClass
+    rows: float
+    overdue: bool
+    """Out of its rank, because it has waited too long."""
+    spare_rows: int
+    """Rows of a worker that it leaves free."""
+
+
+class Waiting:
+    """Tasks that wait.
+
+    Attributes:
+        count: how many.
+        tokens: what a worker would have to compute before their next tokens.
+        handed_out: tokens, prompt and expected answer, of all tasks that were ever taken.
+        classes: the most urgent first; a single one where classes make no difference.
+    """
+
+    def __init__(self, policy: Policy, weights: Mapping[str, float]) -> None:
+        self._policy = policy
+        names = CLASSES if policy.by_class else CLASSES[:1]
+        shares = weights if policy.by_tenant else None
+        self.classes = tuple(WaitingClass(policy, name, shares) for name in names)
+        self.count = 0
+        self.tokens = 0
+        self.handed_out = 0
+        self._counts = [0 for _ in CLASSES]
+        self._tokens = [0 for _ in CLASSES]
+        self._by_class = policy.by_class
+
+    def of(self, priority_class: str) -> WaitingClass:
+        """Where tasks of the class wait."""
+        return self.classes[_RANK[priority_class] if self._by_class else 0]
+
+    def count_of(self, priority_class: str) -> int:
+        """Tasks of one class."""
+        return self._counts[_RANK[priority_class]]
+
+    def tokens_of(self, priority_class: str) -> int:
+        """Their prompts and expected answers."""
+        return self._tokens[_RANK[priority_class]]
+
+    def tokens_before(self, priority_class: str, tenant: str) -> float:
+        """Tokens, prompt and expected answer, that go before a new task of the class and tenant."""
+        ahead = 0.0
+        own = self.of(priority_class)
+        for members in self.classes:
+            if members is own:
+                break
+            ahead += members.tokens
+        return ahead + own.tokens_ahead(tenant)
+
+    # Coming and leaving.
+
+    def push(self, entry: Entry, now: float) -> None:
+        """``entry``, with a new number, begins to wait."""
+        rank = _RANK[entry.task.priority_class]
+        self.count += 1
+        self.tokens += entry.prefill
+        self._counts[rank] += 1
+        self._tokens[rank] += entry.tokens
+        self.classes[rank if self._by_class else 0].push(entry, now)
+
+    def take(self, entry: Entry, now: float) -> None:
+        """``entry`` goes to a worker."""
+        self.handed_out += entry.tokens
+        self._leave(entry).take(entry, now)
+
+    def forget(self, entry: Entry) -> None:
+        """``entry`` waits no more, and goes nowhere."""
+        self._leave(entry).forget(entry)
+
+    def pop_expired(self, now: float) -> Iterator[Entry]:
+        """Tasks whose deadline has passed; they wait no more."""
+        for members in self.classes:
+            for entry in members.due(now):
+                self.forget(entry)
+                yield entry
+
+    def _leave(self, entry: Entry) -> WaitingClass:
+        rank = _RANK[entry.task.priority_class]
+        self.count -= 1
+        self.tokens -= entry.prefill
+        self._counts[rank] -= 1
+        self._tokens[rank] -= entry.tokens
+        return self.classes[rank if self._by_class else 0]
+
+    # Whose turn it is.
+
+    def turns(self, now: float) -> Sequence[Turn]:
+        """Classes in the order in which they may send: those that are overdue before all, then by rank."""
+        overdue, ranked = [], []
+        seen_at = -math.inf
+        for members in self.classes:
+            if members.waiting:
+                spares = now < seen_at + self._policy.spare_s
+                spare_rows = members.policy.spare_rows if spares else 0
+                ranked.append(Turn(members, math.inf, False, spare_rows))
+                if members.is_overdue(now):
+                    overdue.append(Turn(members, self._policy.aging_rows, True, 0))
+            seen_at = max(seen_at, members.seen_at)
+        return overdue + ranked
+
+    def spares_until(self, members: WaitingClass) -> float:
+        """Until when the class leaves rows free, if no task of a more urgent one comes."""
+        more_urgent = self.classes[: self.classes.index(members)]
+        seen_at = max((other.seen_at for other in more_urgent), default=-math.inf)
+        return seen_at + self._policy.spare_s
+
+    def next_deadline(self) -> float:
+        """When the next task expires; infinite: none."""
+        return min(members.next_deadline() for members in self.classes)

@@ -1,0 +1,173 @@
+"""Policies of the batcher: one set of switches and limits, and named presets of it.
+
+docs/batching.md says what each preset is for. A policy in the YAML file is a name, or a mapping whose other keys
+override what the name stands for:
+
+    batcher:
+      policy: {name: length, max_rows: 16, padding_max: 0.1}
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
+
+_DEFAULT: Final[PolicyName] = "continuous"
+
+_ALL_OFF: Final[Mapping[str, Any]] = {
+    "by_class": False,
+    "by_deadline": False,
+    "by_tenant": False,
+    "wait_adapts": False,
+    "sends_to_idle": False,
+    "waiting_tokens_max": math.inf,
+}
+
+PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fixed": {**_ALL_OFF, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
+    "window": {**_ALL_OFF, "wait_s": 0.05},
+    "adaptive": {**_ALL_OFF, "wait_s": 0.05, "latency_target_s": 1.0},
+    "priority": {**_ALL_OFF, "by_class": True, "max_rows": 16, "wait_s": 0.1},
+    "length": {
+        **_ALL_OFF,
+        "by_class": True,
+        "by_deadline": True,
+        "by_tenant": True,
+        "sends_to_idle": True,
+        "padding_max": 0.05,
+        "batch_tokens_max": 16384,
+        "wait_s": 0.1,
+        "batches_running_max": 2,
+    },
+    "continuous": {},
+}
+"""What each name stands for, where it differs from the defaults of `Policy`."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClassPolicy(_Section):
+    """What one class is promised."""
+
+    ttft_target_s: float = Field(gt=0)
+    """Time to the first token that its callers expect; the wait window keeps well below it."""
+    aging_s: float = Field(math.inf, gt=0)
+    """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
+    spare_rows: int = Field(0, ge=0)
+    """Rows of every worker that the class leaves free for more urgent ones, while such are seen."""
+
+
+class ClassPolicies(_Section):
+    """The classes, most urgent first."""
+
+    interactive: ClassPolicy = ClassPolicy(ttft_target_s=0.5)
+    standard: ClassPolicy = ClassPolicy(ttft_target_s=5.0, aging_s=2.0)
+    bulk: ClassPolicy = ClassPolicy(ttft_target_s=60.0, aging_s=10.0, spare_rows=2)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        """A class that is named keeps the defaults of what is not said of it."""
+        if not isinstance(values, Mapping):
+            return values
+        return {name: _filled(name, fields) for name, fields in values.items()}
+
+
+class Policy(_Section):
+    """How batches are formed. The defaults are the preset "continuous"."""
+
+    name: PolicyName = _DEFAULT
+
+    # The order.
+    by_class: bool = True
+    """More urgent classes go first; else classes make no difference."""
+    by_deadline: bool = True
+    """Early deadlines go first; else the order of arrival counts."""
+    by_tenant: bool = True
+    """Tenants share by weight in tokens; else tenants make no difference."""
+    classes: ClassPolicies = ClassPolicies()
+    aging_rows: int = Field(1, ge=1)
+    """Rows that an overdue class may send before more urgent ones."""
+    spare_s: float = Field(10.0, ge=0)
+    """How long after the last task of a more urgent class rows are left free for the next."""
+    horizon_s: float = Field(60.0, gt=0)
+    """A deadline farther away than this counts as this far away: nobody waits behind all who came much later."""
+    urgency: float = Field(2.0, ge=0)
+    """A task is urgent when its time left is below this many times what its class's answers take; 0: never."""
+    urgent_lead_tokens: int = Field(8192, ge=0)
+    """How far ahead of its fair share a tenant may get by urgent tasks."""
+
+    # The size of a batch.
+    max_rows: int = Field(32, ge=1, le=1024)
+    """Most rows of a batch."""
+    batch_tokens_max: float = Field(math.inf, gt=0)
+    """Most tokens to prefill in a batch, padding included where padding is limited."""
+    padding_max: float = Field(1.0, ge=0, le=1)
+    """Largest part of a batch that may be padding; 1: the engine does not pad, lengths make no difference."""
+    bucket_ratio: float = Field(1.05, gt=1, le=4)
+    """Each length bucket ends this much above the one before."""
+    latency_target_s: float | None = Field(None, gt=0)
+    """If set, batches grow while they are answered well within this, and shrink when they take longer."""
+
+    # When it goes.
+    wait_s: float = Field(0.02, ge=0)
+    """Longest wait for company."""
+    wait_adapts: bool = True
+    """The wait keeps below a share of what is left of the class's TTFT target behind the worker's own delay."""
+    wait_share: float = Field(0.1, ge=0, le=1)
+    """That share."""
+    sends_to_idle: bool = True
+    """No wait while a worker would idle."""
+
+    # Where it goes.
+    batches_in_flight_max: int = Field(2, ge=1)
+    """Batches on their way to one worker that it has not answered."""
+    batches_running_max: int | None = Field(None, ge=1)
+    """Batches of which a worker still computes a row; unset: no limit."""
+    waiting_tokens_max: float = Field(4096, gt=0)
+    """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
+    output_quantile: float = Field(0.9, gt=0, lt=1)
+    """Cache room is reserved for answers of this quantile of what the tenant's workload was seen to produce."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether lengths matter."""
+        return self.padding_max < 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            values = {"name": values}
+        if not isinstance(values, Mapping):
+            return values
+        preset = PRESETS.get(str(values.get("name", _DEFAULT)), {})
+        return {**preset, **values}
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Self:
+        for name in ClassPolicies.model_fields:
+            target_s = self.of_class(name).ttft_target_s
+            if self.wait_s > target_s:
+                raise ValueError(
+                    f"wait_s: {self.wait_s:g} s is longer than classes.{name}.ttft_target_s, {target_s:g} s"
+                )
+        return self
+
+    def of_class(self, priority_class: str) -> ClassPolicy:
+        """What the class is promised."""
+        policy = getattr(self.classes, priority_class)
+        assert isinstance(policy, ClassPolicy)
+        return policy
+
+
+def _filled(name: str, fields: Any) -> Any:
+    known = ClassPolicies.model_fields.get(name)
+    if known is None or not isinstance(fields, Mapping):
+        return fields
+    return {**known.get_default().model_dump(), **fields}

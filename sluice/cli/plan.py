@@ -1,0 +1,103 @@
+"""`sluice plan`: how many workers a load needs, by simulation."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli import options, output, scenario, simulate
+
+if TYPE_CHECKING:
+    from sluice.simulation.planner import JobPlan, TracePlan
+
+
+def plan(
+    trace: scenario.Trace = None,
+    arrivals: scenario.Arrivals = None,
+    seconds: scenario.Seconds = 60.0,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Plan a job of so many documents instead.")
+    ] = None,
+    hours: Annotated[float, typer.Option(min=0.001, help="That the job may take.")] = 24.0,
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="LENGTHS", help="Of a document: 900, or lognormal/900/0.6/4096.")
+    ] = "lognormal/500/0.7/4096",
+    answer_tokens: Annotated[
+        str, typer.Option(metavar="LENGTHS", help="Of its answer.")
+    ] = "lognormal/60/0.5/512",
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of each class that must get its promise.")
+    ] = 0.99,
+    workers_max: Annotated[int, typer.Option(min=1, max=4096)] = 256,
+    policy: Annotated[str, typer.Option(help="Policy of the batcher.")] = "continuous",
+    seed: scenario.Seed = 1,
+    model: scenario.Model = None,
+    config: scenario.Config = None,
+    cost: scenario.Cost = "large-cpu",
+    engine: scenario.EngineKind = "continuous",
+    slots: scenario.Slots = 32,
+    prefill_tokens: scenario.PrefillTokens = 0,
+    cache_tokens: scenario.CacheTokens = 0,
+    preempts: scenario.Preempts = False,
+    slo: scenario.Slos = None,
+    worker_hour_price: scenario.Price = None,
+    as_json: options.Json = False,
+) -> None:
+    """Answer how many workers it takes: for a trace under promises, or for a job of documents until a time.
+
+    A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
+    """
+    from sluice.simulation.planner import plan_job, plan_trace
+    from sluice.simulation.slo import parse_slos
+
+    chosen = scenario.load_policy(policy, config, model)
+    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts)
+    setup = scenario.setup(chosen, cost, engine, limits, 1, None)
+    if documents is not None:
+        if trace is not None or arrivals:
+            raise typer.BadParameter("give either --documents or traffic")
+        mix = scenario.load_mix(prompt_tokens, answer_tokens)
+        price = worker_hour_price
+        job = plan_job(documents, hours, mix, setup, seed=seed, worker_hour_price=price)
+        _write_job(job, as_json)
+        return
+    found = scenario.load_trace(trace, arrivals, seconds, seed, model)
+    slos = scenario.checked(lambda: parse_slos(slo or ()), "--slo")
+    planned = scenario.checked(
+        lambda: plan_trace(
+            found,
+            setup,
+            slos,
+            share=share,
+            workers_max=workers_max,
+            worker_hour_price=worker_hour_price,
+        )
+    )
+    _write_trace(planned, as_json)
+
+
+def _write_trace(planned: "TracePlan", as_json: bool) -> None:
+    if as_json:
+        output.write_json(asdict(planned))
+        return
+    shown = {f"{planned.workers} workers": planned.summary}
+    if planned.one_less is not None:
+        shown[f"{planned.workers - 1} workers"] = planned.one_less
+    simulate.show(shown)
+    print(f"\n{planned.workers} workers keep the promises")
+
+
+def _write_job(job: "JobPlan", as_json: bool) -> None:
+    if as_json:
+        output.write_json(asdict(job))
+        return
+    rows = [
+        ("documents a second needed", f"{job.documents_per_s:.4g}"),
+        ("documents a second of one worker, computed", f"{job.worker_documents_per_s:.4g}"),
+        ("documents a second of one worker, simulated", f"{job.simulated_documents_per_s:.4g}"),
+        ("computed against simulated", f"{job.shortcut_error:+.1%}"),
+        ("worker hours", f"{job.worker_hours:.4g}"),
+        ("cost", "-" if job.cost is None else f"{job.cost:.4g}"),
+        ("workers", str(job.workers)),
+    ]
+    output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)

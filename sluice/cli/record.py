@@ -1,0 +1,161 @@
+"""`sluice record`: writes the traffic of a running mesh as a trace for `sluice simulate`."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sluice.cli import failure, options, output
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from sluice.simulation.recording import Recording
+    from sluice.simulation.trace import Arrival
+
+CONNECT_S: Final = 5.0
+
+
+def record(
+    out: Annotated[Path, typer.Option(help="File to write; one that exists is replaced.")],
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long new requests are recorded.")
+    ] = 60.0,
+    settle: Annotated[
+        float, typer.Option(min=0, help="How long to wait then for their ends, seconds.")
+    ] = 30.0,
+    nats_url: Annotated[
+        str | None, typer.Option(help="NATS of the mesh; unset: of the mesh of the state folder.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="As given to `sluice up`; default $SLUICE_STATE_DIR.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Record what a running mesh is asked: when, how long prompt and answer are, class and tenant. No text, no tokens.
+
+    Listens to tasks and frames on NATS, beside those they are meant for. Ctrl-C ends it early with what there is.
+    """
+    url = nats_url or _url_of_mesh(state_dir)
+    with out.open("w", encoding="utf-8") as file:
+        recorder = Recorder(lambda line: print(line, file=file, flush=True))
+        try:
+            asyncio.run(recorder.run(url, seconds, settle))
+        except KeyboardInterrupt:
+            output.note("interrupted")
+    if not recorder.written:
+        raise failure.CommandFailed("NOTHING_RECORDED", "no request ended while it was recorded")
+    done = {"out": str(out), "requests": recorder.written, "unfinished": recorder.unfinished}
+    if as_json:
+        output.write_json(done)
+    else:
+        print(f"wrote {recorder.written} requests to {out}; {recorder.unfinished} had no end yet")
+
+
+class Recorder:
+    """Listens, and writes each request when it has ended.
+
+    Attributes:
+        written: requests so far.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.written = 0
+        self._write = write
+        self._ended = asyncio.Event()
+        self._recording: Recording | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were seen, and whose end was not."""
+        if self._recording is None:
+            return 0
+        return len(self._recording) + self._recording.dropped
+
+    async def run(self, url: str, seconds: float, settle_s: float) -> None:
+        """Records new requests for ``seconds``, and waits at most ``settle_s`` for their ends.
+
+        Raises:
+            CommandFailed: NATS does not answer.
+        """
+        from sluice.simulation.recording import Recording
+        from sluice.wire import subjects
+
+        client = await _connect(url)
+        try:
+            self._recording = Recording(time.monotonic())
+            tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
+            await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
+            await asyncio.sleep(seconds)
+            await tasks.unsubscribe()
+            await self._until_ended(settle_s)
+        finally:
+            await client.close()
+
+    async def _until_ended(self, settle_s: float) -> None:
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settle_s):
+                while self.unfinished:
+                    await self._ended.wait()
+                    self._ended.clear()
+
+    async def _on_task(self, message: "Msg") -> None:
+        from sluice.internal.v1 import task_pb2
+        from sluice.wire.codec import MalformedMessage, unpack
+
+        assert self._recording is not None
+        try:
+            self._recording.task(unpack(task_pb2.Task, message.data), time.monotonic())
+        except MalformedMessage:
+            return  # The batcher makes it a dead letter.
+
+    async def _on_frames(self, message: "Msg") -> None:
+        from sluice.internal.v1 import frame_pb2
+        from sluice.wire.codec import MalformedMessage, unpack
+
+        assert self._recording is not None
+        try:
+            bundle = unpack(frame_pb2.FrameBundle, message.data)
+        except MalformedMessage:
+            return
+        for arrival in self._recording.frames(bundle.frames, time.monotonic()):
+            self._take(arrival)
+
+    def _take(self, arrival: "Arrival") -> None:
+        from sluice.simulation.trace import format_line
+
+        self._write(format_line(arrival))
+        self.written += 1
+        self._ended.set()
+
+
+async def _connect(url: str) -> "Client":
+    import nats
+    import nats.errors
+
+    async def on_error(error: Exception) -> None:
+        output.note(f"nats: {error}")
+
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await nats.connect(url, name="sluice-record", error_cb=on_error)
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        message = f"no NATS server answered at {url}: {error or 'no answer in time'}"
+        raise failure.CommandFailed("NATS_UNREACHABLE", message) from error
+
+
+def _url_of_mesh(state_dir: Path | None) -> str:
+    from sluice.processes.state import StateDir
+
+    directory = StateDir(state_dir) if state_dir else StateDir.default()
+    state = directory.read() if directory.is_locked() else None
+    if state is None:
+        message = f"no mesh runs with {directory.root}; `sluice up` starts one, or give --nats-url"
+        raise failure.CommandFailed("NOT_READY", message)
+    return state.nats_url

@@ -1,0 +1,184 @@
+"""What `sluice simulate` and `sluice plan` ask about alike: the traffic, the workers and the promises."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from sluice.cli.failure import CommandFailed
+
+if TYPE_CHECKING:
+    from sluice.batching import Policy
+    from sluice.simulation.cost import StepCost
+    from sluice.simulation.engine import EngineLimits
+    from sluice.simulation.lengths import LengthMix
+    from sluice.simulation.simulator import Setup
+    from sluice.simulation.trace import Arrival
+
+_T = TypeVar("_T")
+
+Trace = Annotated[
+    Path | None,
+    typer.Option(help="JSON lines, as `sluice record` writes them; see docs/simulation.md."),
+]
+Arrivals = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Generated traffic instead of a trace, such as "
+        '"poisson:rate=20,class=interactive,lengths=sharegpt"; may be repeated. '
+        "Kinds: poisson, bursty, diurnal, flood.",
+    ),
+]
+Seconds = Annotated[float, typer.Option(min=0.001, help="How long generated traffic arrives.")]
+Seed = Annotated[int, typer.Option(help="Makes generated traffic repeatable.")]
+Model = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a trace, only requests to this model.")
+]
+Cost = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="What a step takes: a shipped cost, or a file of `sluice bench engine --fit`.",
+    ),
+]
+EngineKind = Annotated[
+    str, typer.Option(help="continuous: rows join at each step. padded: static batches.")
+]
+Slots = Annotated[int, typer.Option(min=1, help="Rows that a worker computes at once.")]
+PrefillTokens = Annotated[
+    int, typer.Option(min=0, help="Most prompt tokens of a step; 0: whole prompts.")
+]
+CacheTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens that fit a worker's cache; 0: only slots limit it.")
+]
+Preempts = Annotated[
+    bool, typer.Option("--preempts", help="Urgent rows take the slots of less urgent ones.")
+]
+Slos = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slo",
+        metavar="CLASS:ttft=S,latency=S",
+        help="What a class is promised; may be repeated.  "
+        "[default: TTFT 0.5 s interactive, 5 s standard]",
+    ),
+]
+Price = Annotated[
+    float | None, typer.Option(min=0, metavar="PRICE", help="Of one worker and hour.")
+]
+Config = Annotated[Path | None, typer.Option(help='YAML file; its policy is called "config" here.')]
+
+
+def checked(make: Callable[[], _T], option: str | None = None) -> _T:
+    """What ``make`` gives; what cannot be simulated is told with the option that said so."""
+    from sluice.simulation.failures import SimulationError
+
+    try:
+        return make()
+    except SimulationError as error:
+        where = f"{option}: " if option else ""
+        raise CommandFailed("CANNOT_SIMULATE", f"{where}{error}") from error
+
+
+def load_trace(
+    trace: Path | None,
+    arrivals: list[str] | None,
+    seconds: float,
+    seed: int,
+    model: str | None = None,
+) -> "list[Arrival]":
+    """The traffic that was asked for, in order of time."""
+    from sluice.simulation.arrivals import generate, parse_stream
+    from sluice.simulation.trace import parse_trace
+
+    if (trace is None) == (not arrivals):
+        raise typer.BadParameter("give either --trace or --arrivals")
+    if trace is None:
+        return checked(
+            lambda: generate([parse_stream(text) for text in arrivals or ()], seconds, seed),
+            "--arrivals",
+        )
+    found = checked(lambda: parse_trace(_lines(trace)), str(trace))
+    chosen = [arrival for arrival in found if model is None or arrival.model == model]
+    if not chosen:
+        raise CommandFailed("CANNOT_SIMULATE", f"{trace}: no request to model {model!r}")
+    return chosen
+
+
+def load_cost(name: str) -> "StepCost":
+    """A shipped cost, or what is fitted to the steps of a file."""
+    from sluice.simulation.cost import SHIPPED, fit, named_cost, parse_samples
+
+    if name in SHIPPED or not Path(name).is_file():
+        return checked(lambda: named_cost(name), "--cost")
+    return checked(lambda: fit(parse_samples(_lines(Path(name)))), name).cost
+
+
+def load_policies(names: str, config: Path | None, model: str | None) -> "dict[str, Policy]":
+    """Policies by name, in the order they were named."""
+    from sluice import settings
+    from sluice.batching import PRESETS, Policy
+
+    known = {name: Policy.model_validate(name) for name in PRESETS}
+    if config is not None:
+        batcher = settings.load(config).batcher
+        known["config"] = batcher.policy_of(model) if model else batcher.policy
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen or [""]:
+        if name not in known:
+            raise typer.BadParameter(f"no policy {name!r}; there are {', '.join(known)}")
+    return {name: known[name] for name in chosen}
+
+
+def load_policy(name: str, config: Path | None, model: str | None) -> "Policy":
+    """One policy."""
+    policies = load_policies(name, config, model)
+    if len(policies) != 1:
+        raise typer.BadParameter(f"{name!r} is more than one policy")
+    return next(iter(policies.values()))
+
+
+def load_mix(prompt: str, answer: str) -> "LengthMix":
+    """Lengths of documents and their answers."""
+    from sluice.simulation.lengths import LengthMix, parse_lengths
+
+    return LengthMix(
+        checked(lambda: parse_lengths(prompt), "--prompt-tokens"),
+        checked(lambda: parse_lengths(answer), "--answer-tokens"),
+    )
+
+
+def limits(slots: int, prefill_tokens: int, cache_tokens: int, preempts: bool) -> "EngineLimits":
+    """What a worker takes."""
+    from sluice.simulation.engine import EngineLimits
+
+    return EngineLimits(
+        slots=slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, preempts=preempts
+    )
+
+
+def setup(
+    policy: "Policy",
+    cost: str,
+    engine: str,
+    limits: "EngineLimits",
+    workers: int,
+    until: float | None,
+) -> "Setup":
+    """What is simulated."""
+    from sluice.simulation.simulator import ENGINES, Setup
+
+    for kind in ENGINES:
+        if kind == engine:
+            found = load_cost(cost)
+            return Setup(policy, found, workers, limits, kind, until_s=until)
+    raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+
+
+def _lines(file: Path) -> Iterable[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed("CANNOT_SIMULATE", f"{file} cannot be read: {error}") from error

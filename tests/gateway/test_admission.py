@@ -1,0 +1,102 @@
+"""Tenants, workloads and overload, over the wire."""
+
+import asyncio
+
+import pytest
+
+from sluice.errors import Overloaded
+from sluice.internal.v1.control_pb2 import ClassReport
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2 import CheckSafetyRequest, CountTokensRequest
+from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+
+
+def busy(wait_s: float) -> list[ClassReport]:
+    return [
+        ClassReport(
+            priority_class="interactive",
+            queued=10,
+            queued_tokens=1000,
+            expected_wait_ms=wait_s * 1e3,
+            service_ms=500,
+        )
+    ]
+
+
+async def report(wire: Wire, *models: str, batcher: str = "b1", wait_s: float = 30.0) -> None:
+    """Reports, and waits until the gateway has heard of it."""
+    slots = 100 + int(batcher[1:])
+    await wire.batcher.report(
+        *models, batcher=batcher, classes=busy(wait_s), tokens_per_s=1000.0, slots=slots
+    )
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            known = (await wire.stub.ListModels(pb.ListModelsRequest())).models
+            if all(model.slots == slots for model in known if model.name in models):
+                return
+
+
+async def test_the_task_names_tenant_and_workload(wire: Wire) -> None:
+    request = prompt("hello", labels={"task": "summary"})
+    call = wire.stub.Generate(request, metadata=[("sluice-tenant", "team-a")])
+    task = await wire.batcher.task()
+    assert (task.tenant, task.workload) == ("team-a", "summary")
+    await wire.batcher.send(task, last(0, wire.tokens("x")))
+    await events_of(call)
+    call = wire.stub.Generate(prompt("hello"))
+    task = await wire.batcher.task()
+    assert (task.tenant, task.workload) == ("default", "")
+    await wire.batcher.send(task, last(0, wire.tokens("x")))
+    await events_of(call)
+
+
+async def test_a_name_that_is_no_name_is_refused(wire: Wire) -> None:
+    metadata = [("sluice-tenant", "a b")]
+    for call in (
+        wire.stub.Generate(prompt("hello"), metadata=metadata),
+        wire.stub.CountTokens(CountTokensRequest(prompt="hello"), metadata=metadata),
+        wire.stub.CheckSafety(CheckSafetyRequest(text="hello"), metadata=metadata),
+    ):
+        _, error = await error_of(call)
+        assert error.reason == "REQUEST_INVALID"
+        assert [violation.field for violation in error.violations] == ["metadata.sluice-tenant"]
+
+
+async def test_tenants_do_not_share_idempotency_keys(wire: Wire) -> None:
+    request = prompt("hello", idempotency_key="k")
+    first = wire.stub.Generate(request, metadata=[("sluice-tenant", "a")])
+    task = await wire.batcher.task()
+    second = wire.stub.Generate(request, metadata=[("sluice-tenant", "b")])
+    other = await wire.batcher.task()
+    assert other.request_id != task.request_id
+    for one in (task, other):
+        await wire.batcher.send(one, last(0, wire.tokens("x")))
+    await events_of(first)
+    await events_of(second)
+
+
+async def test_what_would_be_late_is_refused_at_once_and_never_published(wire: Wire) -> None:
+    await report(wire, "small", "large")
+    code, error = await error_of(wire.stub.Generate(prompt("hello"), timeout=5.0))
+    assert code.name == "RESOURCE_EXHAUSTED"
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == pytest.approx(25.5, abs=1.0)
+    info = await wire.batcher.jetstream.stream_info("SLUICE_TASKS")
+    assert info.state.messages == 0
+    call = wire.stub.Generate(prompt("hello"), timeout=60.0)
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, last(0, wire.tokens("x")))
+    await events_of(call)
+
+
+async def test_a_degraded_answer_says_so(wire: Wire) -> None:
+    await report(wire, "large")
+    await report(wire, "small", batcher="b2", wait_s=0.0)
+    request = prompt("hello", model="large", allow_degraded=True)
+    call = wire.stub.Generate(request, timeout=5.0)
+    task = await wire.batcher.task("small")
+    await wire.batcher.send(task, last(0, wire.tokens("x")))
+    started = (await events_of(call))[0].started
+    assert (started.model, started.route.tier, started.route.degraded) == ("small", "small", True)
+    assert "large would take" in started.route.reason
