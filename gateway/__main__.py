@@ -16,6 +16,7 @@ import uvloop
 
 from gateway.catalog import load_catalog
 from gateway.policies import load_inspector
+from gateway.routes import load_router
 from gateway.server import running
 from sluice import settings as configuration
 from sluice.processes.errors import SetupError
@@ -48,9 +49,11 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     catalog = load_catalog(settings)
     inspector = await asyncio.to_thread(load_inspector, settings, path)
+    router = await asyncio.to_thread(load_router, settings, catalog.facts)
     provider = start_tracing(SERVICE_GATEWAY)
     try:
-        async with running(settings, gateway_id, catalog, inspector, tracer(SERVICE_GATEWAY)):
+        traces = tracer(SERVICE_GATEWAY)
+        async with running(settings, gateway_id, catalog, inspector, router, traces):
             await stop.wait()
     finally:
         await asyncio.to_thread(provider.shutdown)

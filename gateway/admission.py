@@ -11,6 +11,7 @@ from typing import Final
 from opentelemetry.trace import Span
 
 from gateway import prompts
+from gateway.accounts import Accounts, Now
 from gateway.catalog import Catalog, ServedModel
 from gateway.door.conversation import Conversation, Turn, check_not_emptied
 from gateway.door.fit import fit
@@ -18,8 +19,9 @@ from gateway.door.requests import ValidRequest
 from gateway.door.violations import Violations
 from gateway.overload import Demand, Overload
 from gateway.records.draft import Draft
-from gateway.routing.features import Features, Governed, count_numbers
-from gateway.routing.router import Plan, Router
+from gateway.routing.features import Features, Governed
+from gateway.routing.plan import Plan
+from gateway.routing.router import Idle, Router
 from gateway.safety.actions import Action
 from gateway.safety.inspector import Inspected, Inspector, Verdict, verdict_on
 from gateway.safety.policy import Policy
@@ -64,11 +66,21 @@ class Admission:
     """The decisions of the gateway, in order."""
 
     def __init__(
-        self, catalog: Catalog, overload: Overload, inspector: Inspector, router: Router
+        self,
+        catalog: Catalog,
+        overload: Overload,
+        inspector: Inspector,
+        router: Router,
+        accounts: Accounts,
     ) -> None:
         self.catalog = catalog
         self._overload = overload
         self._inspector = inspector
+        self._router = router
+        self._accounts = accounts
+
+    def use_router(self, router: Router) -> None:
+        """Requests that come from now on are routed by ``router``."""
         self._router = router
 
     async def admit(
@@ -89,10 +101,15 @@ class Admission:
         models = self.catalog.names if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, demand, time.monotonic())
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
-            conversation, governed = await self._inspect(request, span, draft)
+            conversation, safety = await self._inspect(request, span, draft)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
-            plan = await self._route(request, conversation, governed, demand, span)
+            features = await self._features(
+                request.model, request.labels, request.tenant, conversation, safety
+            )
+            answer_tokens = request.sampling.max_tokens or 0
+            features = replace(features, answer_tokens=answer_tokens, key=draft.request_id)
+            plan = self._route(features, demand, span)
             draft.planned(plan)
         hops.route_ms = hop.ms
         model = self.catalog[plan.model]
@@ -112,8 +129,8 @@ class Admission:
         texts = [turn.content for turn in conversation.turns]
         safety = await self.check(texts, {}, tenant)
         conversation = _passed(conversation, safety)
-        features = await self._features(name, {}, conversation, safety.governed)
-        model = self.catalog[self._router.plan(features).model]
+        features = await self._features(name, {}, tenant, conversation, safety)
+        model = self.catalog[self._router.plan(features, Idle()).model]
         return len(await prompts.encode(conversation, model)), model
 
     async def check(self, texts: Sequence[str], labels: Mapping[str, str], tenant: str) -> "Safety":
@@ -128,24 +145,18 @@ class Admission:
 
     async def _inspect(
         self, request: ValidRequest, span: Span, draft: Draft
-    ) -> tuple[Conversation, Governed | None]:
+    ) -> tuple[Conversation, Safety]:
         texts = [turn.content for turn in request.conversation.turns]
         safety = await self.check(texts, request.labels, request.tenant)
         _record(safety, span)
         seen = [result.text for result in safety.inspected]
         draft.inspected(safety.policy.version, safety.verdict, texts, seen)
-        return _passed(request.conversation, safety), safety.governed
+        return _passed(request.conversation, safety), safety
 
-    async def _route(
-        self,
-        request: ValidRequest,
-        conversation: Conversation,
-        governed: Governed | None,
-        demand: Demand,
-        span: Span,
-    ) -> Plan:
-        features = await self._features(request.model, request.labels, conversation, governed)
-        plan = self._overload.choose(self._router.plan(features), demand, time.monotonic())
+    def _route(self, features: Features, demand: Demand, span: Span) -> Plan:
+        now = time.monotonic()
+        standing = Now(self._accounts, self._overload, demand.priority_class, now)
+        plan = self._overload.choose(self._router.plan(features, standing), demand, now)
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
@@ -161,15 +172,23 @@ class Admission:
         self,
         model: str | None,
         labels: Mapping[str, str],
+        tenant: str,
         conversation: Conversation,
-        governed: Governed | None,
+        safety: Safety,
     ) -> Features:
-        if model is not None or governed is not None:
-            return Features(model=model, governed=governed)
-        tokens = 0
-        if self._router.needs_prompt_tokens:
-            tokens = len(await prompts.encode(conversation, self.catalog[self.catalog.default]))
-        return Features(None, count_numbers(conversation.user_text), tokens, labels)
+        features = Features(
+            model=model,
+            text=conversation.user_text,
+            labels=labels,
+            tenant=tenant,
+            findings=frozenset(rule for rule, _ in safety.verdict.taken),
+            governed=safety.governed,
+        )
+        routed = model is None and features.governed is None
+        if not routed or not self._router.needs_prompt_tokens:
+            return features
+        tokens = await prompts.encode(conversation, self.catalog[self.catalog.default])
+        return replace(features, prompt_tokens=len(tokens))
 
 
 def _passed(conversation: Conversation, safety: Safety) -> Conversation:

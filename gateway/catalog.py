@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.routing.router import ModelFacts
 from gateway.tokenization.loading import load_tokenization
 from gateway.tokenization.tokenization import Tokenization
 from sluice.settings import AUTO, ModelSettings, Settings
@@ -51,6 +52,14 @@ class Catalog:
     def tiers(self) -> Mapping[str, str]:
         """Tier by name of the model."""
         return {name: model.settings.tier for name, model in self._models.items()}
+
+    @property
+    def facts(self) -> Mapping[str, ModelFacts]:
+        """What routing knows, by name of the model."""
+        return {
+            name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
+            for name, one in ((name, model.settings) for name, model in self._models.items())
+        }
 
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""

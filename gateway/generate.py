@@ -4,15 +4,17 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind, Tracer
 
+from gateway.accounts import Accounts
 from gateway.admission import Admission, Admitted
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
 from gateway.opening import new_request_id, open_stream, task_of
-from gateway.records.draft import Drafts
+from gateway.records.draft import Draft, Drafts
 from gateway.spans import CallSpans
 from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader
@@ -48,7 +50,13 @@ class Generator:
     registry: Registry
     dispatch: Dispatch
     drafts: Drafts
+    accounts: Accounts
     tracer: Tracer
+
+    def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
+        """A stream ended: writes its record, and learns from it."""
+        draft.ended(stream)
+        self.accounts.ended(tenant, stream, time.monotonic())
 
     async def answer(
         self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
@@ -118,7 +126,15 @@ class _Call:
         if found is not None:
             return found
         stall_s = self._shared.settings.stall_s
-        stream = open_stream(request, admitted, self._hops, self._spans.trace_id, stall_s, draft)
+        stream = open_stream(
+            request,
+            admitted,
+            self._hops,
+            self._spans.trace_id,
+            stall_s,
+            draft.request_id,
+            partial(self._shared.ended, request.tenant, draft),
+        )
         self._registry.open(stream)
         if stream.ended:
             self._registry.close(stream, time.monotonic())

@@ -2,11 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.admission import Admitted
 from gateway.door.requests import ValidRequest
-from gateway.records.draft import Draft
 from gateway.streams.endings import Hops
 from gateway.streams.stream import Stream, Ticket
 from gateway.streams.transcript import Transcript
@@ -33,18 +32,19 @@ def open_stream(
     hops: Hops,
     trace_id: str,
     stall_s: float,
-    draft: Draft,
+    request_id: str,
+    on_end: Callable[[Stream], None],
 ) -> Stream:
     """The stream of a new request; finished already when the caller holds a complete answer."""
     now = time.monotonic()
     ticket = Ticket(
-        started=_started(draft.request_id, admitted, trace_id),
+        started=_started(request_id, admitted, trace_id),
         deadline=hops.arrived_at + request.timeout_s,
         with_logprobs=admitted.sampling.logprobs,
         hops=hops,
         key=request.key,
         fingerprint=request.fingerprint,
-        on_end=draft.ended,
+        on_end=on_end,
     )
     transcript = _transcript(request, admitted)
     stream = Stream(ticket, transcript, stall_s, now, held=len(transcript.token_ids))

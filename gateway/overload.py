@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.models import ClassLoad, Directory, Load
-from gateway.routing.router import SAFETY, Plan
+from gateway.routing.breaker import Breakers
+from gateway.routing.plan import SAFETY, Candidate, Plan
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.wire.subjects import CLASSES
 
@@ -65,6 +66,7 @@ class Overload:
         fallbacks: by model, smaller ones in the order in which they are tried.
         tiers: by model.
         queue_max: tasks of a model and class that may wait.
+        breakers: which models are left alone.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Overload:
         fallbacks: Mapping[str, Sequence[str]],
         tiers: Mapping[str, str],
         queue_max: int,
+        breakers: Breakers,
     ) -> None:
         self._directory = directory
         self._fallbacks = fallbacks
         self._tiers = tiers
         self._queue_max = queue_max
+        self._breakers = breakers
         self._sent: dict[str, _Sent] = {}
 
     def refuse_hopeless(self, models: Sequence[str], demand: Demand, now: float) -> None:
@@ -111,16 +115,36 @@ class Overload:
         if demand.allow_degraded and plan.strategy != SAFETY:
             for model in self._fallbacks.get(plan.model, ()):
                 if self._problem(model, demand, now) is None:
-                    reason = f"{plan.reason}; degraded: {problem.message}"
-                    return replace(
-                        plan, model=model, tier=self._tiers[model], reason=reason, degraded=True
-                    )
+                    return self._degraded(plan, model, problem.message)
         raise problem
+
+    def _degraded(self, plan: Plan, model: str, problem: str) -> Plan:
+        reason = f"{plan.reason}; degraded: {problem}"
+        first = Candidate(model, self._tiers[model], f"degraded: {problem}")
+        others = tuple(one for one in plan.candidates if one.model != model)
+        return replace(
+            plan,
+            model=model,
+            tier=first.tier,
+            reason=reason,
+            degraded=True,
+            candidates=(first, *others),
+            cascade=None,
+        )
 
     def sent(self, model: str, priority_class: str, tokens: int, now: float) -> None:
         """A task of ``tokens`` tokens, prompt and longest answer, goes out now."""
+        self._breakers.sent(model, now)
         known = self._directory.load(model, now).of_class(priority_class).task_tokens
         self._sent.setdefault(model, _Sent()).add(priority_class, known or tokens, now)
+
+    def wait_s(self, model: str, priority_class: str, now: float) -> float:
+        """How long a task that came now would wait for a worker."""
+        load = self._directory.load(model, now)
+        sent = self._sent.setdefault(model, _Sent())
+        sent.forget(load.reported_at)
+        state = load.of_class(priority_class)
+        return _wait_s(load, state, sent.tokens_ahead(priority_class), now)
 
     def _problem(self, model: str, demand: Demand, now: float) -> SluiceError | None:
         load = self._directory.load(model, now)
@@ -128,10 +152,14 @@ class Overload:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
             )
+        if not self._breakers.allows(model, now):
+            retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, now))
+            return ModelUnavailable(
+                f"{model} failed again and again and is left alone", retry_after_s=retry_s
+            )
         state = load.of_class(demand.priority_class)
-        sent = self._sent.setdefault(model, _Sent())
-        sent.forget(load.reported_at)
-        wait_s = _wait_s(load, state, sent.tokens_ahead(demand.priority_class), now)
+        wait_s = self.wait_s(model, demand.priority_class, now)
+        sent = self._sent[model]
         answer_s = wait_s + state.service_s
         late_s = now + answer_s - demand.deadline
         if wait_s > 0 and late_s > 0:

@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
+from gateway.accounts import Accounts
 from gateway.admin import ADMIN_SERVICE, AdminService
 from gateway.admission import Admission
 from gateway.catalog import Catalog
@@ -26,7 +27,8 @@ from gateway.models import Directory
 from gateway.overload import Overload
 from gateway.records.draft import Drafts
 from gateway.records.recorder import Recorder
-from gateway.routing.router import RuleRouter
+from gateway.routing.breaker import Breakers
+from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.service import InferenceService
 from gateway.streams.registry import Registry
@@ -64,6 +66,7 @@ class Gateway:
         gateway_id: str,
         catalog: Catalog,
         inspector: Inspector,
+        router: Router,
         tracer: Tracer,
     ) -> None:
         limits = settings.gateway
@@ -74,12 +77,16 @@ class Gateway:
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
         self._recorder = Recorder(settings.records)
-        drafts = Drafts(settings.records, self._recorder, catalog, gateway_id)
-        router = RuleRouter(settings.routing, catalog.tiers)
-        fallbacks = settings.routing.fallbacks
-        overload = Overload(self._directory, fallbacks, catalog.tiers, limits.queue_max)
-        admission = Admission(catalog, overload, inspector, router)
-        generator = Generator(limits, admission, self.registry, self._dispatch, drafts, tracer)
+        drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
+        breakers = Breakers(settings.routing.breaker)
+        accounts = Accounts(breakers, catalog.facts)
+        overload = Overload(
+            self._directory, settings.routing.fallbacks, catalog.tiers, limits.queue_max, breakers
+        )
+        admission = Admission(catalog, overload, inspector, router, accounts)
+        generator = Generator(
+            limits, admission, self.registry, self._dispatch, drafts, accounts, tracer
+        )
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
         self._server = self._make_server(limits.max_message_bytes)
@@ -189,14 +196,19 @@ class Gateway:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, gateway_id: str, catalog: Catalog, inspector: Inspector, tracer: Tracer
+    settings: Settings,
+    gateway_id: str,
+    catalog: Catalog,
+    inspector: Inspector,
+    router: Router,
+    tracer: Tracer,
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves; on the way out it drains and closes.
 
     Raises:
         SetupError: it cannot start.
     """
-    gateway = Gateway(settings, gateway_id, catalog, inspector, tracer)
+    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer)
     try:
         await gateway.start()
         ticking = asyncio.ensure_future(gateway.run())

@@ -26,6 +26,8 @@ from pydantic_settings import (
 from sluice.batching import Policy
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from sluice.routing import RouteRule as RouteRule
+from sluice.routing import RoutingSettings as RoutingSettings
 from sluice.wire.limits import TasksLimits
 
 
@@ -92,32 +94,6 @@ class ModelSettings(_Section):
         if value == () or value == "":
             raise ValueError("name an address, or leave it out")
         return value
-
-
-class RouteRule(_Section):
-    """Sends a request to ``model`` when all conditions that are set hold."""
-
-    model: Name
-    reason: str = Field(min_length=1, max_length=200)
-    min_numbers: int | None = Field(None, ge=1)
-    """At least this many numbers in the prompt."""
-    min_prompt_tokens: int | None = Field(None, ge=1)
-    labels: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _has_condition(self) -> Self:
-        if self.min_numbers is None and self.min_prompt_tokens is None and not self.labels:
-            raise ValueError("a rule needs min_numbers, min_prompt_tokens or labels")
-        return self
-
-
-class RoutingSettings(_Section):
-    """How "auto" is resolved: the first rule that holds, else ``default``."""
-
-    default: Name = "small"
-    rules: tuple[RouteRule, ...] = ()
-    fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
-    """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
 
 
 class GatewaySettings(_Section):
@@ -270,9 +246,9 @@ class Settings(BaseSettings):
             raise ValueError("models: two models have the same name")
         if AUTO in names:
             raise ValueError(f'models: "{AUTO}" is reserved for routing')
-        for key, target in self._route_targets():
+        for key, target in self.routing.all_models():
             if target not in names:
-                raise ValueError(f"{key}: no model {target!r}; known: {', '.join(names)}")
+                raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")
         return self
 
     @model_validator(mode="after")
@@ -295,15 +271,6 @@ class Settings(BaseSettings):
     def weights(self) -> dict[str, float]:
         """Shares of the tenants that differ from 1."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
-
-    def _route_targets(self) -> list[tuple[str, str]]:
-        rules = [(f"routing.rules.{i}.model", r.model) for i, r in enumerate(self.routing.rules)]
-        fallbacks = [
-            pair
-            for model, smaller in self.routing.fallbacks.items()
-            for pair in ((f"routing.fallbacks.{model}", name) for name in (model, *smaller))
-        ]
-        return [("routing.default", self.routing.default), *rules, *fallbacks]
 
     def model(self, name: str) -> ModelSettings | None:
         """The model called ``name``."""

@@ -2,14 +2,14 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.catalog import Catalog
 from gateway.door.requests import ValidRequest
 from gateway.records import record as records
 from gateway.records.recorder import Recorder
-from gateway.routing.router import Plan
+from gateway.routing.plan import Plan
+from gateway.routing.router import ModelFacts
 from gateway.safety.inspector import Verdict
 from gateway.streams.stream import Stream
 from sluice.errors import SluiceError
@@ -26,11 +26,15 @@ class Drafts:
     """Opens drafts; holds what all of them share."""
 
     def __init__(
-        self, settings: RecordsSettings, recorder: Recorder, catalog: Catalog, gateway_id: str
+        self,
+        settings: RecordsSettings,
+        recorder: Recorder,
+        models: Mapping[str, ModelFacts],
+        gateway_id: str,
     ) -> None:
         self.settings = settings
         self.recorder = recorder
-        self.catalog = catalog
+        self.models = models
         self._gateway_id = gateway_id
 
     def open(self, request: ValidRequest, request_id: str, trace_id: str) -> "Draft":
@@ -96,8 +100,8 @@ class Draft:
         """The stream of the request ended."""
         started = stream.ticket.started
         tokens = started.prompt_tokens, len(stream.transcript.token_ids)
-        model = self._shared.catalog[started.model].settings
-        leg = records.add_leg(self._record, model, tokens, stream.attempt)
+        facts = self._shared.models[started.model]
+        leg = records.add_leg(self._record, started.model, facts, tokens, stream.attempt)
         if stream.batch is not None:
             records.add_batch(leg, stream.batch)
         if stream.finished is not None:

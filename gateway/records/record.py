@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
-from gateway.routing.router import Plan
+from gateway.routing.plan import Candidate, Plan
+from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
 from sluice.internal.v1.audit_pb2 import AuditDecision
 from sluice.internal.v1.frame_pb2 import BatchInfo
-from sluice.settings import ModelSettings
 from sluice.v1.admin_pb2 import Leg, RequestRecord, RouteCandidate, RouteRecord, SafetyDecision
 from sluice.v1.inference_pb2 import Finished, SafetyAction
 
@@ -38,21 +38,22 @@ def add_route(record: RequestRecord, plan: Plan) -> None:
             strategy=plan.strategy,
             reason=plan.reason,
             degraded=plan.degraded,
-            candidates=[RouteCandidate(model=plan.model, tier=plan.tier, reason=plan.reason)],
+            candidates=[_candidate(one) for one in plan.candidates],
+            versions=plan.versions,
         )
     )
 
 
 def add_leg(
-    record: RequestRecord, model: ModelSettings, tokens: tuple[int, int], attempt: int
+    record: RequestRecord, model: str, facts: ModelFacts, tokens: tuple[int, int], attempt: int
 ) -> Leg:
     """A model's work on the request; ``tokens`` of the prompt and of the answer."""
     prompt, answer = tokens
     leg = Leg(
-        model=model.name,
+        model=model,
         prompt_tokens=prompt,
         completion_tokens=answer,
-        cost=cost_of(model, prompt, answer),
+        cost=facts.cost(prompt, answer),
         attempt=attempt,
     )
     record.legs.append(leg)
@@ -76,9 +77,15 @@ def add_end(record: RequestRecord, finished: Finished) -> None:
     record.timings.CopyFrom(finished.timings)
 
 
-def cost_of(model: ModelSettings, prompt_tokens: int, answer_tokens: int) -> float:
-    """In the currency of the configured prices."""
-    return (prompt_tokens * model.prompt_price + answer_tokens * model.answer_price) / 1e6
+def _candidate(one: Candidate) -> RouteCandidate:
+    return RouteCandidate(
+        model=one.model,
+        tier=one.tier,
+        quality=one.quality,
+        cost=one.cost,
+        wait_ms=one.wait_s * 1e3,
+        reason=one.reason,
+    )
 
 
 def _sorted(counts: Counts) -> Iterable[tuple[str, Action, int]]:

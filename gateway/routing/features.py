@@ -3,10 +3,20 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
+
+from gateway.routing.language import language_of
 
 # 1,250.50 is one number; 3,4,5 are three.
 _NUMBER: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
+_CODE: Final = re.compile(
+    r"```|^\s*(?:def |class |import |from \w+ import |#include|public |private |func |fn |let |const |var "
+    r"|SELECT |INSERT |UPDATE |<\?php|#!/)|[;{}]\s*$|=>|::|\bself\.|\w\(\w*\)[;:{]",
+    re.MULTILINE,
+)
+_CODE_CHARS: Final = 8192
+_CODE_SIGNS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -20,18 +30,39 @@ class Governed:
 
 @dataclass(frozen=True)
 class Features:
-    """Facts that routing rules may ask for."""
+    """Facts that routing asks for; what costs time is computed when it is asked for."""
 
     model: str | None
     """The model that the caller named; None for "auto"."""
-    numbers: int = 0
-    """Numbers in the caller's turns."""
+    text: str = ""
+    """The caller's turns."""
     prompt_tokens: int = 0
     """Length of the prompt in tokens of the default model; 0 where no rule asks."""
+    answer_tokens: int = 0
+    """The longest answer that the caller takes; 0: not known."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    tenant: str = "default"
+    findings: frozenset[str] = frozenset()
+    """Rules of the safety layer that found something."""
     governed: Governed | None = None
+    key: str = ""
+    """Names the request: trials draw their share by it."""
 
+    @cached_property
+    def numbers(self) -> int:
+        """Numbers in the text."""
+        return sum(1 for _ in _NUMBER.finditer(self.text))
 
-def count_numbers(text: str) -> int:
-    """How many numbers ``text`` holds."""
-    return sum(1 for _ in _NUMBER.finditer(text))
+    @cached_property
+    def language(self) -> str:
+        """ISO 639-1, or "" where it cannot be told."""
+        return language_of(self.text)
+
+    @cached_property
+    def has_code(self) -> bool:
+        """Whether the text holds program code: a fence, or several signs of it."""
+        text = self.text[:_CODE_CHARS]
+        if "```" in text:
+            return True
+        signs = _CODE.finditer(text)
+        return sum(1 for _ in zip(signs, range(_CODE_SIGNS), strict=False)) == _CODE_SIGNS

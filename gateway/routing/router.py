@@ -1,32 +1,101 @@
-"""The seam of routing, and the router behind it: a named model as it is, "auto" by the rules of the configuration.
+"""The seam of routing, and the router behind it.
 
-Where the safety policy sends a request goes before both.
+A request goes through these questions; the first that has an answer names the model, the later ones may replace it:
+
+1. Where does the safety policy send it? Such a request stays there.
+2. Which model does the caller name?
+3. Which rule of the policy holds? The policy is that of the first selection that takes tenant and labels.
+4. What does the learned router say? Else the policy's default answers.
+5. Has the tenant spent its budget, or is the wait too long? Then the model named for that answers.
+6. Is the model's share of a canary drawn?
+7. May the answer of this model go over to a second one (cascade)? Which models compute it in its shadow?
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from gateway.routing.conditions import holds, selects
 from gateway.routing.features import Features
-from sluice.settings import RouteRule, RoutingSettings
+from gateway.routing.plan import (
+    BUDGET,
+    CANARY,
+    CASCADE,
+    LEARNED,
+    LOAD,
+    PINNED,
+    RULES,
+    SAFETY,
+    Candidate,
+    Plan,
+)
+from gateway.routing.trials import drawn
+from sluice.routing import RoutingPolicy, RoutingSettings
 
-PINNED: Final = "pinned"
-RULES: Final = "rules"
-SAFETY: Final = "safety"
+CHARS_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which model answers, and why."""
+class ModelFacts:
+    """What routing knows about a model; prices are per million tokens."""
 
-    model: str
     tier: str
-    strategy: str
-    """Who decided: "safety", "pinned" or "rules"."""
+    prompt_price: float = 0.0
+    answer_price: float = 0.0
+
+    def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """Of a request."""
+        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a learned router says about one prompt.
+
+    Attributes:
+        strong: whether the strong model shall answer.
+        quality_weak: predicted chance that the weak model's answer is right.
+        quality_strong: the same of the strong model.
+        reason: one sentence, with the score and the threshold.
+    """
+
+    strong: bool
+    quality_weak: float
+    quality_strong: float
     reason: str
-    """One sentence for people."""
-    degraded: bool = False
-    """Whether the model is smaller than the chosen one, which could not have answered in time."""
+
+
+class Predictor(Protocol):
+    """A learned router with its target."""
+
+    @property
+    def version(self) -> str:
+        """Names the artefact."""
+
+    def predict(self, text: str) -> Prediction:
+        """For the caller's turns."""
+
+
+class Standing(Protocol):
+    """What changes with time, as of now."""
+
+    def wait_s(self, model: str) -> float:
+        """Expected wait for a worker."""
+
+    def spent(self, tenant: str) -> float:
+        """In the last hour, in the currency of the prices."""
+
+
+class Idle:
+    """`Standing` where nothing waits and nothing is spent."""
+
+    def wait_s(self, model: str) -> float:
+        """See `Standing.wait_s`."""
+        return 0.0
+
+    def spent(self, tenant: str) -> float:
+        """See `Standing.spent`."""
+        return 0.0
 
 
 class Router(Protocol):
@@ -36,41 +105,149 @@ class Router(Protocol):
     def needs_prompt_tokens(self) -> bool:
         """Whether `Features.prompt_tokens` matters; counting them costs time."""
 
-    def plan(self, features: Features) -> Plan:
-        """The model for a request with ``features``. A pure function."""
+    def plan(self, features: Features, standing: Standing) -> Plan:
+        """The plan for a request with ``features``. A pure function."""
 
 
-class RuleRouter:
-    """`Router` by ``settings.routing``: the first rule that holds, else the default."""
+class PolicyRouter:
+    """`Router` by the section ``routing``.
 
-    def __init__(self, settings: RoutingSettings, tiers: Mapping[str, str]) -> None:
+    Args:
+        models: by name.
+        predictors: by the name of the policy that has a learned router; "" is the section itself.
+        version: of the section.
+    """
+
+    def __init__(
+        self,
+        settings: RoutingSettings,
+        models: Mapping[str, ModelFacts],
+        predictors: Mapping[str, Predictor],
+        version: str = "",
+    ) -> None:
         self._settings = settings
-        self._tiers = tiers
+        self._models = models
+        self._predictors = predictors
+        self._version = version
 
     @property
     def needs_prompt_tokens(self) -> bool:
         """See `Router.needs_prompt_tokens`."""
-        return any(rule.min_prompt_tokens is not None for rule in self._settings.rules)
+        policies = (self._settings, *self._settings.policies.values())
+        return any(rule.min_prompt_tokens is not None for one in policies for rule in one.rules)
 
-    def plan(self, features: Features) -> Plan:
+    def plan(self, features: Features, standing: Standing) -> Plan:
         """See `Router.plan`."""
+        name, policy = self._policy(features)
+        plan = self._chosen(name, policy, features)
+        if plan.strategy not in (SAFETY, PINNED):
+            plan = self._relieved(plan, policy, features, standing)
+            plan = self._tried(plan, policy, features)
+            plan = self._cascading(plan, policy)
+        if plan.strategy != SAFETY:
+            shadows = drawn(policy.shadows, plan.model, features.key)
+            plan = replace(plan, shadows=tuple(trial.model for trial in shadows))
+        candidates = tuple(self._priced(plan.candidates, features, standing))
+        versions = {"routing": self._version, **plan.versions}
+        return replace(plan, candidates=candidates, versions=versions)
+
+    def _policy(self, features: Features) -> tuple[str, RoutingPolicy]:
+        for selection in self._settings.select:
+            if selects(selection, features):
+                return selection.policy, self._settings.policies[selection.policy]
+        return "", self._settings
+
+    def _chosen(self, name: str, policy: RoutingPolicy, features: Features) -> Plan:
         if features.governed is not None:
             reason = f"the safety policy sends {features.governed.rule} here"
             return self._plan(features.governed.model, SAFETY, reason)
         if features.model is not None:
             return self._plan(features.model, PINNED, "the request names the model")
-        for rule in self._settings.rules:
-            if _holds(rule, features):
+        for rule in policy.rules:
+            if holds(rule, features):
                 return self._plan(rule.model, RULES, rule.reason)
-        return self._plan(self._settings.default, RULES, "no rule applies: the default model")
+        if policy.learned is not None:
+            return self._predicted(self._predictors[name], policy, features)
+        return self._plan(policy.default, RULES, "no rule applies: the default model")
+
+    def _predicted(self, predictor: Predictor, policy: RoutingPolicy, features: Features) -> Plan:
+        learned = policy.learned
+        assert learned is not None, "asked for policies that have one"
+        found = predictor.predict(features.text)
+        weak = self._candidate(learned.weak, found.reason, found.quality_weak)
+        strong = self._candidate(learned.strong, found.reason, found.quality_strong)
+        first, second = (strong, weak) if found.strong else (weak, strong)
+        versions = {"router": predictor.version}
+        return Plan(
+            first.model,
+            first.tier,
+            LEARNED,
+            found.reason,
+            candidates=(first, second),
+            versions=versions,
+        )
+
+    def _relieved(
+        self, plan: Plan, policy: RoutingPolicy, features: Features, standing: Standing
+    ) -> Plan:
+        """A cheaper or quicker model where budget or wait ask for it."""
+        for budget in policy.budgets:
+            named = not budget.tenants or features.tenant in budget.tenants
+            if named and standing.spent(features.tenant) >= budget.per_hour:
+                reason = f"{features.tenant} has spent its {budget.per_hour:g} of this hour"
+                return self._instead(plan, budget.model, BUDGET, reason)
+        load = policy.load
+        if load is not None and (wait_s := standing.wait_s(plan.model)) > load.max_wait_s:
+            reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
+            return self._instead(plan, load.model, LOAD, reason)
+        return plan
+
+    def _tried(self, plan: Plan, policy: RoutingPolicy, features: Features) -> Plan:
+        for trial in drawn(policy.canaries, plan.model, features.key):
+            reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
+            return self._instead(plan, trial.model, CANARY, reason)
+        return plan
+
+    def _cascading(self, plan: Plan, policy: RoutingPolicy) -> Plan:
+        cascade = policy.cascade
+        if cascade is None or plan.model != cascade.first or plan.strategy == BUDGET:
+            return plan
+        second = self._candidate(cascade.second, "answers where the first answer is in doubt")
+        others = tuple(one for one in plan.candidates if one.model != second.model)
+        known = next((one for one in plan.candidates if one.model == second.model), second)
+        candidates = (*others, replace(known, reason=second.reason))
+        reason = f"{plan.reason}; {cascade.second} where it is in doubt"
+        return replace(
+            plan, strategy=CASCADE, reason=reason, cascade=cascade, candidates=candidates
+        )
+
+    def _instead(self, plan: Plan, model: str, strategy: str, reason: str) -> Plan:
+        if model == plan.model:
+            return plan
+        first = next((one for one in plan.candidates if one.model == model), None)
+        first = replace(first, reason=reason) if first else self._candidate(model, reason)
+        others = tuple(one for one in plan.candidates if one.model != model)
+        return replace(
+            plan,
+            model=model,
+            tier=first.tier,
+            strategy=strategy,
+            reason=reason,
+            candidates=(first, *others),
+        )
 
     def _plan(self, model: str, strategy: str, reason: str) -> Plan:
-        return Plan(model, self._tiers[model], strategy, reason)
+        candidate = self._candidate(model, reason)
+        return Plan(model, candidate.tier, strategy, reason, candidates=(candidate,))
 
+    def _candidate(self, model: str, reason: str, quality: float | None = None) -> Candidate:
+        return Candidate(model, self._models[model].tier, reason, quality)
 
-def _holds(rule: RouteRule, features: Features) -> bool:
-    if rule.min_numbers is not None and features.numbers < rule.min_numbers:
-        return False
-    if rule.min_prompt_tokens is not None and features.prompt_tokens < rule.min_prompt_tokens:
-        return False
-    return all(features.labels.get(key) == value for key, value in rule.labels.items())
+    def _priced(
+        self, candidates: tuple[Candidate, ...], features: Features, standing: Standing
+    ) -> Iterator[Candidate]:
+        # Before the model is known its tokens are not: four characters a token is the usual estimate.
+        prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
+        for one in candidates:
+            cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
+            yield replace(one, cost=cost, wait_s=standing.wait_s(one.model))

@@ -4,9 +4,11 @@ import pytest
 
 from gateway.models import Directory
 from gateway.overload import Demand, Overload
-from gateway.routing.router import PINNED, SAFETY, Plan
+from gateway.routing.breaker import Breakers
+from gateway.routing.plan import PINNED, SAFETY, Plan
 from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
+from sluice.routing import BreakerSettings
 
 TOKENS_PER_S = 100.0
 SERVICE_S = 1.0
@@ -20,7 +22,8 @@ class Scene:
         self.directory = Directory()
         fallbacks = {"large": ("medium", "small")}
         tiers = {"large": "l", "medium": "m", "small": "s"}
-        self.overload = Overload(self.directory, fallbacks, tiers, queue_max)
+        self.breakers = Breakers(BreakerSettings(failures=1))
+        self.overload = Overload(self.directory, fallbacks, tiers, queue_max, self.breakers)
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each."""
@@ -156,3 +159,22 @@ def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: S
     scene.overload.refuse_hopeless(["large", "small"], Demand("standard", 13.0), scene.now)
     with pytest.raises(Overloaded):
         scene.overload.refuse_hopeless(["large", "medium"], Demand("standard", 13.0), scene.now)
+
+
+def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene) -> None:
+    scene.report(large=0.0, medium=0.0)
+    scene.breakers.failed("large", scene.now)
+    plan = scene.choose(3.0, allow=True)
+    assert (plan.model, plan.degraded) == ("medium", True)
+    with pytest.raises(ModelUnavailable, match="failed again and again") as caught:
+        scene.choose(3.0)
+    assert caught.value.retry_after_s == pytest.approx(BreakerSettings().open_s)
+
+
+def test_a_request_that_is_sent_after_the_pause_is_the_probe(scene: Scene) -> None:
+    scene.report(large=0.0)
+    scene.breakers.failed("large", scene.now - BreakerSettings().open_s)
+    assert scene.choose(3.0).model == "large"
+    scene.overload.sent("large", "standard", 1, scene.now)
+    with pytest.raises(ModelUnavailable):
+        scene.choose(3.0)

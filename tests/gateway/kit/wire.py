@@ -1,7 +1,7 @@
 """A gateway that serves, a client's stub, and the batcher that the test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.catalog import Catalog, load_catalog
 from gateway.policies import load_inspector
+from gateway.routes import load_router
 from gateway.server import Gateway, running
 from sluice.errors import SluiceError, from_status
 from sluice.settings import (
@@ -23,6 +24,7 @@ from sluice.settings import (
     ModelSettings,
     NatsSettings,
     RecordsSettings,
+    RoutingSettings,
     Settings,
 )
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -37,15 +39,28 @@ def settings_for(
     url: str | None = None,
     safety: dict[str, Any] | None = None,
     records: RecordsSettings | None = None,
+    routing: dict[str, Any] | None = None,
+    prices: Mapping[str, tuple[float, float]] | None = None,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, **gateway}
     return Settings(
-        models=tuple(ModelSettings(name=name, tier=name, path=str(folder)) for name in MODELS),
+        models=tuple(_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS),
         gateway=GatewaySettings(**values),
         nats=NatsSettings(url=url),
         safety=safety or {},
         records=records or RecordsSettings(),
+        **({} if routing is None else {"routing": RoutingSettings(**routing)}),
+    )
+
+
+def _model(name: str, folder: Path, prompt_price: float, answer_price: float) -> ModelSettings:
+    return ModelSettings(
+        name=name,
+        tier=name,
+        path=str(folder),
+        prompt_price=prompt_price,
+        answer_price=answer_price,
     )
 
 
@@ -108,17 +123,22 @@ async def open_wire(
     gateway_id: str = "gw1",
     safety: dict[str, Any] | None = None,
     records: RecordsSettings | None = None,
+    routing: dict[str, Any] | None = None,
+    prices: Mapping[str, tuple[float, float]] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, safety, records, **gateway)
+    settings = settings_for(folder, url, safety, records, routing, prices, **gateway)
     catalog = load_catalog(settings)
     inspector = load_inspector(settings)
+    router = load_router(settings, catalog.facts)
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with (
         wire_batcher(url) as batcher,
-        running(settings, gateway_id, catalog, inspector, provider.get_tracer("test")) as served,
+        running(
+            settings, gateway_id, catalog, inspector, router, provider.get_tracer("test")
+        ) as served,
         grpc.aio.insecure_channel(served.address) as channel,
     ):
         wire = Wire(served, batcher, channel, catalog, exporter)

@@ -1,51 +1,217 @@
-"""Pinned models and rules."""
+"""The questions of the router, one by one."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from gateway.routing.features import Features, Governed, count_numbers
-from gateway.routing.router import Plan, RuleRouter
-from sluice.settings import RouteRule, RoutingSettings
+from gateway.routing.features import Features, Governed
+from gateway.routing.plan import Plan
+from gateway.routing.router import Idle, ModelFacts, PolicyRouter, Prediction
+from sluice.routing import RoutingSettings
 
-TIERS = {"small": "s", "large": "l"}
+MODELS = {
+    "small": ModelFacts("s", 1.0, 2.0),
+    "large": ModelFacts("l", 10.0, 20.0),
+    "next": ModelFacts("l", 10.0, 20.0),
+}
+LEARNED = {
+    "artefact": "x",
+    "weak": "small",
+    "strong": "large",
+    "target": {"strong_share": 0.3},
+}
+CASCADE = {"first": "small", "second": "large"}
 
 
-def router(*rules: RouteRule) -> RuleRouter:
-    return RuleRouter(RoutingSettings(default="small", rules=rules), TIERS)
+class Long:
+    """A learned router that sends what is long to the strong model."""
+
+    version = "r1"
+
+    def predict(self, text: str) -> Prediction:
+        return Prediction(len(text) > 10, 0.5, 0.75, "gain 0.25 over 0.2")
+
+
+class Busy(Idle):
+    """Waits by model, spending by tenant."""
+
+    def __init__(self, waits: Mapping[str, float], spent: Mapping[str, float]) -> None:
+        self._waits = waits
+        self._spent = spent
+
+    def wait_s(self, model: str) -> float:
+        return self._waits.get(model, 0.0)
+
+    def spent(self, tenant: str) -> float:
+        return self._spent.get(tenant, 0.0)
+
+
+def plan(settings: dict[str, Any], features: Features, standing: Idle | None = None) -> Plan:
+    routing = RoutingSettings(**settings)
+    predictors = {name: Long() for name in ("", *routing.policies)}
+    return PolicyRouter(routing, MODELS, predictors, "v1").plan(features, standing or Idle())
+
+
+def auto(text: str = "", **fields: Any) -> Features:
+    return Features(None, text=text, **fields)
 
 
 def test_a_named_model_is_taken_as_it_is() -> None:
-    rule = RouteRule(model="small", min_numbers=1, reason="numbers")
-    plan = router(rule).plan(Features("large", numbers=9))
-    assert plan == Plan("large", "l", "pinned", "the request names the model")
+    rules = {"rules": [{"model": "small", "min_numbers": 1, "reason": "numbers"}]}
+    found = plan(rules | {"cascade": CASCADE}, Features("large", text="1 2 3"))
+    assert (found.model, found.tier, found.strategy) == ("large", "l", "pinned")
+    assert found.cascade is None
 
 
-def test_the_safety_policy_goes_before_the_caller() -> None:
-    plan = router().plan(Features("small", governed=Governed("large", "injection.override")))
-    reason = "the safety policy sends injection.override here"
-    assert plan == Plan("large", "l", "safety", reason)
+def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> None:
+    settings = {
+        "budgets": [{"per_hour": 1, "model": "small"}],
+        "canaries": [{"model": "next", "of": "large", "share": 1}],
+        "shadows": [{"model": "next", "of": "large", "share": 1}],
+    }
+    features = Features("small", governed=Governed("large", "injection.override"))
+    found = plan(settings, features, Busy({}, {"default": 9}))
+    assert (found.model, found.strategy) == ("large", "safety")
+    assert found.reason == "the safety policy sends injection.override here"
+    assert not found.shadows
 
 
 def test_the_first_rule_that_holds_decides() -> None:
-    rules = (
-        RouteRule(model="large", min_numbers=4, reason="many"),
-        RouteRule(model="small", min_numbers=1, reason="some"),
-    )
-    assert router(*rules).plan(Features(None, numbers=4)) == Plan("large", "l", "rules", "many")
-    assert router(*rules).plan(Features(None, numbers=1)).reason == "some"
+    rules = [
+        {"model": "large", "min_numbers": 4, "reason": "many"},
+        {"model": "next", "min_numbers": 1, "reason": "some"},
+    ]
+    assert plan({"rules": rules}, auto("1 2 3 4")).reason == "many"
+    assert plan({"rules": rules}, auto("1")).model == "next"
+    assert plan({"rules": rules}, auto("none")).model == "small"
 
 
-def test_without_a_rule_the_default_answers() -> None:
-    plan = router(RouteRule(model="large", min_numbers=4, reason="many")).plan(Features(None))
-    assert plan.model == "small"
+@pytest.mark.parametrize(
+    ("condition", "fits", "fails"),
+    [
+        ({"min_prompt_tokens": 10}, auto(prompt_tokens=10), auto(prompt_tokens=9)),
+        ({"min_prompt_chars": 3}, auto("abc"), auto("ab")),
+        ({"max_prompt_chars": 3}, auto("abc"), auto("abcd")),
+        ({"labels": {"team": "a"}}, auto(labels={"team": "a"}), auto(labels={"team": "b"})),
+        ({"tenants": ["acme"]}, auto(tenant="acme"), auto()),
+        ({"languages": ["de"]}, auto("das ist nicht gut"), auto("this is not good")),
+        ({"code": True}, auto("```\nx\n```"), auto("x")),
+        ({"code": False}, auto("x"), auto("import os\nimport re\nimport io")),
+        ({"findings": ["pii.*"]}, auto(findings=frozenset({"pii.iban"})), auto()),
+        (
+            {"findings": ["pii.iban"]},
+            auto(findings=frozenset({"pii.iban"})),
+            auto(findings=frozenset({"pii.email"})),
+        ),
+    ],
+)
+def test_conditions(condition: dict[str, Any], fits: Features, fails: Features) -> None:
+    settings = {"rules": [{"model": "large", "reason": "r", **condition}]}
+    assert plan(settings, fits).model == "large"
+    assert plan(settings, fails).model == "small"
 
 
 def test_all_conditions_of_a_rule_must_hold() -> None:
-    rule = RouteRule(model="large", min_prompt_tokens=10, labels={"team": "a"}, reason="both")
-    made = router(rule)
-    assert made.needs_prompt_tokens
-    assert made.plan(Features(None, prompt_tokens=10, labels={"team": "a"})).model == "large"
-    assert made.plan(Features(None, prompt_tokens=10, labels={"team": "b"})).model == "small"
-    assert made.plan(Features(None, prompt_tokens=9, labels={"team": "a"})).model == "small"
+    rule = {"model": "large", "min_numbers": 1, "labels": {"team": "a"}, "reason": "both"}
+    assert plan({"rules": [rule]}, auto("1", labels={"team": "a"})).model == "large"
+    assert plan({"rules": [rule]}, auto("1")).model == "small"
+    assert plan({"rules": [rule]}, auto("", labels={"team": "a"})).model == "small"
+
+
+def test_tokens_are_counted_only_where_a_rule_asks() -> None:
+    rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
+    deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
+    assert PolicyRouter(deep, MODELS, {}).needs_prompt_tokens
+    assert not PolicyRouter(RoutingSettings(), MODELS, {}).needs_prompt_tokens
+
+
+def test_the_first_selection_that_fits_names_the_policy() -> None:
+    settings = {
+        "policies": {"one": {"default": "large"}, "two": {"default": "next"}},
+        "select": [
+            {"policy": "one", "tenants": ["acme"], "labels": {"team": "a"}},
+            {"policy": "two", "tenants": ["acme"]},
+        ],
+    }
+    assert plan(settings, auto(tenant="acme", labels={"team": "a"})).model == "large"
+    assert plan(settings, auto(tenant="acme")).model == "next"
+    assert plan(settings, auto(labels={"team": "a"})).model == "small"
+
+
+def test_the_learned_router_ranks_both_models_and_is_named() -> None:
+    found = plan({"learned": LEARNED}, auto("a long prompt"))
+    assert (found.model, found.strategy) == ("large", "learned")
+    assert [(one.model, one.quality) for one in found.candidates] == [
+        ("large", 0.75),
+        ("small", 0.5),
+    ]
+    assert found.versions == {"routing": "v1", "router": "r1"}
+    assert plan({"learned": LEARNED}, auto("short")).model == "small"
+
+
+def test_a_spent_budget_names_its_model_for_its_tenants_only() -> None:
+    settings = {
+        "learned": LEARNED,
+        "budgets": [{"tenants": ["acme"], "per_hour": 2, "model": "small"}],
+    }
+    spent = Busy({}, {"acme": 2.0, "default": 99.0})
+    found = plan(settings, auto("a long prompt", tenant="acme"), spent)
+    assert (found.model, found.strategy) == ("small", "budget")
+    assert [one.model for one in found.candidates] == ["small", "large"]
+    assert plan(settings, auto("a long prompt"), spent).model == "large"
+    assert plan(settings, auto("a long prompt", tenant="acme")).model == "large"
+
+
+def test_a_long_wait_names_the_other_model() -> None:
+    settings = {"default": "large", "load": {"max_wait_s": 1, "model": "small"}}
+    found = plan(settings, auto(), Busy({"large": 1.5}, {}))
+    assert (found.model, found.strategy) == ("small", "load")
+    assert "1.5 s" in found.reason
+    assert plan(settings, auto(), Busy({"large": 1.0}, {})).model == "large"
+
+
+def test_canaries_and_shadows_get_their_share() -> None:
+    settings = {
+        "default": "large",
+        "canaries": [{"model": "next", "of": "large", "share": 0.2}],
+        "shadows": [{"model": "small", "of": "large", "share": 0.1}],
+    }
+    plans = [plan(settings, auto(key=f"req-{number}")) for number in range(3000)]
+    canaries = [one for one in plans if one.model == "next"]
+    assert 0.17 < len(canaries) / 3000 < 0.23
+    assert all(one.strategy == "canary" and "20%" in one.reason for one in canaries)
+    rest = [one for one in plans if one.model == "large"]
+    assert 0.07 < sum(one.shadows == ("small",) for one in rest) / len(rest) < 0.13
+    assert plan(settings, auto(key="req-7")) == plans[7]
+
+
+def test_a_cascade_begins_where_its_first_model_would_answer() -> None:
+    settings = {"learned": LEARNED, "cascade": CASCADE}
+    found = plan(settings, auto("short"))
+    assert (found.model, found.strategy) == ("small", "cascade")
+    assert found.cascade is not None
+    assert found.cascade.second == "large"
+    assert [one.model for one in found.candidates] == ["small", "large"]
+    assert found.candidates[1].quality == 0.75
+    assert plan(settings, auto("a long prompt")).cascade is None
+
+
+def test_a_spent_budget_does_not_escalate() -> None:
+    settings = {
+        "learned": LEARNED,
+        "cascade": CASCADE,
+        "budgets": [{"per_hour": 1, "model": "small"}],
+    }
+    found = plan(settings, auto("a long prompt"), Busy({}, {"default": 1.0}))
+    assert (found.model, found.cascade) == ("small", None)
+
+
+def test_candidates_carry_cost_and_wait() -> None:
+    features = auto("x" * 400, answer_tokens=50)
+    (found,) = plan({}, features, Busy({"small": 0.25}, {})).candidates
+    assert found.cost == pytest.approx((100 * 1 + 50 * 2) / 1e6)
+    assert found.wait_s == 0.25
 
 
 @pytest.mark.parametrize(
@@ -53,4 +219,36 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
     [("", 0), ("one 1", 1), ("1, 2 and 3", 3), ("3,4,5", 3), ("1,250.50 EUR", 1), ("A-17 x", 1)],
 )
 def test_numbers_are_counted(text: str, count: int) -> None:
-    assert count_numbers(text) == count
+    assert auto(text).numbers == count
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("What is the best way to do this?", "en"),
+        ("Wie ist das Wetter heute und was soll ich tun?", "de"),
+        ("Quelle est la meilleure solution pour les enfants ?", "fr"),
+        ("Привет, как дела?", "ru"),
+        ("Привіт, як справи?", "uk"),
+        ("これは日本語の文章です", "ja"),
+        ("这是一个中文句子", "zh"),
+        ("안녕하세요", "ko"),
+        ("12 + 13 =", ""),
+        ("Hello", ""),
+    ],
+)
+def test_languages(text: str, language: str) -> None:
+    assert auto(text).language == language
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("def f(x):\n    return self.x[0];\n", True),
+        ("SELECT a\nFROM b;\nUPDATE c", True),
+        ("Please write to Anna; she knows.", False),
+        ("", False),
+    ],
+)
+def test_code(text: str, code: bool) -> None:
+    assert auto(text).has_code is code

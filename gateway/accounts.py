@@ -1,0 +1,60 @@
+"""What the gateway learns from how requests end: who spent what, and which models fail."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.overload import Overload
+from gateway.routing.breaker import Breakers
+from gateway.routing.router import ModelFacts
+from gateway.routing.spending import Spending
+from gateway.streams.stream import Stream
+from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
+
+_FAILURES = (EngineFailed, ModelUnavailable)
+"""Errors that a model is to blame for."""
+
+
+class Accounts:
+    """Spending by tenant and breakers by model.
+
+    Args:
+        models: by name, for their prices.
+    """
+
+    def __init__(self, breakers: Breakers, models: Mapping[str, ModelFacts]) -> None:
+        self.breakers = breakers
+        self.spending = Spending()
+        self._models = models
+
+    def ended(self, tenant: str, stream: Stream, now: float) -> None:
+        """A stream of ``tenant`` ended."""
+        started = stream.ticket.started
+        tokens = started.prompt_tokens, len(stream.transcript.token_ids)
+        self.spending.add(tenant, self._models[started.model].cost(*tokens), now)
+        self._judge(started.model, stream.error, now)
+
+    def _judge(self, model: str, error: SluiceError | None, now: float) -> None:
+        if error is None:
+            self.breakers.succeeded(model, now)
+        elif isinstance(error, _FAILURES):
+            self.breakers.failed(model, now)
+        else:
+            self.breakers.abandoned(model)
+
+
+@dataclass(frozen=True)
+class Now:
+    """`gateway.routing.router.Standing` for a request of one class, at one moment."""
+
+    accounts: Accounts
+    overload: Overload
+    priority_class: str
+    at: float
+
+    def wait_s(self, model: str) -> float:
+        """See `Standing.wait_s`."""
+        return self.overload.wait_s(model, self.priority_class, self.at)
+
+    def spent(self, tenant: str) -> float:
+        """See `Standing.spent`."""
+        return self.accounts.spending.spent(tenant, self.at)

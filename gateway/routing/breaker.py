@@ -1,0 +1,101 @@
+"""Circuit breakers (Nygard, Release It!): a model that fails again and again is left alone for a while, then probed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from sluice.routing import BreakerSettings
+
+
+class BreakerState(Enum):
+    """Whether requests go to the model."""
+
+    CLOSED = auto()
+    """They do."""
+    OPEN = auto()
+    """They do not."""
+    HALF_OPEN = auto()
+    """One at a time does, to find out."""
+
+
+MOVES: Final[Mapping[BreakerState, frozenset[BreakerState]]] = {
+    BreakerState.CLOSED: frozenset({BreakerState.OPEN}),
+    BreakerState.OPEN: frozenset({BreakerState.HALF_OPEN}),
+    BreakerState.HALF_OPEN: frozenset({BreakerState.OPEN, BreakerState.CLOSED}),
+}
+"""The legal moves."""
+
+PROBE_S: Final = 30.0
+"""A probe that nobody has heard of for this long is lost, and the next one may go."""
+
+
+@dataclass
+class _Breaker:
+    state: BreakerState = BreakerState.CLOSED
+    failures: int = 0
+    since: float = 0.0
+    """Of the state, or of the probe that runs."""
+    probing: bool = False
+
+    def move(self, state: BreakerState, now: float) -> None:
+        assert state in MOVES[self.state], f"{self.state.name} to {state.name}"
+        self.state, self.since, self.failures, self.probing = state, now, 0, False
+
+
+class Breakers:
+    """One breaker a model. Who asks `allows` and then sends must report `succeeded` or `failed`."""
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self._settings = settings
+        self._breakers: dict[str, _Breaker] = {}
+
+    def state(self, model: str) -> BreakerState:
+        """Where the model's breaker stands."""
+        return self._of(model).state
+
+    def allows(self, model: str, now: float) -> bool:
+        """Whether a request may go to the model now. Changes nothing: `sent` does."""
+        breaker = self._of(model)
+        if breaker.state is BreakerState.CLOSED:
+            return True
+        if breaker.state is BreakerState.OPEN:
+            return now - breaker.since >= self._settings.open_s
+        return not breaker.probing or now - breaker.since >= PROBE_S
+
+    def sent(self, model: str, now: float) -> None:
+        """A request goes to the model; it is the probe when the breaker is not closed."""
+        breaker = self._of(model)
+        if breaker.state is BreakerState.OPEN:
+            breaker.move(BreakerState.HALF_OPEN, now)
+        if breaker.state is BreakerState.HALF_OPEN:
+            breaker.since, breaker.probing = now, True
+
+    def succeeded(self, model: str, now: float) -> None:
+        """The model answered."""
+        breaker = self._of(model)
+        breaker.failures = 0
+        if breaker.state is BreakerState.HALF_OPEN:
+            breaker.move(BreakerState.CLOSED, now)
+
+    def failed(self, model: str, now: float) -> None:
+        """The model did not, for a reason of its own."""
+        breaker = self._of(model)
+        breaker.failures += 1
+        if breaker.state is BreakerState.HALF_OPEN or (
+            breaker.state is BreakerState.CLOSED and breaker.failures >= self._settings.failures
+        ):
+            breaker.move(BreakerState.OPEN, now)
+
+    def abandoned(self, model: str) -> None:
+        """A request to the model ended without saying anything about it: another probe may go."""
+        self._of(model).probing = False
+
+    def retry_after_s(self, model: str, now: float) -> float:
+        """When the next probe may go."""
+        breaker = self._of(model)
+        limit_s = self._settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
+        return max(0.0, breaker.since + limit_s - now)
+
+    def _of(self, model: str) -> _Breaker:
+        return self._breakers.setdefault(model, _Breaker())

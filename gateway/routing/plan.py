@@ -1,0 +1,61 @@
+"""The router's answer: not a name, but candidates, why they stand in this order, and what may follow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluice.routing import CascadeRoute
+
+PINNED: Final = "pinned"
+RULES: Final = "rules"
+SAFETY: Final = "safety"
+LEARNED: Final = "learned"
+CASCADE: Final = "cascade"
+CANARY: Final = "canary"
+BUDGET: Final = "budget"
+LOAD: Final = "load"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that could answer.
+
+    Attributes:
+        quality: predicted chance that its answer is right; None: not predicted.
+        cost: expected, in the currency of the prices.
+        wait_s: expected wait for a worker.
+        reason: why it stands where it stands.
+    """
+
+    model: str
+    tier: str
+    reason: str
+    quality: float | None = None
+    cost: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which model answers, and why.
+
+    Attributes:
+        model: the one that is asked first.
+        strategy: who decided: one of the names in this module.
+        reason: one sentence for people.
+        degraded: whether the model is smaller than the chosen one, which could not have answered in time.
+        candidates: best first; the model is the first.
+        cascade: how the answer may go over to a second model; None: it stays.
+        shadows: models that compute the request beside it.
+        versions: of what the decision was made with.
+    """
+
+    model: str
+    tier: str
+    strategy: str
+    reason: str
+    degraded: bool = False
+    candidates: tuple[Candidate, ...] = ()
+    cascade: CascadeRoute | None = None
+    shadows: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)

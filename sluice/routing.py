@@ -1,0 +1,202 @@
+"""What the section ``routing`` of the configuration may say; docs/routing.md explains each part."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RouteRule(_Section):
+    """Sends a request to ``model`` when all conditions that are set hold."""
+
+    model: Name
+    reason: str = Field(min_length=1, max_length=200)
+    min_numbers: int | None = Field(None, ge=1)
+    """At least this many numbers in the prompt."""
+    min_prompt_tokens: int | None = Field(None, ge=1)
+    min_prompt_chars: int | None = Field(None, ge=1)
+    max_prompt_chars: int | None = Field(None, ge=1)
+    labels: dict[str, str] = Field(default_factory=dict)
+    tenants: tuple[Name, ...] = ()
+    """Any of them."""
+    languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}$")], ...] = ()
+    """Any of them, ISO 639-1, as far as it can be told from letters and small words."""
+    code: bool | None = None
+    """Whether the prompt holds program code."""
+    findings: tuple[str, ...] = ()
+    """Rules of the safety layer, such as "pii.iban" or "pii.*", of which one was found."""
+
+    @model_validator(mode="after")
+    def _has_condition(self) -> Self:
+        conditions = self.model_dump(exclude={"model", "reason"}).values()
+        if all(value in (None, (), {}) for value in conditions):
+            raise ValueError("a rule needs a condition, such as min_numbers, labels or tenants")
+        return self
+
+
+class Target(_Section):
+    """Where a learned router draws the line; exactly one is set."""
+
+    quality: Share | None = None
+    """Keep this share of what the strong model adds to the weak one's quality, as cheaply as possible."""
+    strong_share: Share | None = None
+    """Send at most this share of requests to the strong model."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.quality is None) == (self.strong_share is None):
+            raise ValueError("set either quality or strong_share")
+        return self
+
+
+class LearnedRoute(_Section):
+    """Asks a trained router (`sluice router train`) whether the strong model would be better."""
+
+    artefact: str
+    """Its file or folder."""
+    weak: Name
+    strong: Name
+    target: Target
+
+
+class CascadeRoute(_Section):
+    """Starts with ``first`` and goes over to ``second`` when the answer does not look right before the commit point."""
+
+    first: Name
+    second: Name
+    mode: Literal["hold", "replace"] = "hold"
+    """"hold" sends nothing before the commit point; "replace" streams at once to callers that accept a replacement."""
+    commit_tokens: int = Field(32, ge=1)
+    """After so many tokens without doubt the first model's answer is promised to the caller."""
+    min_logprob: float = Field(-0.7, le=0)
+    """Mean log-probability of the tokens so far below which the answer is in doubt."""
+    min_margin: float = Field(0.0, ge=0, le=1)
+    """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
+    artefact: str | None = None
+    """Trained with `sluice router train --cascade`: scores an answer that ends before the commit point."""
+    max_score: float = Field(0.5, ge=0, le=1)
+    """Score of the artefact above which the first answer is not kept."""
+    hint: bool = False
+    """Whether the second model sees the first one's draft."""
+    max_in_flight_share: Share = 0.5
+    """Of a tenant's running requests that may have escalated; above it the first answer is kept."""
+
+
+class Budget(_Section):
+    """What the tenants that it names may spend in an hour, in the currency of the prices; then ``model`` answers."""
+
+    tenants: tuple[Name, ...] = ()
+    """Each of them; empty: every tenant."""
+    per_hour: float = Field(gt=0)
+    model: Name
+
+
+class LoadRoute(_Section):
+    """Where the expected wait for the chosen model is above ``max_wait_s``, ``model`` answers."""
+
+    max_wait_s: float = Field(gt=0)
+    model: Name
+
+
+class Trial(_Section):
+    """A new model beside the one that it may replace."""
+
+    model: Name
+    of: Name
+    """The model whose requests it gets a share of."""
+    share: Share
+
+
+class RoutingPolicy(_Section):
+    """How "auto" is resolved: the first rule that holds, else the learned router, else ``default``."""
+
+    default: Name = "small"
+    rules: tuple[RouteRule, ...] = ()
+    learned: LearnedRoute | None = None
+    cascade: CascadeRoute | None = None
+    """For requests that routing gives to its ``first`` model."""
+    budgets: tuple[Budget, ...] = ()
+    load: LoadRoute | None = None
+    canaries: tuple[Trial, ...] = ()
+    """Answer their share in place of the model."""
+    shadows: tuple[Trial, ...] = ()
+    """Compute their share beside the model, as bulk work; the caller never sees it."""
+
+    def models(self) -> list[tuple[str, str]]:
+        """Every model that is named, with its key."""
+        named = [("default", self.default)]
+        named += [(f"rules.{i}.model", rule.model) for i, rule in enumerate(self.rules)]
+        if self.learned is not None:
+            named += [("learned.weak", self.learned.weak), ("learned.strong", self.learned.strong)]
+        if self.cascade is not None:
+            named += [("cascade.first", self.cascade.first)]
+            named += [("cascade.second", self.cascade.second)]
+        named += [(f"budgets.{i}.model", one.model) for i, one in enumerate(self.budgets)]
+        named += [("load.model", self.load.model)] if self.load is not None else []
+        for key, trials in (("canaries", self.canaries), ("shadows", self.shadows)):
+            for i, trial in enumerate(trials):
+                named += [(f"{key}.{i}.model", trial.model), (f"{key}.{i}.of", trial.of)]
+        return named
+
+    @model_validator(mode="after")
+    def _pairs_differ(self) -> Self:
+        if self.learned is not None and self.learned.weak == self.learned.strong:
+            raise ValueError("learned: weak and strong are the same model")
+        if self.cascade is not None and self.cascade.first == self.cascade.second:
+            raise ValueError("cascade: first and second are the same model")
+        return self
+
+
+class Selection(_Section):
+    """Requests of these tenants with these labels are routed by ``policy``."""
+
+    policy: Name
+    tenants: tuple[Name, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_condition(self) -> Self:
+        if not self.tenants and not self.labels:
+            raise ValueError("name tenants or labels")
+        return self
+
+
+class BreakerSettings(_Section):
+    """When a model is left alone: after ``failures`` in a row, for ``open_s``; then one probe at a time."""
+
+    failures: int = Field(5, ge=1)
+    open_s: float = Field(5.0, gt=0)
+
+
+class RoutingSettings(RoutingPolicy):
+    """The policy of requests that no selection takes, and what all policies share."""
+
+    policies: dict[Name, RoutingPolicy] = Field(default_factory=dict)
+    select: tuple[Selection, ...] = ()
+    """The first that fits decides."""
+    fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
+    """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
+    breaker: BreakerSettings = BreakerSettings()
+
+    @model_validator(mode="after")
+    def _selections_exist(self) -> Self:
+        for i, one in enumerate(self.select):
+            if one.policy not in self.policies:
+                known = ", ".join(self.policies) or "none"
+                raise ValueError(f"select.{i}.policy: no policy {one.policy!r}; known: {known}")
+        return self
+
+    def all_models(self) -> list[tuple[str, str]]:
+        """Every model that is named anywhere, with its key."""
+        named = self.models()
+        for name, policy in self.policies.items():
+            named += [(f"policies.{name}.{key}", model) for key, model in policy.models()]
+        for model, smaller in self.fallbacks.items():
+            named += [(f"fallbacks.{model}", name) for name in (model, *smaller)]
+        return named
