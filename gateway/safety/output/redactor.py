@@ -127,7 +127,8 @@ class Redactor:
             return ""
         edits = self._edits(held[:cut], [f for f in found if f.start < cut])
         shown = self._show(held[:cut], edits)
-        self._watch = Watch(self._rules.automaton, self.decided, held[cut - 1])
+        before = held[before_seen(held[:cut], self._rules.automaton.context_before) : cut]
+        self._watch = Watch(self._rules.automaton, self.decided, before)
         self._watch.feed(held[cut:])
         self._held = [held[cut:]]
         self._inside_chain = True
