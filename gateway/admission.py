@@ -19,10 +19,17 @@ from gateway.door.violations import Violations
 from gateway.models import Directory
 from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, Router
-from gateway.safety.actions import Action
-from gateway.safety.inspector import Inspected, Inspector, Verdict, verdict_on
+from gateway.safety.answer import AnswerInspection
+from gateway.safety.dry_run import Move, words_of
+from gateway.safety.inspector import (
+    Inspected,
+    Inspector,
+    RequestInspection,
+    Verdict,
+    verdict_on,
+)
 from gateway.safety.policy import Policy
-from gateway.spans import CallSpans
+from gateway.spans import CallSpans, finding_attributes
 from gateway.streams.endings import Hops
 from sluice.errors import ModelUnavailable, SafetyBlocked
 from sluice.internal.v1.task_pb2 import Sampling
@@ -43,15 +50,22 @@ class Admitted:
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
+    answer: AnswerInspection | None
+    """Of the safety policy; None when it leaves answers alone."""
 
 
 @dataclass(frozen=True)
 class Safety:
     """What the safety layer makes of a request."""
 
-    policy: Policy
+    inspection: RequestInspection
     inspected: Sequence[Inspected]
     verdict: Verdict
+
+    @property
+    def policy(self) -> Policy:
+        """The one that decided."""
+        return self.inspection.policy
 
     @property
     def governed(self) -> Governed | None:
@@ -82,10 +96,10 @@ class Admission:
             ModelUnavailable: nobody serves the model now.
         """
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
-            conversation, governed = await self._inspect(request, span)
+            conversation, safety = await self._inspect(request, span)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
-            plan = await self._route(request, conversation, governed, span)
+            plan = await self._route(request, conversation, safety.governed, span)
         hops.route_ms = hop.ms
         model = self.catalog[plan.model]
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
@@ -93,7 +107,8 @@ class Admission:
             span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(token_ids))
             sampling = fit(request, model, len(token_ids))
         hops.tokenize_ms = hop.ms
-        return Admitted(plan, model, token_ids, sampling)
+        answer = self._inspector.answer(safety.inspection, conversation.system_text)
+        return Admitted(plan, model, token_ids, sampling, answer)
 
     async def count(self, conversation: Conversation, name: str | None) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model whose tokenizer counted."""
@@ -112,15 +127,23 @@ class Admission:
             inspected.append(result)
             if len(result.normalized) > _LONG_CHARS:
                 await asyncio.sleep(0)
-        return Safety(inspection.policy, inspected, verdict_on(inspected))
+        return Safety(inspection, inspected, verdict_on(inspected))
 
-    async def _inspect(
-        self, request: ValidRequest, span: Span
-    ) -> tuple[Conversation, Governed | None]:
+    async def _inspect(self, request: ValidRequest, span: Span) -> tuple[Conversation, Safety]:
         texts = [turn.content for turn in request.conversation.turns]
         safety = await self.check(texts, request.labels)
         _record(safety, span)
-        return _passed(request.conversation, safety), safety.governed
+        await self._rehearse(safety, span)
+        return _passed(request.conversation, safety), safety
+
+    async def _rehearse(self, safety: Safety, span: Span) -> None:
+        """The policy under trial, if there is one, is tried on the same texts."""
+        moves: Counter[Move] = Counter()
+        for more in self._inspector.rehearse(safety.inspection, safety.inspected):
+            moves += more
+            await asyncio.sleep(0)
+        if moves:
+            span.set_attribute(names.DRY_RUN, words_of(moves))
 
     async def _route(
         self,
@@ -186,16 +209,8 @@ def _passed(conversation: Conversation, safety: Safety) -> Conversation:
 
 def _record(safety: Safety, span: Span) -> None:
     span.set_attribute(names.SAFETY_POLICY, safety.policy.version)
-    taken = safety.verdict.taken
-    if not taken:
-        return
-    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
-    span.set_attribute(names.FINDINGS, pairs)
-    counts: Counter[Action] = Counter()
-    for (_, action), count in taken.items():
-        counts[action] += count
-    for action, count in counts.items():
-        span.set_attribute(names.FINDING_COUNT + action.name.lower(), count)
+    for name, value in finding_attributes(safety.verdict.taken).items():
+        span.set_attribute(name, value)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from gateway.catalog import Catalog
 from gateway.door.conversation import Conversation, conversation_of
 from gateway.door.sampling import ValidSampling, sampling_of
 from gateway.door.violations import Violations
+from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.errors import DeadlinePassed, UnknownModel
 from sluice.settings import AUTO
 from sluice.v1 import inference_pb2
@@ -148,7 +149,7 @@ def _check_resume(
         return
     vocab_size = catalog.vocab_size(request.model)
     found.check(
-        max(token_ids) < vocab_size,
+        all(token < vocab_size or token == HIDDEN_TOKEN_ID for token in token_ids),
         "resume.token_ids",
         f"must be below {vocab_size}, the vocabulary",
     )

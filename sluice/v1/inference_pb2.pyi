@@ -85,6 +85,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the end of the context was reached."""
     FINISH_REASON_STOP_SEQUENCE: _FinishReason.ValueType  # 3
     """One of the request's stop strings came up."""
+    FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
+    """The safety policy ends the answer before what would have come next; Finished.rules says why."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -97,6 +99,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the end of the context was reached."""
 FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 """One of the request's stop strings came up."""
+FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
+"""The safety policy ends the answer before what would have come next; Finished.rules says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _SafetySeverity:
@@ -446,7 +450,9 @@ class Resume(_message.Message):
     """The seed of Started of the first try; needed when temperature > 0 and the request named no seed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens received so far, from index 0."""
+        """Tokens received so far, from index 0, hidden ones (4294967295) as they came: from the first of them on the answer is
+        computed again, and the rest goes on behind what the client holds.
+        """
 
     def __init__(
         self,
@@ -598,7 +604,9 @@ class Delta(_message.Message):
     """Index of the first of token_ids in the answer, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens of this piece."""
+        """The tokens of this piece. 4294967295 stands for a token of which the safety policy hides the text, or a part of it;
+        its log-probabilities are left blank.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
@@ -714,6 +722,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop: _builtins.str
@@ -726,6 +735,10 @@ class Finished(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rules of the safety policy that ended the answer, with FINISH_REASON_CONTENT_FILTER; never any text."""
+
     def __init__(
         self,
         *,
@@ -733,10 +746,11 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
         stop: _builtins.str = ...,
+        rules: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
