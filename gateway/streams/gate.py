@@ -51,11 +51,13 @@ class Gate:
         """Tokens whose character is not complete."""
         self._end = 0
 
-    def add(self, token: Token, text: str) -> None:
-        """``token`` has come and completed ``text``."""
+    def push(self, token: Token, text: str) -> str:
+        """``token`` has come and completed ``text``; returns what of the text may be shown."""
         self._parts.append(token)
-        if text:
-            self._complete(text)
+        if not text:
+            return ""
+        self._complete(text)
+        return self.output.push(text)
 
     def finish(self, text: str) -> None:
         """No token comes any more; ``text`` stands for what is no character."""
@@ -78,5 +80,6 @@ class Gate:
 
     def _complete(self, text: str) -> None:
         start, self._end = self._end, self._end + len(text)
-        self._whole.extend((token, start, self._end) for token in self._parts)
-        self._parts = []
+        for token in self._parts:
+            self._whole.append((token, start, self._end))
+        self._parts.clear()

@@ -121,22 +121,23 @@ class Transcript:
 
     def _pass(self, token: Token, text: str, gate: Gate) -> None:
         """``token`` waits until the filter has decided about its ``text``."""
-        gate.add(token, text)
+        self._lagging += self._matcher.push(gate.push(token, text))
         if text:
-            self._lagging += self._matcher.push(gate.output.push(text))
             self._show_all(gate.ready())
 
     def _show_all(self, tokens: Sequence[Token]) -> None:
         """Shows ``tokens``, which go out together; the last brings the text."""
+        if not tokens:
+            return
         for token_id, logprobs in tokens[:-1]:
             self._show(token_id, logprobs, "")
-        for token_id, logprobs in tokens[-1:]:
-            self._show(token_id, logprobs, self._lagging)
-            self._lagging = ""
+        text, self._lagging = self._lagging, ""
+        self._show(*tokens[-1], text)
 
     def _show(self, token_id: int, logprobs: Logprobs | None, text: str) -> None:
-        index = len(self.shown_ids)
-        self.contradicted |= index < len(self._held) and self._held[index] != token_id
+        if self._held:
+            index = len(self.shown_ids)
+            self.contradicted |= index < len(self._held) and self._held[index] != token_id
         self.shown_ids.append(token_id)
         self._texts.append(text)
         self._logprobs.append(self._public(logprobs) if logprobs else TokenLogprobs())

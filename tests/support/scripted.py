@@ -207,6 +207,11 @@ class Relay:
             relay._closed = True
             relay.cut()
 
+    def turn(self, target: str) -> None:
+        """Passes new connections on to `target`, and cuts the others."""
+        self._target = target
+        self.cut()
+
     def cut(self) -> None:
         """Aborts every connection."""
         for writer in self._writers:

@@ -40,6 +40,8 @@ class HiddenPlaces:
         if end > self._redactor.shown_to:
             return True
         edits = self._redactor.edits
+        if not edits and not echoes:
+            return False
         while self._passed_edits < len(edits) and edits[self._passed_edits].end <= start:
             self._passed_edits += 1
         if self._passed_edits < len(edits) and edits[self._passed_edits].start < end:

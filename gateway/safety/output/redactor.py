@@ -80,8 +80,12 @@ class Redactor:
             return ""
         watch = self._watch
         watch.feed(text)
-        self._held.append(text)
         free = watch.free_to
+        if free == watch.end and not self._held and not watch.claims_before(free):
+            self.decided = free
+            self._remember(text)
+            return text
+        self._held.append(text)
         if free > self.decided:
             return self._release(free)
         if watch.end > self._chain_end and self.held_chars > 2 * self._reach() + _CHAIN_CHARS:
@@ -211,7 +215,7 @@ class Redactor:
         return "".join(shown) if edits else piece
 
     def _remember(self, piece: str) -> None:
-        self._context += view(piece)[0]
+        self._context += piece if piece.isascii() else view(piece)[0]
         if len(self._context) > 4 * _CONTEXT_CHARS:
             keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
             self._context = self._context[-keep:]

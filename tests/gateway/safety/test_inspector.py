@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action
-from gateway.safety.findings import Severity
 from gateway.safety.compiled import compile_policies
+from gateway.safety.findings import Severity
 from gateway.safety.inspector import Found, Inspected, Inspector, verdict_on
 from gateway.safety.names import rule_names
 from gateway.safety.policy import load_policies
