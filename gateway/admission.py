@@ -20,7 +20,7 @@ from gateway.models import Directory
 from gateway.routing.features import Features, Governed, count_numbers
 from gateway.routing.router import Plan, Router
 from gateway.safety.answer import AnswerInspection
-from gateway.safety.dry_run import Move, words_of
+from gateway.safety.dry_run import DryRun, Move, words_of
 from gateway.safety.inspector import (
     Inspected,
     Inspector,
@@ -86,6 +86,11 @@ class Admission:
         self._directory = directory
         self._inspector = inspector
         self._router = router
+
+    @property
+    def dry_run(self) -> DryRun | None:
+        """The counts of the policy under trial."""
+        return self._inspector.dry_run
 
     async def admit(self, request: ValidRequest, spans: CallSpans, hops: Hops) -> Admitted:
         """Decides everything; the times go into ``hops``.

@@ -7,6 +7,7 @@
 | `MessageTooLarge` | INVALID_ARGUMENT | MESSAGE_TOO_LARGE | metadata bytes, limit_bytes |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
+| `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
@@ -126,6 +127,13 @@ class SafetyBlocked(SluiceError):
     reason = "SAFETY_BLOCKED"
 
 
+class NoDryRun(SluiceError):
+    """No safety policy is under trial."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "NO_DRY_RUN"
+
+
 class IdempotencyConflict(SluiceError):
     """The idempotency key belongs to another request."""
 
@@ -204,6 +212,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
         MessageTooLarge,
         UnknownModel,
         SafetyBlocked,
+        NoDryRun,
         IdempotencyConflict,
         DeadlinePassed,
         Cancelled,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.safety.actions import Action
 
@@ -10,6 +11,9 @@ Place = tuple[str, int, int]
 """Rule, start and end of a finding."""
 Move = tuple[str, Action | None, Action | None]
 """Rule, the action in force and that of the trial; None where only the other policy finds it."""
+
+
+_MOVES_SAID: Final = 10
 
 
 def moves_of(
@@ -42,6 +46,15 @@ class DryRun:
         self.texts += 1
         self.changed += changed
         self.moves.update(moves)
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        most = "; ".join(
+            f"{word} {self.moves[move]}"
+            for move, _ in self.moves.most_common(_MOVES_SAID)
+            for word in words_of([move])
+        )
+        return f"dry run of {self.policy}: {self.changed} of {self.texts} texts changed; {most or 'no difference'}"
 
 
 def words_of(moves: Iterable[Move]) -> list[str]:

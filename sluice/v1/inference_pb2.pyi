@@ -1124,3 +1124,90 @@ class SafetyFinding(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SafetyFinding: _TypeAlias = SafetyFinding  # noqa: Y015
+
+@_typing.final
+class GetSafetyDryRunRequest(_message.Message):
+    """Asks for the counts of the policy under trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSafetyDryRunRequest: _TypeAlias = GetSafetyDryRunRequest  # noqa: Y015
+
+@_typing.final
+class GetSafetyDryRunResponse(_message.Message):
+    """The counts, since the policy under trial was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Version of the policy under trial."""
+    texts: _builtins.int
+    """Texts of prompts and answers that it was tried on."""
+    changed: _builtins.int
+    """Of these, how many would have come out otherwise, or not at all."""
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyMove]:
+        """Where the two policies differ, most frequent first."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        texts: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        moves: _abc.Iterable[Global___SafetyMove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "moves", b"moves", "policy", b"policy", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSafetyDryRunResponse: _TypeAlias = GetSafetyDryRunResponse  # noqa: Y015
+
+@_typing.final
+class SafetyMove(_message.Message):
+    """Findings that the policy under trial treats otherwise than the one in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    rule: _builtins.str
+    """The rule."""
+    now: Global___SafetyAction.ValueType
+    """What is done about it; unspecified: only the policy under trial finds it."""
+    then: Global___SafetyAction.ValueType
+    """What the policy under trial would do; unspecified: it does not find it."""
+    count: _builtins.int
+    """How many there were."""
+    def __init__(
+        self,
+        *,
+        rule: _builtins.str = ...,
+        now: Global___SafetyAction.ValueType = ...,
+        then: Global___SafetyAction.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "now", b"now", "rule", b"rule", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SafetyMove: _TypeAlias = SafetyMove  # noqa: Y015
