@@ -1,4 +1,5 @@
-"""``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains.
+"""``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains. SIGHUP makes it
+read its safety policies again.
 
 The order of start is the order of reading; the way out goes backwards.
 """
@@ -16,10 +17,12 @@ import uvloop
 
 from gateway.catalog import load_catalog
 from gateway.policies import load_inspector
+from gateway.reloading import GatewayReload
 from gateway.routes import load_router
 from gateway.server import running
 from sluice import settings as configuration
 from sluice.processes.errors import SetupError
+from sluice.reload import reloading
 from sluice.settings import Settings, SettingsError
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -29,6 +32,9 @@ from sluice.wire.subjects import is_token
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 after a clean end, 1 when the gateway cannot start."""
     options = _parse(arguments)
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until it serves, what it is going to read is new enough
     try:
         settings, gateway_id = _load(options.config), _id(options.id)
         logging.basicConfig(
@@ -53,8 +59,11 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     provider = start_tracing(SERVICE_GATEWAY)
     try:
         traces = tracer(SERVICE_GATEWAY)
-        async with running(settings, gateway_id, catalog, inspector, router, traces):
-            await stop.wait()
+        async with running(settings, gateway_id, catalog, inspector, router, traces) as gateway:
+            with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
+                await stop.wait()
+        if inspector.dry_run is not None:
+            logging.getLogger(__name__).info("%s", inspector.dry_run)
     finally:
         await asyncio.to_thread(provider.shutdown)
 

@@ -22,10 +22,17 @@ from gateway.records.draft import Draft
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
 from gateway.routing.router import Idle, Router
-from gateway.safety.actions import Action
-from gateway.safety.inspector import Inspected, Inspector, Verdict, verdict_on
+from gateway.safety.answer import AnswerInspection
+from gateway.safety.dry_run import DryRun, Move, words_of
+from gateway.safety.inspector import (
+    Inspected,
+    Inspector,
+    RequestInspection,
+    Verdict,
+    verdict_on,
+)
 from gateway.safety.policy import Policy
-from gateway.spans import CallSpans
+from gateway.spans import CallSpans, finding_attributes
 from gateway.streams.endings import Hops
 from sluice.errors import SafetyBlocked
 from sluice.internal.v1.task_pb2 import Sampling
@@ -43,15 +50,22 @@ class Admitted:
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
+    answer: AnswerInspection | None
+    """Of the safety policy; None when it leaves answers alone."""
 
 
 @dataclass(frozen=True)
 class Safety:
     """What the safety layer makes of a request."""
 
-    policy: Policy
+    inspection: RequestInspection
     inspected: Sequence[Inspected]
     verdict: Verdict
+
+    @property
+    def policy(self) -> Policy:
+        """The one that decided."""
+        return self.inspection.policy
 
     @property
     def governed(self) -> Governed | None:
@@ -82,6 +96,11 @@ class Admission:
     def use_router(self, router: Router) -> None:
         """Requests that come from now on are routed by ``router``."""
         self._router = router
+
+    @property
+    def dry_run(self) -> DryRun | None:
+        """The counts of the policy under trial."""
+        return self._inspector.dry_run
 
     async def admit(
         self, request: ValidRequest, spans: CallSpans, hops: Hops, draft: Draft
@@ -120,7 +139,8 @@ class Admission:
         hops.tokenize_ms = hop.ms
         tokens = len(token_ids) + sampling.max_tokens
         self._overload.sent(plan.model, request.priority_class, tokens, time.monotonic())
-        return Admitted(plan, model, token_ids, sampling)
+        answer = self._inspector.answer(safety.inspection, conversation.system_text)
+        return Admitted(plan, model, token_ids, sampling, answer)
 
     async def count(
         self, conversation: Conversation, name: str | None, tenant: str
@@ -141,7 +161,7 @@ class Admission:
             inspected.append(result)
             if len(result.normalized) > _LONG_CHARS:
                 await asyncio.sleep(0)
-        return Safety(inspection.policy, inspected, verdict_on(inspected))
+        return Safety(inspection, inspected, verdict_on(inspected))
 
     async def _inspect(
         self, request: ValidRequest, span: Span, draft: Draft
@@ -151,7 +171,17 @@ class Admission:
         _record(safety, span)
         seen = [result.text for result in safety.inspected]
         draft.inspected(safety.policy.version, safety.verdict, texts, seen)
+        await self._rehearse(safety, span)
         return _passed(request.conversation, safety), safety
+
+    async def _rehearse(self, safety: Safety, span: Span) -> None:
+        """The policy under trial, if there is one, is tried on the same texts."""
+        moves: Counter[Move] = Counter()
+        for more in self._inspector.rehearse(safety.inspection, safety.inspected):
+            moves += more
+            await asyncio.sleep(0)
+        if moves:
+            span.set_attribute(names.DRY_RUN, words_of(moves))
 
     def _route(self, features: Features, demand: Demand, span: Span) -> Plan:
         now = time.monotonic()
@@ -217,16 +247,8 @@ def _passed(conversation: Conversation, safety: Safety) -> Conversation:
 
 def _record(safety: Safety, span: Span) -> None:
     span.set_attribute(names.SAFETY_POLICY, safety.policy.version)
-    taken = safety.verdict.taken
-    if not taken:
-        return
-    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
-    span.set_attribute(names.FINDINGS, pairs)
-    counts: Counter[Action] = Counter()
-    for (_, action), count in taken.items():
-        counts[action] += count
-    for action, count in counts.items():
-        span.set_attribute(names.FINDING_COUNT + action.name.lower(), count)
+    for name, value in finding_attributes(safety.verdict.taken).items():
+        span.set_attribute(name, value)
 
 
 @dataclass

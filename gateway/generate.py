@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from gateway.accounts import Accounts
 from gateway.admission import Admission, Admitted
@@ -15,7 +16,8 @@ from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
 from gateway.opening import new_request_id, open_stream, task_of
 from gateway.records.draft import Draft, Drafts
-from gateway.spans import CallSpans
+from gateway.safety.dry_run import words_of
+from gateway.spans import CallSpans, finding_attributes
 from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
@@ -224,4 +226,14 @@ class _Call:
             self._spans.server.set_attribute(names.GEN_AI_TTFT, ttft_s)
         if stream.first_frame_at is not None and not self._replayed:
             lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
-            self._spans.past(names.SPAN_STREAM, lasted_s, {names.ATTEMPT: stream.attempt})
+            attributes = {names.ATTEMPT: stream.attempt, **_found_in(stream)}
+            self._spans.past(names.SPAN_STREAM, lasted_s, attributes)
+
+
+def _found_in(stream: Stream) -> dict[str, AttributeValue]:
+    """What the safety policy says of an answer that is complete."""
+    if stream.finished is None or stream.ticket.answer is None:
+        return {}
+    outcome = stream.ticket.answer.outcome()
+    found = {names.SAFETY_POLICY: outcome.policy, **finding_attributes(outcome.taken)}
+    return {**found, names.DRY_RUN: words_of(outcome.moves)} if outcome.moves else found

@@ -9,6 +9,7 @@ from gateway.door.requests import ValidRequest
 from gateway.streams.endings import Hops
 from gateway.streams.stream import Stream, Ticket
 from gateway.streams.transcript import Transcript
+from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1.inference_pb2 import (
@@ -45,10 +46,11 @@ def open_stream(
         key=request.key,
         fingerprint=request.fingerprint,
         on_end=on_end,
+        answer=admitted.answer,
     )
     transcript = _transcript(request, admitted)
     stream = Stream(ticket, transcript, stall_s, now, held=len(transcript.token_ids))
-    reason = _complete(request.resume, admitted, transcript)
+    reason = _complete(admitted, transcript)
     if reason is not None:
         stream.finish(reason, RowTimings(), now)
     return stream
@@ -66,7 +68,7 @@ def task_of(stream: Stream, request: ValidRequest, admitted: Admitted, gateway_i
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
         prompt_token_ids=admitted.prompt_token_ids,
-        produced_token_ids=request.resume,
+        produced_token_ids=stream.transcript.token_ids,
         sampling=admitted.sampling,
         workload=request.workload,
     )
@@ -93,19 +95,26 @@ def _transcript(request: ValidRequest, admitted: Admitted) -> Transcript:
         request.sampling.stops,
         tokenization.stop_token_ids,
         tokenization.token_text,
+        admitted.answer.filter if admitted.answer is not None else None,
+        request.resume,
     )
-    for token_id in request.resume:
+    for token_id in _known(request.resume):
         if not transcript.closed:  # a stop string may be in what the caller holds
             transcript.append(token_id)
     return transcript
 
 
-def _complete(
-    resume: Sequence[int], admitted: Admitted, transcript: Transcript
-) -> "FinishReason.ValueType | None":
+def _known(resume: Sequence[int]) -> Sequence[int]:
+    """The tokens before the first that was hidden from the caller; from there on the answer is computed again."""
+    hidden = resume.index(HIDDEN_TOKEN_ID) if HIDDEN_TOKEN_ID in resume else len(resume)
+    return resume[:hidden]
+
+
+def _complete(admitted: Admitted, transcript: Transcript) -> "FinishReason.ValueType | None":
     """Why nothing is left to compute, or None. A stop string is seen by `Stream.finish` itself."""
-    if transcript.closed or (resume and resume[-1] in admitted.sampling.stop_token_ids):
+    held = transcript.token_ids
+    if transcript.closed or (held and held[-1] in admitted.sampling.stop_token_ids):
         return FINISH_REASON_STOP
-    if len(resume) >= admitted.sampling.max_tokens:
+    if len(held) >= admitted.sampling.max_tokens:
         return FINISH_REASON_LENGTH
     return None

@@ -78,7 +78,7 @@ class Overload:
         breakers: Breakers,
     ) -> None:
         self._directory = directory
-        self._fallbacks = fallbacks
+        self.fallbacks = fallbacks
         self._tiers = tiers
         self._queue_max = queue_max
         self._breakers = breakers
@@ -92,7 +92,7 @@ class Overload:
         """
         candidates = list(models)
         if demand.allow_degraded:
-            candidates += [name for model in models for name in self._fallbacks.get(model, ())]
+            candidates += [name for model in models for name in self.fallbacks.get(model, ())]
         problems = []
         for model in candidates:
             problem = self._problem(model, demand, now)
@@ -113,7 +113,7 @@ class Overload:
             return plan
         # Where the safety policy sends a request it stays.
         if demand.allow_degraded and plan.strategy != SAFETY:
-            for model in self._fallbacks.get(plan.model, ()):
+            for model in self.fallbacks.get(plan.model, ()):
                 if self._problem(model, demand, now) is None:
                     return self._degraded(plan, model, problem.message)
         raise problem

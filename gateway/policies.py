@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from gateway.safety.inspector import Inspector, phrases_of
+from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of
+from gateway.safety.inspector import Inspector
 from gateway.safety.names import rule_names
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules import RuleError
@@ -21,9 +22,7 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
     where = f"{path}: " if path else ""
     models = [model.name for model in settings.models]
     try:
-        policies = load_policies(
-            _text(settings, path), _read_list, rule_names(), models, prompts_only=True
-        )
+        policies = load_policies(_text(settings, path), _read_list, rule_names(), models)
         for policy in policies.by_name.values():
             Lexicon(phrases_of(policy))
     except (PolicyError, RuleError) as error:
@@ -31,13 +30,18 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
     return policies
 
 
-def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
-    """The inspector of ``settings``; it takes about a second.
+def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPolicies:
+    """The policies of ``settings``, compiled; it takes about a second, and any thread may do it.
 
     Raises:
         SettingsError: as `read_policies`.
     """
-    return Inspector(read_policies(settings, path))
+    return compile_policies(read_policies(settings, path))
+
+
+def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
+    """The inspector of ``settings``; costs and raises as `load_policies_of`."""
+    return Inspector(load_policies_of(settings, path))
 
 
 def _text(settings: Settings, path: Path | None) -> str:

@@ -36,7 +36,7 @@ from gateway.streams.replays import Replays
 from sluice.errors import ShuttingDown
 from sluice.processes.errors import SetupError
 from sluice.processes.ports import listen_problem, split_address
-from sluice.settings import Settings
+from sluice.settings import RoutingSettings, Settings
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
@@ -78,12 +78,17 @@ class Gateway:
         self.registry = Registry(self._dispatch.outbox, replays)
         self._recorder = Recorder(settings.records)
         drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
-        breakers = Breakers(settings.routing.breaker)
-        accounts = Accounts(breakers, catalog.facts)
-        overload = Overload(
-            self._directory, settings.routing.fallbacks, catalog.tiers, limits.queue_max, breakers
+        self._breakers = Breakers(settings.routing.breaker)
+        accounts = Accounts(self._breakers, catalog.facts)
+        self._overload = Overload(
+            self._directory,
+            settings.routing.fallbacks,
+            catalog.tiers,
+            limits.queue_max,
+            self._breakers,
         )
-        admission = Admission(catalog, overload, inspector, router, accounts)
+        admission = Admission(catalog, self._overload, inspector, router, accounts)
+        self._admission = admission
         generator = Generator(
             limits, admission, self.registry, self._dispatch, drafts, accounts, tracer
         )
@@ -106,6 +111,12 @@ class Gateway:
         await self._health.refresh(time.monotonic())
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
+
+    def use_routing(self, router: Router, routing: RoutingSettings) -> None:
+        """Requests that come from now on are routed by ``router``."""
+        self._admission.use_router(router)
+        self._overload.fallbacks = routing.fallbacks
+        self._breakers.settings = routing.breaker
 
     @property
     def active(self) -> int:

@@ -10,15 +10,17 @@ from gateway.admission import Admission
 from gateway.door.requests import check_labels, validate_count
 from gateway.generate import Generator
 from gateway.models import Directory
-from gateway.safety_answer import safety_answer
+from gateway.safety_answer import dry_run_answer, safety_answer
 from gateway.tenants import tenant_of
-from sluice.errors import Overloaded, ShuttingDown
+from sluice.errors import NoDryRun, Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
     CheckSafetyRequest,
     CheckSafetyResponse,
     CountTokensRequest,
     CountTokensResponse,
     GenerateRequest,
+    GetSafetyDryRunRequest,
+    GetSafetyDryRunResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
@@ -88,6 +90,15 @@ class InferenceService(InferenceServiceServicer):
         check_labels(request.labels)
         tenant = tenant_of(_metadata(context))
         return safety_answer(await self._admission.check([request.text], request.labels, tenant))
+
+    async def GetSafetyDryRun(
+        self, request: GetSafetyDryRunRequest, context: Any
+    ) -> GetSafetyDryRunResponse:
+        """See the proto."""
+        counts = self._admission.dry_run
+        if counts is None:
+            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
+        return dry_run_answer(counts)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The spans of one call (sluice/telemetry/names.py lists them). Contexts are explicit, never looked up."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from gateway.safety.actions import Action
 from sluice.errors import SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import context_of, trace_id_of
@@ -61,6 +63,18 @@ class CallSpans:
             raise
         finally:
             self.server.end()
+
+
+def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> dict[str, AttributeValue]:
+    """What is told of findings, by rule and action: which there were, and how many of each action."""
+    if not taken:
+        return {}
+    pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)
+    counts: Counter[Action] = Counter()
+    for (_, action), count in taken.items():
+        counts[action] += count
+    numbers = {names.FINDING_COUNT + action.name.lower(): n for action, n in counts.items()}
+    return {names.FINDINGS: pairs, **numbers}
 
 
 def fail(span: Span, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a client and a gateway assume when nobody says otherwise. Without imports, so that a client starts fast."""
+"""What a client and a gateway agree on without a message. Without imports, so that a client starts fast."""
 
 from typing import Final
 
@@ -7,3 +7,6 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 AUTO: Final = "auto"
 """The model name that means: route."""
+
+HIDDEN_TOKEN_ID: Final = 0xFFFF_FFFF
+"""Stands in an answer for a token whose text the output filter did not show."""

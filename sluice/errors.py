@@ -8,6 +8,7 @@
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
 | `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
+| `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
@@ -143,6 +144,13 @@ class SafetyBlocked(SluiceError):
     reason = "SAFETY_BLOCKED"
 
 
+class NoDryRun(SluiceError):
+    """No safety policy is under trial."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "NO_DRY_RUN"
+
+
 class IdempotencyConflict(SluiceError):
     """The idempotency key belongs to another request."""
 
@@ -222,6 +230,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
         UnknownModel,
         RecordUnknown,
         SafetyBlocked,
+        NoDryRun,
         IdempotencyConflict,
         DeadlinePassed,
         Cancelled,

@@ -3,37 +3,108 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 from sluice.settings import Settings, SettingsError, load
 
 log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # who asked must be told, whatever the level of the process
 
-Apply = Callable[[Settings], None]
-"""Takes new settings into force, all or nothing.
+Apply = Callable[[Settings], Awaitable[None] | None]
+"""Takes new settings into force, all or nothing; what takes long is awaited.
 
 Raises:
     SettingsError: they cannot work, or change what cannot be changed while running; the message names the key.
 """
+
+TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
+    "gateway": frozenset({"safety", "routing"}),
+}
+"""Processes that obey SIGHUP, each with the sections that it takes anew. Any other process would die of the signal."""
+
+_READ: Final = "configuration read again"
+_KEPT: Final = "the configuration stays as it was"
 
 
 @contextmanager
 def reloading(path: Path, apply: Apply) -> Iterator[None]:
     """While inside, SIGHUP loads ``path`` and hands it to ``apply``, on the running loop. What came of it is logged."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, _reload, path, apply)
+    reloads = _Reloads(path, apply)
+    loop.add_signal_handler(signal.SIGHUP, reloads.ask)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a process that drains must not die of it
+        reloads.close()
 
 
-def _reload(path: Path, apply: Apply) -> None:
-    try:
-        apply(load(path))
-    except SettingsError as error:
-        log.error("the configuration stays as it was: %s", error)
-    else:
-        log.info("configuration read again: %s", path)
+def refuse_changes(old: Settings, new: Settings, sections: Collection[str]) -> None:
+    """Raises SettingsError for the first key in ``sections`` that ``new`` changes."""
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    for section in sections:
+        key = _difference(section, before[section], after[section])
+        if key is not None:
+            raise SettingsError(f"{key}: cannot be changed while running; start again to change it")
+
+
+def outcome_in(text: str) -> tuple[bool, str] | None:
+    """What the log of a process says in ``text`` of the first reload: whether it was taken, and why not."""
+    for line in text.splitlines():
+        _, ours, said = line.partition(f" {log.name} ")
+        if ours and said.startswith(_READ):
+            return True, ""
+        if ours and said.startswith(_KEPT):
+            return False, said.removeprefix(f"{_KEPT}: ")
+    return None
+
+
+class _Reloads:
+    """One reload at a time; what is asked for meanwhile is one more."""
+
+    def __init__(self, path: Path, apply: Apply) -> None:
+        self._path = path
+        self._apply = apply
+        self._asked = 0
+        self._running: asyncio.Task[None] | None = None
+
+    def ask(self) -> None:
+        self._asked += 1
+        if self._running is None or self._running.done():
+            self._running = asyncio.ensure_future(self._run())
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while self._asked:
+            self._asked = 0
+            await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            applying = self._apply(load(self._path))
+            if applying is not None:
+                await applying
+        except SettingsError as error:
+            log.error("%s: %s", _KEPT, error)
+        except Exception:  # the task would die silently, and whoever asked would wait
+            log.exception("%s: internal error", _KEPT)
+        else:
+            log.info("%s: %s", _READ, self._path)
+
+
+def _difference(key: str, before: Any, after: Any) -> str | None:
+    """The first key below ``key`` that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in dict.fromkeys((*before, *after)):
+            found = _difference(f"{key}.{name}", before.get(name), after.get(name))
+            if found is not None:
+                return found
+        return None
+    return None if before == after else key

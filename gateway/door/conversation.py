@@ -30,6 +30,12 @@ class Conversation:
     """One turn, to be tokenized without the chat template."""
 
     @property
+    def system_text(self) -> str:
+        """The system message; empty without one."""
+        first = self.turns[0]
+        return first.content if first.role == SYSTEM else ""
+
+    @property
     def user_text(self) -> str:
         """What the caller said, all turns."""
         return "\n".join(turn.content for turn in self.turns if turn.role == USER)

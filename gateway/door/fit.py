@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 
 from gateway.catalog import ServedModel
-from gateway.door.requests import ValidRequest
+from gateway.door.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
 
@@ -49,7 +49,7 @@ def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
 def _check_vocabulary(resume: Sequence[int], model: ServedModel) -> None:
     """The door could not know the model of an "auto" request."""
     vocab_size = model.tokenization.vocab_size
-    if resume and max(resume) >= vocab_size:
+    if not in_vocabulary(resume, vocab_size):
         raise InvalidRequest.of(
             "resume.token_ids", f"must be below {vocab_size}, the vocabulary of {model.name}"
         )

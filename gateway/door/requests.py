@@ -1,7 +1,7 @@
 """`GenerateRequest` becomes a `ValidRequest`, or one error that names everything that is wrong."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,6 +9,7 @@ from gateway.catalog import Catalog
 from gateway.door.conversation import Conversation, conversation_of
 from gateway.door.sampling import ValidSampling, sampling_of
 from gateway.door.violations import Violations
+from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.errors import DeadlinePassed, UnknownModel
 from sluice.settings import AUTO
 from sluice.v1 import inference_pb2
@@ -120,6 +121,11 @@ def check_labels(labels: Mapping[str, str]) -> None:
     found.raise_if_any()
 
 
+def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
+    """Whether all are tokens of a model, those aside that were hidden from the caller."""
+    return all(token < size or token == HIDDEN_TOKEN_ID for token in token_ids)
+
+
 def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
     """The named model, None for "auto". Ends the checks: raises what was found."""
     known = ", ".join(catalog.names)
@@ -164,7 +170,7 @@ def _check_resume(
         return
     vocab_size = catalog.vocab_size(request.model)
     found.check(
-        max(token_ids) < vocab_size,
+        in_vocabulary(token_ids, vocab_size),
         "resume.token_ids",
         f"must be below {vocab_size}, the vocabulary",
     )

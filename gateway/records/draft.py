@@ -10,6 +10,7 @@ from gateway.records import record as records
 from gateway.records.recorder import Recorder
 from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts
+from gateway.safety.answer import AnswerInspection
 from gateway.safety.inspector import Verdict
 from gateway.streams.stream import Stream
 from sluice.errors import SluiceError
@@ -72,12 +73,9 @@ class Draft:
         record = self._record
         record.policy = policy
         records.add_decisions(record, verdict.taken, in_answer=False)
-        if not verdict.taken:
-            return
         self._entry = AuditEntry(
             request_id=record.request_id,
             tenant=record.tenant,
-            decided_unix_ms=unix_ms(),
             policy=policy,
             decisions=records.audit_decisions(verdict.taken, in_answer=False),
             blocked=bool(verdict.blocked),
@@ -106,13 +104,23 @@ class Draft:
             records.add_batch(leg, stream.batch)
         if stream.finished is not None:
             records.add_end(self._record, stream.finished)
+            self._answered(stream.ticket.answer)
         elif stream.error is not None:
             self._record.error_reason = stream.error.reason
         self._write()
 
+    def _answered(self, answer: AnswerInspection | None) -> None:
+        if answer is None:
+            return
+        taken = answer.outcome().taken
+        records.add_decisions(self._record, taken, in_answer=True)
+        if self._entry is not None:
+            self._entry.decisions.extend(records.audit_decisions(taken, in_answer=True))
+
     def _write(self) -> None:
         self._shared.recorder.keep(self._record)
-        if self._entry is not None:
+        if self._entry is not None and self._entry.decisions:
+            self._entry.decided_unix_ms = unix_ms()
             self._shared.recorder.audit(self._entry)
 
 

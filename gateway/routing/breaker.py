@@ -47,7 +47,7 @@ class Breakers:
     """One breaker a model. Who asks `allows` and then sends must report `succeeded` or `failed`."""
 
     def __init__(self, settings: BreakerSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._breakers: dict[str, _Breaker] = {}
 
     def state(self, model: str) -> BreakerState:
@@ -60,7 +60,7 @@ class Breakers:
         if breaker.state is BreakerState.CLOSED:
             return True
         if breaker.state is BreakerState.OPEN:
-            return now - breaker.since >= self._settings.open_s
+            return now - breaker.since >= self.settings.open_s
         return not breaker.probing or now - breaker.since >= PROBE_S
 
     def sent(self, model: str, now: float) -> None:
@@ -83,7 +83,7 @@ class Breakers:
         breaker = self._of(model)
         breaker.failures += 1
         if breaker.state is BreakerState.HALF_OPEN or (
-            breaker.state is BreakerState.CLOSED and breaker.failures >= self._settings.failures
+            breaker.state is BreakerState.CLOSED and breaker.failures >= self.settings.failures
         ):
             breaker.move(BreakerState.OPEN, now)
 
@@ -94,7 +94,7 @@ class Breakers:
     def retry_after_s(self, model: str, now: float) -> float:
         """When the next probe may go."""
         breaker = self._of(model)
-        limit_s = self._settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
+        limit_s = self.settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
         return max(0.0, breaker.since + limit_s - now)
 
     def _of(self, model: str) -> _Breaker:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.actions import Action, Choice, apply
+from gateway.safety.answer import AnswerInspection
+from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
+from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.names import HIDDEN, LIST
-from gateway.safety.policy import Policies, Policy
+from gateway.safety.names import HIDDEN
+from gateway.safety.output.filter import OutputFilter
+from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
-from gateway.safety.rules import Limits, ListKind, PhraseList, RuleSet, default_rules
 from gateway.safety.text import Normalized, normalize, skeleton, smuggled
 
 _NOTICED: Final = frozenset({"limit.length", "unicode.homoglyph", "unicode.invisible_only"})
@@ -80,42 +83,84 @@ def verdict_on(inspected: Sequence[Inspected]) -> Verdict:
 
 
 class Inspector:
-    """The policies, compiled once. Not for two threads at once."""
+    """The policies in force. Not for two threads at once.
 
-    def __init__(self, policies: Policies) -> None:
-        """Takes about a second. Raises `RuleError` for a list that cannot be used."""
-        self._policies = policies
-        specs = default_rules()
-        self._rules = {
-            name: RuleSet(specs, phrases=phrases_of(policy), limits=_limits_of(policy))
-            for name, policy in policies.by_name.items()
-        }
+    Attributes:
+        dry_run: the counts of the policy that is tried, if one is.
+    """
+
+    def __init__(self, compiled: CompiledPolicies) -> None:
+        self._compiled = compiled
+        self.dry_run = _dry_run_of(compiled)
+
+    def swap(self, compiled: CompiledPolicies) -> None:
+        """New requests get ``compiled``; those that run keep theirs. A dry run goes on when its policy stays."""
+        counts = _dry_run_of(compiled)
+        before = self.dry_run
+        if counts is None or before is None or before.policy != counts.policy:
+            self.dry_run = counts
+        self._compiled = compiled
 
     def begin(
         self, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
     ) -> "RequestInspection":
         """The inspection of one request with all its ``texts``; the policy is chosen here and stays."""
-        policy = self._policies.choose(tenant, labels)
-        return RequestInspection(policy, self._rules[policy.name], texts)
+        return RequestInspection(self._compiled.choose(tenant, labels), texts)
+
+    def rehearse(
+        self, inspection: "RequestInspection", inspected: Sequence[Inspected]
+    ) -> Iterator[Counter[Move]]:
+        """Counts what the policy under trial would do otherwise; one result and one text's work a step."""
+        trial, counts = self._compiled.trial, self.dry_run
+        if trial is None or counts is None or trial.policy is inspection.policy:
+            return
+        tried = RequestInspection(trial, inspection.texts)
+        for now, then in zip(inspected, tried.results(), strict=True):
+            moves = moves_of(_places(now), _places(then))
+            counts.add(moves, _outcome(now) != _outcome(then))
+            yield moves
+
+    def answer(self, inspection: "RequestInspection", system: str) -> AnswerInspection | None:
+        """The inspection of the answer to a request; None when its policy leaves answers alone.
+
+        Args:
+            inspection: of the prompt, all its texts done.
+            system: the system message as the model gets it.
+        """
+        rules = inspection.compiled.output
+        if rules is None:
+            return None
+        trial = self._compiled.trial
+        tried = None if trial is None or trial.policy is inspection.policy else trial.output
+        filter_ = OutputFilter(rules, inspection.placeholders, system)
+        return AnswerInspection(filter_, tried, self.dry_run)
 
 
 class RequestInspection:
     """The texts of one request. They share their placeholders: the same value reads the same in every turn.
 
     Attributes:
-        policy: the one that decides.
+        compiled: the policy that decides, with its rules.
+        texts: as they came.
+        placeholders: of what was taken out so far.
     """
 
-    def __init__(self, policy: Policy, rules: RuleSet, texts: Sequence[str]) -> None:
-        self.policy = policy
-        self._rules = rules
-        self._longest = policy.settings.limits.max_chars
-        self._texts = [(text, self._normalized(text)) for text in texts]
-        self._placeholders = Placeholders(normalized.text for _, normalized in self._texts)
+    def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:
+        self.compiled = compiled
+        self.texts = tuple(texts)
+        self._rules = compiled.rules
+        self._longest = self.policy.settings.limits.max_chars
+        self._normalized_texts = [self._normalized(text) for text in texts]
+        self.placeholders = Placeholders(each.text for each in self._normalized_texts)
+
+    @property
+    def policy(self) -> Policy:
+        """The one that decides."""
+        return self.compiled.policy
 
     def results(self) -> Iterator[Inspected]:
         """One for each text, in order; each step is one text's work."""
-        for original, normalized in self._texts:
+        for original, normalized in zip(self.texts, self._normalized_texts, strict=True):
             yield self._inspect(original, normalized)
 
     def _normalized(self, text: str) -> Normalized:
@@ -127,7 +172,7 @@ class RequestInspection:
 
     def _inspect(self, original: str, normalized: Normalized) -> Inspected:
         seen = self._seen(normalized.text)
-        decision = apply(self.policy.actions, normalized.text, seen, self._placeholders)
+        decision = apply(self.policy.actions, normalized.text, seen, self.placeholders)
         found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
         found += [self._done(finding) for finding in normalized.findings]
         found += [self._done(finding) for finding in self._hidden(original)]
@@ -136,6 +181,8 @@ class RequestInspection:
 
     def _seen(self, text: str) -> set[Finding]:
         """What is in ``text``, and the injections that show only in its look."""
+        if not self.policy.settings.enabled:
+            return set()
         seen = set(self._rules.scan(text))
         look = skeleton(text)
         if look.text != text:
@@ -146,7 +193,7 @@ class RequestInspection:
         return seen
 
     def _hidden(self, original: str) -> Iterator[Finding]:
-        if len(original) <= self._longest:
+        if len(original) <= self._longest and self.policy.settings.enabled:
             for start, end, payload in smuggled(original):
                 yield from self._rules.scan_hidden(payload, HIDDEN, (start, end))
 
@@ -170,12 +217,14 @@ class RequestInspection:
         return self.policy.actions.choose(finding.rule, finding.severity)
 
 
-def phrases_of(policy: Policy) -> list[PhraseList]:
-    """The operator's lists of ``policy``."""
-    lists = [PhraseList(LIST, policy.deny), PhraseList(LIST, policy.allow, ListKind.ALLOW)]
-    return [each for each in lists if each.entries]
+def _dry_run_of(compiled: CompiledPolicies) -> DryRun | None:
+    return DryRun(compiled.trial.policy.version) if compiled.trial is not None else None
 
 
-def _limits_of(policy: Policy) -> Limits:
-    limits = policy.settings.limits
-    return Limits(limits.max_chars, limits.max_run_chars, limits.max_word_chars)
+def _places(inspected: Inspected) -> Iterator[tuple[Place, Action]]:
+    return (((each.rule, each.start, each.end), each.action) for each in inspected.found)
+
+
+def _outcome(inspected: Inspected) -> tuple[str, tuple[str, ...], str | None]:
+    verdict = verdict_on([inspected])
+    return inspected.text, verdict.blocked, verdict.route.model if verdict.route else None

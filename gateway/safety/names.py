@@ -10,6 +10,7 @@ HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
 LIST: Final = "list"
 """How the operator's lists are called: "deny.list"."""
+DENY_LIST: Final = f"deny.{LIST}"
 
 UNICODE: Final = (
     "annotation", "ansi", "bidi", "blank", "combining_flood", "control", "filler", "format", "full_width",
@@ -31,6 +32,6 @@ def _names() -> Iterator[str]:
     yield from (spec.id for spec in default_rules())
     yield from (f"unicode.{name}" for name in UNICODE)
     yield from (f"limit.{name}" for name in LIMITS)
-    yield from ("syntax.chat_template", f"deny.{LIST}", "injection.encoded.nested")
+    yield from ("syntax.chat_template", DENY_LIST, "injection.encoded.nested")
     encodings = (*(encoding.name for encoding in ENCODINGS), "rot13", HIDDEN)
     yield from (f"{family}.encoded.{name}" for family in _FAMILIES for name in encodings)

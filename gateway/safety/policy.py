@@ -13,15 +13,13 @@
         - {tenant: acme, policy: strict}
       dry_run: next
 
-A `Policies` never changes once it is loaded; `ActivePolicies` holds the one that new requests get. A request keeps the
-policy that it began with.
+A `Policies` never changes once it is loaded. A request keeps the policy that it began with.
 """
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -37,7 +35,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice, Decision
+from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
 from gateway.safety.findings import Severity
 
 SECTION: Final = "safety"
@@ -69,6 +67,8 @@ def _write_choice(choice: Choice) -> str | dict[str, str | None]:
 
 
 _PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
+_SECRETS: Final = "secret.*"
+"""Redacted in answers unless the policy says something about them: what leaks must be said to be wanted."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
@@ -130,6 +130,8 @@ class PolicySettings(_Section):
     """One policy."""
 
     version: str = "1"
+    enabled: bool = True
+    """False: no rule looks at prompts or answers. Normalization and the limit of length stay."""
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
     severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
     """From this severity on, for rules that ``actions`` does not name."""
@@ -226,6 +228,8 @@ class Policy:
         }
         rules = {rule: _unrouted(choice) for rule, choice in ours.rules.items()}
         severities = {level: _unrouted(choice) for level, choice in ours.severities.items()}
+        if not ours.edits(_SECRETS) and not any(rule.startswith("secret.") for rule in rules):
+            rules[_SECRETS] = Choice(Action.REDACT)
         return ActionTable(rules | shapes | output.actions, severities, _unrouted(ours.default))
 
 
@@ -236,7 +240,7 @@ class Policies:
     by_name: Mapping[str, Policy]
     default: str
     rules: tuple[ChooseRule, ...] = ()
-    dry_run: Policy | None = None
+    dry_run: str | None = None
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> Policy:
         """The policy of a request: the first rule that holds, else the default."""
@@ -246,56 +250,11 @@ class Policies:
         return self.by_name[self.default]
 
 
-class ActivePolicies:
-    """The policies that new requests get; changing them leaves requests that run untouched."""
-
-    def __init__(self, policies: Policies) -> None:
-        self._current = policies
-
-    @property
-    def current(self) -> Policies:
-        """Take it once for a request and keep it."""
-        return self._current
-
-    def swap(self, policies: Policies) -> Policies:
-        """New requests get ``policies``; those before are returned."""
-        before, self._current = self._current, policies
-        return before
-
-
-@dataclass
-class DryRun:
-    """Counts what a new policy would have done.
-
-    Attributes:
-        texts: how many were decided by both.
-        changed: of these, how many would have become another text, route or block.
-        moves: findings by rule, action now, action of the new policy.
-    """
-
-    texts: int = 0
-    changed: int = 0
-    moves: Counter[tuple[str, Action, Action]] = field(default_factory=Counter)
-
-    def add(self, active: Decision, trial: Decision) -> None:
-        """Both decisions about one text, from the same findings."""
-        self.texts += 1
-        self.changed += (active.text, active.routed, bool(active.blocked)) != (
-            trial.text,
-            trial.routed,
-            bool(trial.blocked),
-        )
-        for now, new in zip(active.taken, trial.taken, strict=True):
-            self.moves[now.finding.rule, now.action, new.action] += 1
-
-
 def load_policies(
     text: str,
     read_list: Callable[[str], str],
     known_rules: Collection[str] = (),
     known_models: Collection[str] = (),
-    *,
-    prompts_only: bool = False,
 ) -> Policies:
     """The policies of a configuration file.
 
@@ -304,7 +263,6 @@ def load_policies(
         read_list: gives the content of a list file by its path as written.
         known_rules: names of all rules; unset: names are not compared.
         known_models: names of all models; unset: names are not compared.
-        prompts_only: refuse what has no effect where only prompts are inspected, and one policy at a time.
 
     Raises:
         PolicyError: the message names line and key.
@@ -318,8 +276,6 @@ def load_policies(
     _check_names(settings, lines)
     _check_known(settings, lines, known_rules, known_models)
     _check_possible(settings, lines)
-    if prompts_only:
-        _check_prompts_only(settings, lines)
     policies = {
         name: Policy(
             name,
@@ -329,8 +285,7 @@ def load_policies(
         )
         for name, body in settings.policies.items()
     }
-    trial = policies[settings.dry_run] if settings.dry_run else None
-    return Policies(policies, settings.default, settings.choose, trial)
+    return Policies(policies, settings.default, settings.choose, settings.dry_run)
 
 
 def _unrouted(choice: Choice) -> Choice:
@@ -372,18 +327,6 @@ def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
                 place,
                 "is normalization's, which has edited already; use flag, block or {route: MODEL}",
             )
-
-
-def _check_prompts_only(settings: SafetySettings, lines: "_Lines") -> None:
-    if settings.dry_run is not None:
-        raise lines.error(("dry_run",), "is not available yet; remove it")
-    for name, body in settings.policies.items():
-        for key in ("restore", "output"):
-            if key in body.model_fields_set:
-                place = ("policies", name, key)
-                raise lines.error(
-                    place, "is not available yet: answers are not filtered; remove it"
-                )
 
 
 def _all_actions(

@@ -4,15 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.safety.answer import AnswerInspection
 from gateway.streams.assembler import Assembler, Taken
 from gateway.streams.endings import Hops, error_of, finish_reason_of, timings_of
 from gateway.streams.reader import Reader
 from gateway.streams.states import LEGAL_MOVES, StreamState
 from gateway.streams.transcript import Transcript
-from sluice.errors import SlowReader, SluiceError
+from sluice.errors import InvalidRequest, SlowReader, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import BatchInfo, Frame, RowTimings
 from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
     Finished,
@@ -39,6 +42,8 @@ class Ticket:
     """Idempotency key, empty without one."""
     fingerprint: bytes = b""
     """Equal for equal requests."""
+    answer: AnswerInspection | None = None
+    """What the safety policy does about the answer; its filter is in the transcript."""
     on_end: "Callable[[Stream], None] | None" = None
     """Called once, when the stream has ended and is forgotten."""
 
@@ -98,7 +103,7 @@ class Stream:
     def attach(self, reader: Reader) -> None:
         """``reader`` reads from now on."""
         assert self.reader is None, "one reader at a time"
-        reader.attach(len(self.transcript.token_ids))
+        reader.attach(len(self.transcript.shown_ids))
         reader.notices = len(self._notices)
         self.reader = reader
 
@@ -111,7 +116,7 @@ class Stream:
         """Adds what ``frame`` brings."""
         taken = self._assembler.take(frame, now)
         self._note_progress(taken, now)
-        before = len(self.transcript.token_ids)
+        before = len(self.transcript.shown_ids)
         self._append(taken)
         reaction = self._conclude(taken, now)
         if not self.ended and self._reader_fell_behind(before):
@@ -125,10 +130,16 @@ class Stream:
         self._wake()
 
     def finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
-        """Ends with the answer complete."""
-        self.transcript.close()
-        if self.transcript.stop is not None:  # the held-back end may have completed it
+        """Ends with the answer complete, or with an error when it is not what the caller holds."""
+        self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+        if self.transcript.contradicted:
+            self.fail(_contradiction())
+            return
+        # The held-back end may have completed either.
+        if self.transcript.stop is not None:
             reason = FINISH_REASON_STOP_SEQUENCE
+        elif self.transcript.blocked:
+            reason = FINISH_REASON_CONTENT_FILTER
         self.finished = self._finished_event(reason, timings, now)
         self._move(StreamState.FINISHED)
         self._wake()
@@ -156,7 +167,7 @@ class Stream:
         delta = self.transcript.delta(reader.index, self.ticket.with_logprobs)
         if delta is not None:
             events.append(GenerateResponse(delta=delta))
-        reader.took(max(reader.index, len(self.transcript.token_ids)))
+        reader.took(max(reader.index, len(self.transcript.shown_ids)))
         if self.finished is not None:
             tail = self.transcript.tail()
             events += [GenerateResponse(delta=tail)] if tail is not None else []
@@ -190,9 +201,12 @@ class Stream:
         if final is not None and final.HasField("batch"):
             self.batch = final.batch
         confirm = final is not None and final.end != frame_pb2.ROW_END_CANCELLED
-        if self.transcript.stop is not None:
+        if self.transcript.closed:
             row = RowTimings() if final is None else final.timings
             self.finish(FINISH_REASON_STOP_SEQUENCE, row, now)
+            return Reaction(confirm=confirm, cancel=final is None)
+        if self.transcript.contradicted:
+            self.fail(_contradiction())
             return Reaction(confirm=confirm, cancel=final is None)
         if final is None:
             return Reaction(resend_from=taken.resend_from)
@@ -205,7 +219,7 @@ class Stream:
 
     def _reader_fell_behind(self, before: int) -> bool:
         """Wakes the reader; ends the stream when more waits for it than it may have unread."""
-        total = len(self.transcript.token_ids)
+        total = len(self.transcript.shown_ids)
         if self.reader is None:
             return False
         self.reader.grew(before, total)
@@ -230,6 +244,7 @@ class Stream:
             ),
             timings=timings_of(self.ticket.hops, row, first_at, now),
             stop=self.transcript.stop or "",
+            rules=self.transcript.blocked,
         )
 
     def _wake(self) -> None:
@@ -239,3 +254,12 @@ class Stream:
     def _move(self, target: StreamState) -> None:
         assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
         self.state = target
+
+
+def _contradiction() -> SluiceError:
+    """The tokens that the caller resumed with are not those that it would be shown now."""
+    return InvalidRequest.of(
+        "resume.token_ids",
+        "are not the beginning of this answer: the model or the safety policy has changed since; "
+        "ask again without resume",
+    )

@@ -22,6 +22,7 @@ from sluice.cli import failure
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "up": ("sluice.cli.up", "up"),
     "down": ("sluice.cli.down", "down"),
+    "reload": ("sluice.cli.reload", "reload"),
     "status": ("sluice.cli.status", "status"),
     "demo": ("sluice.cli.demo", "demo"),
     "generate": ("sluice.cli.generate", "generate"),

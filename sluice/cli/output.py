@@ -70,6 +70,8 @@ def answer_object(answer: Answer) -> dict[str, Any]:
     }
     if answer.stop:
         described["stop"] = answer.stop
+    if answer.rules:
+        described["rules"] = answer.rules
     if answer.logprobs:
         described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
     if answer.notices:
@@ -80,9 +82,10 @@ def answer_object(answer: Answer) -> dict[str, Any]:
 def summary(answer: Answer) -> str:
     """An answer's way, in one line for people."""
     timings = answer.timings
+    why = f" ({', '.join(answer.rules)})" if answer.rules else ""
     return (
         f"{answer.model} ({answer.route.strategy}: {answer.route.reason})"
-        f" · {answer.usage.completion_tokens} tokens · {answer.finish_reason}"
+        f" · {answer.usage.completion_tokens} tokens · {answer.finish_reason}{why}"
         f" · first token {timings.time_to_first_token_ms:.0f} ms · total {timings.total_ms:.0f} ms"
         f" · trace {answer.trace_id}"
     )

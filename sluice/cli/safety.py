@@ -1,4 +1,4 @@
-"""`sluice safety check`: what the policies of the mesh make of a text."""
+"""`sluice safety`: what the policies of the mesh make of a text, and what a policy under trial would do otherwise."""
 
 import sys
 from dataclasses import asdict
@@ -14,23 +14,31 @@ from sluice.errors import InvalidRequest
 
 
 def safety(
-    action: Annotated[Literal["check"], typer.Argument(metavar="check", show_default=False)],
+    action: Annotated[
+        Literal["check", "dry-run"], typer.Argument(metavar="check|dry-run", show_default=False)
+    ],
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TEXT|FILE|-",
-            help='A text; the path of a file that exists reads it, "-" reads stdin.',
+            help='For check: a text; the path of a file that exists reads it, "-" reads stdin.',
             show_default=False,
         ),
-    ],
+    ] = None,
     label: options.Label = None,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is found in a text, what is done about it, and what a model would see.
+    """Show what is found in a text, what is done about it, and what a model would see; or the counts of a dry run.
 
-    Exit code 0 when it could be checked, also when it would be blocked.
+    Exit code 0 when it could be checked, also when it would be blocked; for dry-run when a policy is under trial.
     """
+    if (what is None) is (action == "check"):
+        problem = "needs a text" if what is None else "takes no text"
+        raise typer.BadParameter(f"{action} {problem}", param_hint="TEXT")
+    if what is None:
+        _dry_run(address, as_json)
+        return
     text = _read(what)
     with Client(address) as client:
         checked = client.check_safety(text, options.labels_of(label))
@@ -38,6 +46,18 @@ def safety(
         output.write_json(asdict(checked))
         return
     _show(text, checked)
+
+
+def _dry_run(address: str, as_json: bool) -> None:
+    with Client(address) as client:
+        counted = client.safety_dry_run()
+    if as_json:
+        output.write_json(asdict(counted))
+        return
+    if counted.moves:
+        rows = [(move.rule, move.now, move.then, str(move.count)) for move in counted.moves]
+        output.write_table(("rule", "now", "then", "count"), rows)
+    print(f"{counted.changed} of {counted.texts} texts would change under policy {counted.policy}")
 
 
 def _show(text: str, checked: SafetyCheck) -> None:

@@ -32,7 +32,7 @@ from sluice.client.events import (
 from sluice.client.failures import ConnectionLost
 from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
 from sluice.client.retry import RetryPolicy
-from sluice.client.safety import SafetyCheck, SafetyFinding
+from sluice.client.safety import SafetyCheck, SafetyDryRun, SafetyFinding, SafetyMove
 
 __all__ = [
     "Answer",
@@ -56,7 +56,9 @@ __all__ = [
     "RetryPolicy",
     "Route",
     "SafetyCheck",
+    "SafetyDryRun",
     "SafetyFinding",
+    "SafetyMove",
     "SamplingOptions",
     "Started",
     "Timings",

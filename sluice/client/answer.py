@@ -25,6 +25,7 @@ class Answer:
         request_id: the request as the mesh first named it.
         finish_reason: why the text ends.
         stop: the stop string that ended it, or empty.
+        rules: the rules of the safety policy that ended it, if they did.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class Answer:
     stop: str
     usage: Usage
     timings: Timings
+    rules: tuple[str, ...] = ()
 
     @property
     def tier(self) -> str:
@@ -92,6 +94,7 @@ class AnswerBuilder:
             stop=finished.stop,
             usage=finished.usage,
             timings=finished.timings,
+            rules=finished.rules,
         )
 
 

@@ -20,7 +20,7 @@ from sluice.client.request import (
     generate_request,
 )
 from sluice.client.retry import Retries, RetryPolicy
-from sluice.client.safety import SafetyCheck
+from sluice.client.safety import SafetyCheck, SafetyDryRun
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import admin_pb2
@@ -167,6 +167,16 @@ class Client:
         """
         request = admin_pb2.FeedbackRequest(request_id=request_id, grade=grade)
         self._lookup(self._admin.Feedback, request, timeout_s)
+
+    def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
+        """What the safety policy under trial would have done otherwise, as this gateway has counted.
+
+        Raises:
+            SluiceError: the gateway does not answer, or no policy is under trial.
+        """
+        request = pb.GetSafetyDryRunRequest()
+        response = self._lookup(self._stub.GetSafetyDryRun, request, timeout_s)
+        return safety.dry_run_of(response)
 
     def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""

@@ -18,6 +18,8 @@ class FinishReason(StrEnum):
     """max_tokens or the end of the context was reached."""
     STOP_SEQUENCE = "stop_sequence"
     """One of the request's stop strings came up."""
+    CONTENT_FILTER = "content_filter"
+    """The safety policy ended it; `Finished.rules` says why."""
     UNKNOWN = "unknown"
     """A reason that this client is too old to know."""
 
@@ -84,7 +86,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`."""
+    """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
+
+    `sluice.defaults.HIDDEN_TOKEN_ID` stands for a token whose text the safety policy hides; its log-probabilities are
+    blank.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -126,12 +132,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete; `stop` is the stop string that ended it, or empty."""
+    """The answer is complete; `stop` is the stop string that ended it, `rules` those of the safety policy that did."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     stop: str
+    rules: tuple[str, ...] = ()
 
 
 Event = Started | Delta | Notice | Finished
@@ -176,10 +183,12 @@ def finished_of(message: pb.Finished) -> Finished:
         pb.FINISH_REASON_STOP: FinishReason.STOP,
         pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
         pb.FINISH_REASON_STOP_SEQUENCE: FinishReason.STOP_SEQUENCE,
+        pb.FINISH_REASON_CONTENT_FILTER: FinishReason.CONTENT_FILTER,
     }
     return Finished(
         reasons.get(message.reason, FinishReason.UNKNOWN),
         Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
         Timings(**{name: getattr(message.timings, name) for name in Timings.__slots__}),
         message.stop,
+        tuple(message.rules),
     )

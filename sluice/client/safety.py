@@ -45,6 +45,49 @@ class SafetyCheck:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class SafetyMove:
+    """Findings that the policy under trial treats otherwise.
+
+    Attributes:
+        rule: such as "pii.iban".
+        now: the action in force; "none" where only the policy under trial finds it.
+        then: its action; "none" where it does not find it.
+        count: how many there were.
+    """
+
+    rule: str
+    now: str
+    then: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyDryRun:
+    """What one gateway has counted.
+
+    Attributes:
+        policy: version of the policy under trial.
+        texts: of prompts and answers, that it was tried on.
+        changed: how many of them would have come out otherwise, or not at all.
+        moves: where the two policies differ, most frequent first.
+    """
+
+    policy: str
+    texts: int
+    changed: int
+    moves: list[SafetyMove]
+
+
+def dry_run_of(response: pb.GetSafetyDryRunResponse) -> SafetyDryRun:
+    """The counts."""
+    moves = [
+        SafetyMove(move.rule, _action(move.now), _action(move.then), move.count)
+        for move in response.moves
+    ]
+    return SafetyDryRun(response.policy, response.texts, response.changed, moves)
+
+
 def check_of(response: pb.CheckSafetyResponse) -> SafetyCheck:
     """The answer."""
     return SafetyCheck(
@@ -59,5 +102,11 @@ def check_of(response: pb.CheckSafetyResponse) -> SafetyCheck:
 
 def _finding(finding: pb.SafetyFinding) -> SafetyFinding:
     severity = pb.SafetySeverity.Name(finding.severity).removeprefix("SAFETY_SEVERITY_").lower()
-    action = pb.SafetyAction.Name(finding.action).removeprefix("SAFETY_ACTION_").lower()
-    return SafetyFinding(finding.rule, severity, action, finding.start, finding.end)
+    return SafetyFinding(
+        finding.rule, severity, _action(finding.action), finding.start, finding.end
+    )
+
+
+def _action(action: "pb.SafetyAction.ValueType") -> str:
+    name = pb.SafetyAction.Name(action).removeprefix("SAFETY_ACTION_").lower()
+    return "none" if name == "unspecified" else name

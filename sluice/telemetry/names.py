@@ -60,6 +60,8 @@ FINDING_COUNT: Final = "sluice.safety.count."
 """With the name of an action behind it: how many findings ended that way."""
 SAFETY_POLICY: Final = "sluice.safety.policy"
 """Version of the policy that decided, such as "default@1+0123456789ab"."""
+DRY_RUN: Final = "sluice.safety.dry_run"
+"""Each "RULE:NOW>THEN" in which the policy under trial differs from the one in force, once."""
 ERROR_REASON: Final = "error.type"
 
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"

@@ -85,6 +85,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the end of the context was reached."""
     FINISH_REASON_STOP_SEQUENCE: _FinishReason.ValueType  # 3
     """One of the request's stop strings came up."""
+    FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
+    """The safety policy ends the answer before what would have come next; Finished.rules says why."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -97,6 +99,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the end of the context was reached."""
 FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 """One of the request's stop strings came up."""
+FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
+"""The safety policy ends the answer before what would have come next; Finished.rules says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _SafetySeverity:
@@ -450,7 +454,9 @@ class Resume(_message.Message):
     """The seed of Started of the first try; needed when temperature > 0 and the request named no seed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens received so far, from index 0."""
+        """Tokens received so far, from index 0, hidden ones (4294967295) as they came: from the first of them on the answer is
+        computed again, and the rest goes on behind what the client holds.
+        """
 
     def __init__(
         self,
@@ -606,7 +612,9 @@ class Delta(_message.Message):
     """Index of the first of token_ids in the answer, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens of this piece."""
+        """The tokens of this piece. 4294967295 stands for a token of which the safety policy hides the text, or a part of it;
+        its log-probabilities are left blank.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
@@ -722,6 +730,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop: _builtins.str
@@ -734,6 +743,10 @@ class Finished(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rules of the safety policy that ended the answer, with FINISH_REASON_CONTENT_FILTER; never any text."""
+
     def __init__(
         self,
         *,
@@ -741,10 +754,11 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
         stop: _builtins.str = ...,
+        rules: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1118,3 +1132,90 @@ class SafetyFinding(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SafetyFinding: _TypeAlias = SafetyFinding  # noqa: Y015
+
+@_typing.final
+class GetSafetyDryRunRequest(_message.Message):
+    """Asks for the counts of the policy under trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSafetyDryRunRequest: _TypeAlias = GetSafetyDryRunRequest  # noqa: Y015
+
+@_typing.final
+class GetSafetyDryRunResponse(_message.Message):
+    """The counts, since the policy under trial was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Version of the policy under trial."""
+    texts: _builtins.int
+    """Texts of prompts and answers that it was tried on."""
+    changed: _builtins.int
+    """Of these, how many would have come out otherwise, or not at all."""
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyMove]:
+        """Where the two policies differ, most frequent first."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        texts: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        moves: _abc.Iterable[Global___SafetyMove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "moves", b"moves", "policy", b"policy", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSafetyDryRunResponse: _TypeAlias = GetSafetyDryRunResponse  # noqa: Y015
+
+@_typing.final
+class SafetyMove(_message.Message):
+    """Findings that the policy under trial treats otherwise than the one in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    rule: _builtins.str
+    """The rule."""
+    now: Global___SafetyAction.ValueType
+    """What is done about it; unspecified: only the policy under trial finds it."""
+    then: Global___SafetyAction.ValueType
+    """What the policy under trial would do; unspecified: it does not find it."""
+    count: _builtins.int
+    """How many there were."""
+    def __init__(
+        self,
+        *,
+        rule: _builtins.str = ...,
+        now: Global___SafetyAction.ValueType = ...,
+        then: Global___SafetyAction.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "now", b"now", "rule", b"rule", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SafetyMove: _TypeAlias = SafetyMove  # noqa: Y015

@@ -46,6 +46,10 @@ class InferenceServiceStub:
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
     CheckSafety: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]
     """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
+    GetSafetyDryRun: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetSafetyDryRunRequest, _inference_pb2.GetSafetyDryRunResponse]
+    """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
+    answers. Fails with FAILED_PRECONDITION when none is under trial.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -65,6 +69,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
     CheckSafety: _aio.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]  # type: ignore[assignment]
     """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
+    GetSafetyDryRun: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetSafetyDryRunRequest, _inference_pb2.GetSafetyDryRunResponse]  # type: ignore[assignment]
+    """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
+    answers. Fails with FAILED_PRECONDITION when none is under trial.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers prompts with language models. The deadline of the gRPC call is the deadline of the request at every hop:
@@ -105,5 +113,15 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CheckSafetyResponse, _abc.Awaitable[_inference_pb2.CheckSafetyResponse]]:
         """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
+
+    @_abc_1.abstractmethod
+    def GetSafetyDryRun(
+        self,
+        request: _inference_pb2.GetSafetyDryRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetSafetyDryRunResponse, _abc.Awaitable[_inference_pb2.GetSafetyDryRunResponse]]:
+        """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
+        answers. Fails with FAILED_PRECONDITION when none is under trial.
+        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,19 +1,24 @@
 """The process: what it says when it cannot start, and how it ends."""
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.__main__ import main
+from sluice.client import AsyncClient
 from sluice.processes.ports import free_port
 from tests.gateway.kit.batcher import wire_batcher
 from tests.gateway.kit.wire import MODELS, settings_for
@@ -104,6 +109,56 @@ async def test_the_process_serves_until_sigterm(
     assert f"serves on {address}" in log
     assert "closed" in log
     assert "Traceback" not in log
+
+
+async def test_a_hangup_swaps_the_policies_and_a_broken_file_does_not(
+    nats_url: str, tmp_path: Path, model_folder: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    path = config(tmp_path, model_folder, nats_url, address)
+    text = path.read_text(encoding="utf-8").replace("safety: {}", "")
+    path.write_text(text, encoding="utf-8")
+    with gateway_process(path) as process:
+        async with AsyncClient(address) as client:
+            assert process.stderr is not None
+            lines = read_lines(process.stderr)
+            await line_with(lines, "serves on")
+            assert (await client.check_safety("x")).policy.startswith("default@1+")
+            path.write_text(text + "safety: {policies: {default: {version: 2}}}\n")
+            process.send_signal(signal.SIGHUP)
+            await line_with(lines, "configuration read again")
+            assert (await client.check_safety("x")).policy.startswith("default@2+")
+            for broken, says in (
+                ("safety: {default: nope}\n", "safety.default: no policy 'nope'"),
+                ("telemetry: {log_level: debug}\n", "telemetry.log_level: cannot be changed"),
+            ):
+                kept = re.sub(r"telemetry:\n(  .*\n)*", "", text) if "telemetry" in broken else text
+                path.write_text(kept + broken)
+                process.send_signal(signal.SIGHUP)
+                assert says in await line_with(lines, "the configuration stays as it was")
+            assert (await client.check_safety("x")).policy.startswith("default@2+")
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, BOUND_S) == 0
+
+
+def read_lines(stream: IO[str]) -> "asyncio.Queue[str]":
+    """The lines of ``stream`` as they come; a thread reads them."""
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for line in stream:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+async def line_with(lines: "asyncio.Queue[str]", words: str) -> str:
+    async with asyncio.timeout(BOUND_S):
+        while words not in (line := await lines.get()):
+            pass
+    return line
 
 
 @contextmanager

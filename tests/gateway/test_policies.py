@@ -1,4 +1,4 @@
-"""Policies of a configuration: the example of the page works, what has no effect yet is refused with its line."""
+"""Policies of a configuration: the example of the page works, what cannot work is refused with its line."""
 
 import re
 from pathlib import Path
@@ -45,8 +45,9 @@ def test_the_page_names_every_family_and_rule_of_ours() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("restore: true", "line 4: safety.policies.default.restore: is not available yet"),
-        ("output: {ansi: remove}", "line 4: safety.policies.default.output: is not available"),
+        ("restore: maybe", "line 4: safety.policies.default.restore: Input should be"),
+        ("output: {ansi: sometimes}", "line 4: safety.policies.default.output.ansi: Input should"),
+        ("output: {actions: {pii.*: {route: large}}}", "pii.*: an answer cannot be routed"),
         ("actions: {limit.length: flag}", "actions.limit.length: must block"),
         ("actions: {unicode.*: redact}", "actions.unicode.*: is normalization's"),
         ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
@@ -63,9 +64,9 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
     assert str(caught.value).startswith(f"{tmp_path}/sluice.yaml: line 4: safety.")
 
 
-def test_a_dry_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"line 1: safety\.dry_run: is not available yet"):
-        read_policies(*load(tmp_path, "safety: {dry_run: default}"))
+def test_a_dry_run_of_no_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"line 1: safety\.dry_run: no policy 'next'"):
+        read_policies(*load(tmp_path, "safety: {dry_run: next}"))
 
 
 def test_an_entry_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -133,3 +133,26 @@ async def test_checking_with_bad_labels_is_refused(guarded: Wire) -> None:
     code, error = await error_of(guarded.stub.CheckSafety(request))
     assert code.name == "INVALID_ARGUMENT"
     assert [violation.field for violation in error.violations] == ["labels"]
+
+
+async def test_a_policy_under_trial_is_counted(nats_url: str, model_folder: Path) -> None:
+    safety = {"policies": {"default": {}, "next": {"actions": {"pii.*": "block"}}}}
+    async with open_wire(nats_url, model_folder, safety={**safety, "dry_run": "next"}) as wire:
+        await answered(wire, prompt(f"mine is {IBAN}"))
+        await answered(wire, prompt("hello"))
+        counted = await wire.stub.GetSafetyDryRun(pb.GetSafetyDryRunRequest())
+        spans = [s for s in wire.spans.get_finished_spans() if s.name == names.SPAN_SAFETY]
+    assert [span.attributes.get(names.DRY_RUN) for span in spans] == [
+        ("pii.iban:flag>block",),
+        None,
+    ]
+    assert counted.policy.startswith("next@1+")
+    assert (counted.texts, counted.changed) == (4, 1)
+    (move,) = counted.moves
+    assert (move.rule, move.count) == ("pii.iban", 1)
+    assert (move.now, move.then) == (pb.SAFETY_ACTION_FLAG, pb.SAFETY_ACTION_BLOCK)
+
+
+async def test_without_a_policy_under_trial_there_are_no_counts(guarded: Wire) -> None:
+    code, error = await error_of(guarded.stub.GetSafetyDryRun(pb.GetSafetyDryRunRequest()))
+    assert (code.name, error.reason) == ("FAILED_PRECONDITION", "NO_DRY_RUN")

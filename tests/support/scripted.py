@@ -171,6 +171,14 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
             blocked=blocked,
         )
 
+    async def GetSafetyDryRun(  # type: ignore[override]
+        self, request: pb.GetSafetyDryRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetSafetyDryRunResponse:
+        """Two texts, of which one would be redacted."""
+        await self._fail_lookup(context)
+        move = pb.SafetyMove(rule="pii.iban", then=pb.SAFETY_ACTION_REDACT, count=3)
+        return pb.GetSafetyDryRunResponse(policy="next@1", texts=2, changed=1, moves=[move])
+
     async def _fail_lookup(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self.lookup_failures:
             await _abort(context, self.lookup_failures.pop(0))
@@ -206,6 +214,11 @@ class Relay:
             server.close()
             relay._closed = True
             relay.cut()
+
+    def turn(self, target: str) -> None:
+        """Passes new connections on to `target`, and cuts the others."""
+        self._target = target
+        self.cut()
 
     def cut(self) -> None:
         """Aborts every connection."""

@@ -2,13 +2,15 @@
 
 The state holds, from the oldest start to the youngest, what the patterns that began there have come to (a bit for
 each position of `positions.py`, nodes of `wordlist.py`). Where two starts have come to the same, the older one stands
-for both: whatever it holds back, it holds back for both. States and edges are made when they are first needed and
-kept, so a character that was seen before in a state costs one look-up.
+for both: whatever it holds back, it holds back for both. What must stand before a finding but is no part of it (a
+head, such as ``password=``) is followed without a start and holds nothing back. States and edges are made when they
+are first needed and kept, so a character that was seen before in a state costs one look-up.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 from gateway.safety.output.charsets import CharSet, cases, is_ascii_word
@@ -46,6 +48,7 @@ class WatchedRule:
         context_before: characters before a match that decide about it.
         context_after: characters behind it that decide about it.
         grows: a finding may end behind the match of the pattern, at most ``max_match_chars`` behind its start.
+        heads: for each pattern its beginning that no finding holds, or nothing; at most ``context_before`` characters.
     """
 
     id: str
@@ -54,6 +57,7 @@ class WatchedRule:
     context_before: int = 0
     context_after: int = 0
     grows: bool = False
+    heads: tuple[str, ...] = ()
 
     @property
     def growth(self) -> int:
@@ -68,16 +72,18 @@ class State:
         edges: by character; see `Edge`.
         alike: by what the automaton knows of a character.
         groups: what is under way, the oldest start first.
+        heads: positions of heads that are under way.
         kind: whether the last character was part of a word.
         reach: characters that the longest match under way may have, with those behind it that decide; UNBOUNDED.
     """
 
-    __slots__ = ("alike", "edges", "groups", "kind", "reach")
+    __slots__ = ("alike", "edges", "groups", "heads", "kind", "reach")
 
-    def __init__(self, groups: tuple[Threads, ...], kind: int, reach: int) -> None:
+    def __init__(self, groups: tuple[Threads, ...], heads: int, kind: int, reach: int) -> None:
         self.edges: dict[str, Edge] = {}
         self.alike: dict[tuple[int, int, str], Edge] = {}
         self.groups = groups
+        self.heads = heads
         self.kind = kind
         self.reach = reach
 
@@ -102,6 +108,7 @@ class Automaton:
         self._chars: list[CharSet] = []
         self._follow: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._first = [0, 0, 0]
+        self._heads = 0
         self._last = 0
         self._waits = 0
         self._finished: list[tuple[int, int]] = []
@@ -118,7 +125,7 @@ class Automaton:
             form for pair in self._foreign_ranges for char in pair for form in cases(char)
         }
         self._symbols: dict[str, int] = {}
-        self._states: dict[tuple[tuple[Threads, ...], int], State] = {}
+        self._states: dict[tuple[tuple[Threads, ...], int, int], State] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
         self.context_after = max((rule.growth + rule.context_after for rule in rules), default=0)
 
@@ -127,8 +134,13 @@ class Automaton:
         return len(self._states)
 
     def begin(self, before: str = "") -> State:
-        """The state behind ``before`` when nothing is under way."""
-        return self._state((), _kind(before[-1:]))
+        """The state behind ``before`` when no finding that began in it is under way; it may hold heads."""
+        state = self._state((), 0, ANY_WORD if before else NO_WORD)
+        for char in before:
+            if plain := seen_as(char):
+                after = self._alike(state, plain)[0]
+                state = self._state((), after.heads, after.kind)
+        return state
 
     def edge(self, state: State, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
@@ -165,15 +177,18 @@ class Automaton:
         return begun
 
     def _add(self, rule: WatchedRule) -> None:
-        for pattern in rule.patterns:
+        for pattern, head in zip_longest(rule.patterns, rule.heads, fillvalue=""):
+            assert pattern.startswith(head), "a head is where its pattern begins"
             try:
                 positions = positions_of(pattern)
+                head_chars = len(positions_of(head).chars) if head else 0
             except PatternError as error:
                 raise PatternError(f"{rule.id}: {error}") from None
-            self._place(rule, positions)
+            self._place(rule, positions, head_chars)
 
-    def _place(self, rule: WatchedRule, positions: Positions) -> None:
+    def _place(self, rule: WatchedRule, positions: Positions, head_chars: int) -> None:
         base = len(self._chars)
+        self._heads |= _bits(range(head_chars), base)
         self._chars += positions.chars
         for links in positions.follow:
             for kind, mask in enumerate(_by_place(links, base)):
@@ -247,9 +262,14 @@ class Automaton:
         allowed = self._symbol(plain)
         groups: list[Threads] = []
         kept: list[int] = []
+        begun, words = self._advance(None, plain, places, state.kind)
+        begun = (begun | self._followers(state.heads, places)) & allowed
+        heads, begun = begun & self._heads, begun & ~self._heads
         claim, growth, after, seen = NO_MATCH, 0, 0, 0
         for index, threads in enumerate((*state.groups, None)):
-            mask, nodes = self._advance(threads, plain, places, state.kind)
+            mask, nodes = begun, words
+            if threads is not None:
+                mask, nodes = self._advance(threads, plain, places, state.kind)
             mask &= allowed & ~seen
             seen |= mask
             if mask & self._last or any(node.complete for node in nodes):
@@ -262,7 +282,8 @@ class Automaton:
                 kept.append(index)
         old = len(state.groups)
         same = kept == list(range(old))
-        return self._state(tuple(groups), kind), None if same else tuple(kept), claim, growth, after
+        next_state = self._state(tuple(groups), heads, kind)
+        return next_state, None if same else tuple(kept), claim, growth, after
 
     def _advance(
         self, threads: Threads | None, plain: str, places: Sequence[int], before: int
@@ -288,16 +309,16 @@ class Automaton:
                 mask &= others
         return mask
 
-    def _state(self, groups: tuple[Threads, ...], kind: int) -> State:
-        state = self._states.get((groups, kind))
+    def _state(self, groups: tuple[Threads, ...], heads: int, kind: int) -> State:
+        state = self._states.get((groups, heads, kind))
         if state is None:
             if len(self._states) >= STATES_MAX:
                 for old in self._states.values():
                     old.edges.clear()
                     old.alike.clear()
                 self._states.clear()
-            state = State(groups, kind, self._reach(groups))
-            self._states[groups, kind] = state
+            state = State(groups, heads, kind, self._reach(groups))
+            self._states[groups, heads, kind] = state
         return state
 
     def _reach(self, groups: tuple[Threads, ...]) -> int:

@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from gateway.safety.actions import Action
+from gateway.safety.output.automaton import UNBOUNDED
 
 RULE: Final = "output.system_echo"
 PLACEHOLDER: Final = "<SYSTEM_PROMPT>"
@@ -40,21 +41,36 @@ class EchoGuard:
 
     Attributes:
         stopped: the rule that ended the answer, when the action is to block.
+        action: what is done.
         matches: runs of words found.
+        hidden: what was left out, by offset in the text that came in; the last one has no end after a stop.
     """
 
     def __init__(self, system: SystemText, matches: int, action: Action) -> None:
         self._system = system
         self._needed = matches
-        self._action = action
+        self.action = action
         self._last: tuple[str, ...] = ()
         self._word = ""
         """The shown beginning of a word that goes on."""
         self._held = ""
         self._near = False
         self._inside = False
+        self._gone = 0
+        """The offset of what is neither shown as a beginning nor held."""
         self.stopped: tuple[str, ...] = ()
         self.matches = 0
+        self.hidden: list[tuple[int, int]] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether text waits."""
+        return bool(self._held)
+
+    @property
+    def taken(self) -> int:
+        """Characters that are dealt with."""
+        return self._gone + len(self._word)
 
     def push(self, text: str) -> str:
         """What may be shown after ``text`` came."""
@@ -76,13 +92,14 @@ class EchoGuard:
                 growing = start
                 break
             if self._completes(match[0]):
-                shown.append(self._instead(text[at:start]))
+                shown.append(self._instead(text, at, start, end))
                 at = end
                 if self.stopped:
                     return "".join(shown)
             else:
                 self._inside = False
         shown.append(self._rest(text, at, growing, final))
+        self._gone += len(text) - len(self._held) - len(self._word)
         return "".join(shown)
 
     def _completes(self, word: str) -> bool:
@@ -95,15 +112,19 @@ class EchoGuard:
         self.matches += hit
         return hit and self.matches >= self._needed
 
-    def _instead(self, gap: str) -> str:
-        """What shows in the place of a word that is repeated and of the ``gap`` before it."""
-        if self._action is Action.BLOCK:
+    def _instead(self, text: str, at: int, start: int, end: int) -> str:
+        """What shows from ``at`` to ``end``, where a word that is repeated begins at ``start``."""
+        gap = text[at:start]
+        if self.action is Action.BLOCK:
             self.stopped = (RULE,)
+            self.hidden.append((self._gone + start, UNBOUNDED))
+            self._gone += len(text)
             return gap
+        self.hidden.append((self._gone + (at if self._inside else start), self._gone + end))
         if self._inside:
             return ""
         self._inside = True
-        return gap + (PLACEHOLDER if self._action is Action.REDACT else "")
+        return gap + (PLACEHOLDER if self.action is Action.REDACT else "")
 
     def _rest(self, text: str, at: int, growing: int, final: bool) -> str:
         """What follows the last complete word, as far as it may be shown."""

@@ -6,14 +6,15 @@ the system message, and then the caller's own values come back. Each step depend
 was cut into pieces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
 from gateway.safety.findings import Finding
 from gateway.safety.output.automaton import Automaton, WatchedRule
-from gateway.safety.output.echo import EchoGuard, SystemText
+from gateway.safety.output.echo import RULE, EchoGuard, SystemText
+from gateway.safety.output.hidden import HiddenPlaces
 from gateway.safety.output.redactor import Redactor, Rules
 from gateway.safety.output.restorer import Restorer
 from gateway.safety.output.shapes import ShapeScanner
@@ -30,6 +31,8 @@ _LISTS: Final = (ALLOW_LIST, "deny.")
 class OutputRules:
     """A policy made ready for answers; made once and shared by all of them."""
 
+    policy: str
+    """Its version."""
     rules: Rules
     echo: EchoSettings | None
     restore: bool
@@ -101,11 +104,11 @@ def output_rules(
     automaton = Automaton(needed, WordList(words, whole_words))
     both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
     rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
-    return OutputRules(rules, settings.echo, policy.settings.restore, both)
+    return OutputRules(policy.version, rules, settings.echo, policy.settings.restore, both)
 
 
 class OutputFilter:
-    """The filter of one answer."""
+    """The filter of one answer. Offsets count characters of the answer as the model gave it."""
 
     def __init__(
         self, shared: OutputRules, placeholders: Placeholders | None = None, system: str = ""
@@ -118,7 +121,10 @@ class OutputFilter:
             system: the system message as the model got it.
         """
         own = placeholders or Placeholders()
+        self._shared = shared
+        self._raw: list[str] = []
         self._redactor = Redactor(shared.rules, own.for_answer())
+        self._hidden = HiddenPlaces(self._redactor)
         self._echo = _echo_guard(shared.echo, system)
         self._restorer = Restorer(own) if shared.restore and own.values else None
 
@@ -129,29 +135,49 @@ class OutputFilter:
 
     @property
     def edits(self) -> Sequence[Edit]:
-        """What rules took out, by offset in the text of the model. Without the text itself."""
+        """What rules took out. Without the text itself."""
         return self._redactor.edits
 
     @property
-    def echoes(self) -> int:
-        """Runs of words of the system message that were found."""
-        return self._echo.matches if self._echo is not None else 0
+    def echoes(self) -> Mapping[tuple[str, Action], int]:
+        """Runs of words of the system message that were found, by the rule and what is done about them."""
+        if self._echo is None or not self._echo.matches:
+            return {}
+        return {(RULE, self._echo.action): self._echo.matches}
+
+    @property
+    def policy(self) -> str:
+        """Version of the policy."""
+        return self._shared.policy
+
+    @property
+    def raw(self) -> str:
+        """The answer as the model gave it; never for a caller."""
+        return "".join(self._raw)
 
     @property
     def decided(self) -> int:
-        """Characters of the model's text that no rule can claim any more."""
-        return self._redactor.decided
+        """Characters that no rule can claim any more."""
+        decided = self._redactor.decided
+        if self._echo is None or not self._echo.holds:
+            return decided
+        return min(decided, self._hidden.whole(self._echo.taken))
+
+    def hides(self, start: int, end: int) -> bool:
+        """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
+        return self._hidden.touch(start, end, self._echo.hidden if self._echo is not None else ())
 
     def push(self, text: str) -> str:
         """What may be shown after ``text`` came."""
+        self._raw.append(text)
         return self._after(self._redactor.push(text))
 
     def finish(self, truncated: bool = False) -> str:
         """What was held back, when no more text comes.
 
         Args:
-            truncated: the model did not end by itself (a limit, a stop string, a cancel): of what may be the first
-                part of a match at the very end, only `OutputSettings.truncated_chars` characters show.
+            truncated: the model did not end by itself (a limit, a stop string): of what may be the first part of a
+                match at the very end, only `OutputSettings.truncated_chars` characters show.
         """
         shown = self._after(self._redactor.finish(truncated))
         if self._echo is not None:
@@ -159,9 +185,9 @@ class OutputFilter:
             shown += self._restorer.push(rest) if self._restorer is not None else rest
         return shown + (self._restorer.finish() if self._restorer is not None else "")
 
-    def cancel(self) -> str:
-        """What of the text held back may still be shown when the answer is given up: decided by the same scan."""
-        return self.finish(truncated=True)
+    def review(self) -> Decision:
+        """What all rules say of the answer so far; those that flag change nothing and so never wait in the stream."""
+        return self._shared.review(self.raw)
 
     def _after(self, text: str) -> str:
         if self._echo is not None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import Automaton
+from gateway.safety.output.automaton import UNBOUNDED, Automaton
 from gateway.safety.output.view import Scanner, after_seen, before_seen, view
 from gateway.safety.output.watch import Watch
 from gateway.safety.redaction import Placeholders
@@ -52,6 +52,7 @@ class Redactor:
         stopped: the rules that ended the answer; nothing is shown after it.
         edits: what was taken out, by offset in the answer as the model gave it.
         decided: characters of the model's answer that are dealt with.
+        shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
     """
 
     def __init__(self, rules: Rules, placeholders: Placeholders) -> None:
@@ -66,6 +67,7 @@ class Redactor:
         self.stopped: tuple[str, ...] = ()
         self.edits: list[Edit] = []
         self.decided = 0
+        self.shown_to = UNBOUNDED
 
     @property
     def held_chars(self) -> int:
@@ -78,8 +80,12 @@ class Redactor:
             return ""
         watch = self._watch
         watch.feed(text)
-        self._held.append(text)
         free = watch.free_to
+        if free == watch.end and not self._held and not watch.claims_before(free):
+            self.decided = free
+            self._remember(text)
+            return text
+        self._held.append(text)
         if free > self.decided:
             return self._release(free)
         if watch.end > self._chain_end and self.held_chars > 2 * self._reach() + _CHAIN_CHARS:
@@ -101,7 +107,10 @@ class Redactor:
             shown_to = _outside(open_at + self._rules.truncated_chars, edits)
             edits = [edit for edit in edits if edit.start < shown_to]
             held = held[:shown_to]
-        return self._show(held, edits)
+            self.shown_to = self.decided + shown_to
+        shown = self._show(held, edits)
+        self.decided = self._watch.end
+        return shown
 
     def _release(self, free: int) -> str:
         held, length = self._text(), free - self.decided
@@ -127,7 +136,8 @@ class Redactor:
             return ""
         edits = self._edits(held[:cut], [f for f in found if f.start < cut])
         shown = self._show(held[:cut], edits)
-        self._watch = Watch(self._rules.automaton, self.decided, held[cut - 1])
+        before = held[before_seen(held[:cut], self._rules.automaton.context_before) : cut]
+        self._watch = Watch(self._rules.automaton, self.decided, before)
         self._watch.feed(held[cut:])
         self._held = [held[cut:]]
         self._inside_chain = True
@@ -148,10 +158,12 @@ class Redactor:
         before = self._context_chars(held)
         beyond = after_seen(held, length, max(1, automaton.context_after))
         text = self._context[len(self._context) - before :] + held[:beyond]
+        # Inside a chain a match may have begun before the place where the scanner began anew.
+        first = 0 if self._inside_chain else before
         return [
-            replace(f, start=f.start - before, end=min(f.end - before, length))
+            replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
             for f in self._rules.scanner.scan(text)
-            if before <= f.start < before + length
+            if first <= f.start < before + length and f.end > before
         ]
 
     def _context_chars(self, held: str) -> int:
@@ -196,13 +208,14 @@ class Redactor:
             self.edits.append(replace(edit, start=base + edit.start, end=base + edit.end))
             if edit.action is Action.BLOCK:
                 at = len(piece)
+                self.shown_to = base + edit.start
         shown.append(piece[at:])
         self.decided += len(piece)
         self._remember(piece)
         return "".join(shown) if edits else piece
 
     def _remember(self, piece: str) -> None:
-        self._context += view(piece)[0]
+        self._context += piece if piece.isascii() else view(piece)[0]
         if len(self._context) > 4 * _CONTEXT_CHARS:
             keep = max(_CONTEXT_CHARS, self._rules.automaton.context_before)
             self._context = self._context[-keep:]

@@ -8,7 +8,7 @@ class Watch:
 
     Attributes:
         end: characters followed so far.
-        widest: the most characters that any match under way may have.
+        widest: the most characters that any match may have that is under way, or not dealt with.
     """
 
     def __init__(self, automaton: Automaton, at: int = 0, before: str = "") -> None:
@@ -40,7 +40,8 @@ class Watch:
             if kept is not None:
                 starts.append(at)
                 starts = [starts[index] for index in kept]
-                self.widest = max(self.widest, state.reach) if starts else 0
+                busy = starts or self._claims
+                self.widest = max(self.widest, state.reach) if busy else 0
             at += 1
         self._state, self._starts, self.end = state, starts, at
 

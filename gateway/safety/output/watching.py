@@ -22,6 +22,10 @@ class FormLike(Protocol):
     def pattern(self) -> str:
         """In RE2's syntax."""
 
+    @property
+    def head(self) -> str:
+        """The beginning of the pattern that no finding holds, or nothing."""
+
 
 class SpecLike(Protocol):
     """A rule of the inspection."""
@@ -44,22 +48,27 @@ class SpecLike(Protocol):
 
 
 def watched_rules(
-    specs: Iterable[SpecLike], look_around: int, grown: Mapping[str, tuple[str, ...]] = GROWN
+    specs: Iterable[SpecLike],
+    look_behind: int,
+    look_ahead: int,
+    grown: Mapping[str, tuple[str, ...]] = GROWN,
 ) -> tuple[WatchedRule, ...]:
     """``specs`` as the stream follows them.
 
     Args:
         specs: the rules.
-        look_around: characters to each side of a match that a validator may look at.
-        grown: patterns that go further than those of the rule, by its name.
+        look_behind: characters before a match that a validator may look at, context words aside.
+        look_ahead: characters behind it.
+        grown: patterns that go further than those of the rule, by its name; without heads.
     """
     return tuple(
         WatchedRule(
             spec.id,
             grown.get(spec.id) or tuple(form.pattern for form in spec.forms),
             max_match_chars=spec.max_length,
-            context_before=spec.context_chars + look_around,
-            context_after=look_around,
+            context_before=spec.context_chars + look_behind,
+            context_after=look_ahead,
+            heads=() if spec.id in grown else tuple(form.head for form in spec.forms),
         )
         for spec in specs
     )

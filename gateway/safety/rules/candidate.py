@@ -15,8 +15,8 @@ Span = tuple[int, int]
 class Candidate:
     """A match of a pattern, with the text around it.
 
-    A validator may look `LOOKAROUND` characters to each side, and further only through `run`, which is counted and
-    bounded by the rule's `max_length`.
+    A validator may look `LOOKBEHIND` characters back and `LOOKAHEAD` ahead, and further only through `run`, which is
+    counted and bounded by the rule's `max_length`.
     """
 
     text: str
@@ -37,10 +37,12 @@ class Candidate:
 
     def before(self, chars: int) -> str:
         """At most so many characters before the match."""
+        assert chars <= LOOKBEHIND, "a stream keeps no more"
         return self.text[max(0, self.start - chars) : self.start]
 
     def after(self, chars: int) -> str:
         """At most so many characters behind the match."""
+        assert chars <= LOOKAHEAD, "a stream waits for no more"
         return self.text[self.end : self.end + chars]
 
     def run(self, pattern: re.Pattern[str], start: int) -> int:
@@ -52,8 +54,10 @@ class Candidate:
         return end
 
 
-LOOKAROUND = 32
-"""How far a validator looks to each side of a match, in characters. Context words come on top."""
+LOOKBEHIND = 32
+"""How far before a match a validator looks, in characters. Context words come on top."""
+LOOKAHEAD = 8
+"""How far behind a match a validator looks, in characters: a stream holds as much back behind every match."""
 
 Validator = Callable[[Candidate], Span | None]
 """The place of the finding, which may be smaller or larger than the candidate, or None. A pure function."""

@@ -33,11 +33,11 @@ class CompiledForm:
         self._context = _context_of(spec) if form.in_context else None
 
     def findings(self, subject: Subject, first_end: int, work: Work) -> Iterator[Span]:
-        """The places that the validator confirms, from left to right, none overlapping.
+        """The places that the validator confirms, from left to right; only those of forms with a head may overlap.
 
         ``first_end``: a byte offset no later than the end of the first match, as the hint's pass says. Behind a
         match that was refused the search goes on with the next word, because a number may start inside what looked
-        like a longer one.
+        like a longer one. A head may begin inside what stood behind another one.
         """
         data = subject.data
         at = subject.back(first_end, self.width)
@@ -51,7 +51,8 @@ class CompiledForm:
                 at = word.end() if word else start + 1
                 continue
             yield span
-            at = max(start + 1, subject.bytes_at(span[1], start, first))
+            behind = span[0] if self.form.head else span[1]
+            at = max(start + 1, subject.bytes_at(behind, start, first))
         work.bytes_scanned += len(data) - at
 
     def _confirmed(self, text: str, start: int, end: int, work: Work) -> Span | None:

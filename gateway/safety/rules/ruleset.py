@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.candidate import LOOKAROUND, Span
+from gateway.safety.rules.candidate import Span
 from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList
 from gateway.safety.rules.limits import MARKS_HINT, Limits, limit_findings
 from gateway.safety.rules.overlaps import resolved
@@ -36,17 +36,6 @@ class RuleSet:
         self._scanner = Scanner(self.specs, (*HINTS, MARKS_HINT))
         self._lexicon = Lexicon(phrases)
         self._payloads = Payloads(self._scanner, self._lexicon)
-
-    @property
-    def reach(self) -> int:
-        """No decision about a character depends on text further away than this, in characters.
-
-        Scores of injections, decoded payloads and limits excepted: they judge a whole text.
-        """
-        longest = max(
-            (s.max_length + s.context_chars for s in self.specs if not s.scored), default=0
-        )
-        return max(longest, self._lexicon.longest) + LOOKAROUND
 
     def scan(self, text: str, work: Work | None = None) -> list[Finding]:
         """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.overlaps`).

@@ -31,6 +31,8 @@ class Form:
     """How strong a sign it is; rules that are scored only, see `gateway.safety.rules.scoring`."""
     hint: str = ""
     """A cheaper pattern that matches inside every match of ``pattern``; empty: the pattern itself."""
+    head: str = ""
+    """The beginning of ``pattern`` that must be there but is in no finding, so that a stream need not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

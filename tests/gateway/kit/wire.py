@@ -1,9 +1,11 @@
 """A gateway that serves, a client's stub, and the batcher that the test plays."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +17,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.catalog import Catalog, load_catalog
-from gateway.policies import load_inspector
+from gateway.policies import load_policies_of
 from gateway.routes import load_router
+from gateway.safety.compiled import CompiledPolicies
+from gateway.safety.inspector import Inspector
 from gateway.server import Gateway, running
 from sluice.errors import SluiceError, from_status
 from sluice.settings import (
@@ -115,6 +119,12 @@ class Wire:
         return int(answer.status)
 
 
+@cache
+def _compiled(safety: str) -> CompiledPolicies:
+    """Compiled policies never change, so tests share them."""
+    return load_policies_of(Settings(safety=json.loads(safety) or {}))
+
+
 @asynccontextmanager
 async def open_wire(
     url: str,
@@ -129,7 +139,7 @@ async def open_wire(
 ) -> AsyncIterator[Wire]:
     settings = settings_for(folder, url, safety, records, routing, prices, **gateway)
     catalog = load_catalog(settings)
-    inspector = load_inspector(settings)
+    inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

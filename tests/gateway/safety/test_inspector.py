@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action
+from gateway.safety.compiled import compile_policies
 from gateway.safety.findings import Severity
 from gateway.safety.inspector import Found, Inspected, Inspector, verdict_on
 from gateway.safety.names import rule_names
@@ -23,7 +24,7 @@ safety:
   choose: [{labels: {team: lab}, policy: strict}]
 """
 LISTS = {"deny": "blue heron\n"}
-INSPECTOR = Inspector(load_policies(FILE, LISTS.__getitem__, rule_names()))
+INSPECTOR = Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, rule_names())))
 STRICT = {"team": "lab"}
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.safety.actions import Action, Choice, apply
-from gateway.safety.findings import Finding, Severity
-from gateway.safety.policy import ActivePolicies, DryRun, Policies, PolicyError, load_policies
+from gateway.safety.actions import Action, Choice
+from gateway.safety.findings import Severity
+from gateway.safety.policy import Policies, PolicyError, load_policies
 
 FILE = """\
 models: []
@@ -109,22 +109,21 @@ def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
         load(known_models=["small"])
 
 
-def test_requests_that_run_keep_their_policy() -> None:
-    active = ActivePolicies(load())
-    kept = active.current
-    before = active.swap(load(FILE.replace("pii.*: redact", "pii.*: block")))
-    assert before is kept
-    assert kept.choose("x", {}).actions.choose("pii.a", Severity.LOW).action is Action.REDACT
-    now = active.current.choose("x", {})
-    assert now.actions.choose("pii.a", Severity.LOW).action is Action.BLOCK
-
-
-def test_a_dry_run_counts_what_would_change() -> None:
-    policies, run = load(), DryRun()
-    assert policies.dry_run is not None
-    active = policies.choose("x", {})
-    findings = [Finding("pii.email", 0, 3, Severity.LOW)]
-    for found in (findings, []):
-        run.add(apply(active.actions, "a@b", found), apply(policies.dry_run.actions, "a@b", found))
-    assert (run.texts, run.changed) == (2, 1)
-    assert run.moves == {("pii.email", Action.REDACT, Action.BLOCK): 1}
+@pytest.mark.parametrize(
+    ("body", "action"),
+    [
+        ("{}", Action.REDACT),
+        ("{actions: {pii.*: flag}}", Action.REDACT),
+        ("{default: allow}", Action.REDACT),
+        ("{default: block}", Action.BLOCK),
+        ("{actions: {secret.*: block}}", Action.BLOCK),
+        ("{actions: {secret.jwt: flag}}", Action.FLAG),
+        ("{severity: {critical: remove}}", Action.REMOVE),
+        ("{output: {actions: {secret.*: flag}}}", Action.FLAG),
+    ],
+)
+def test_secrets_are_redacted_in_answers_unless_the_policy_speaks_of_them(
+    body: str, action: Action
+) -> None:
+    policy = load(f"safety: {{policies: {{default: {body}}}}}").choose("x", {})
+    assert policy.output_actions.choose("secret.jwt", Severity.CRITICAL).action is action

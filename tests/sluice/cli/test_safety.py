@@ -1,10 +1,11 @@
-"""`sluice safety check`."""
+"""`sluice safety`."""
 
 import json
 from pathlib import Path
 
+from sluice.errors import NoDryRun
 from tests.sluice.cli.commands import Cli
-from tests.support.scripted import ScriptedService
+from tests.support.scripted import Fail, ScriptedService
 
 
 async def test_table(cli: Cli) -> None:
@@ -58,3 +59,23 @@ async def test_what_cannot_be_checked_is_one_line(cli: Cli, tmp_path: Path) -> N
     assert ran.err.count("\n") == 1
     assert "is not valid UTF-8: byte 0xff at offset 1" in ran.err
     assert (await cli("safety", "list", "x")).code == 2
+    assert (await cli("safety", "check")).code == 2
+    assert (await cli("safety", "dry-run", "x")).code == 2
+
+
+async def test_the_counts_of_a_dry_run(cli: Cli) -> None:
+    async with ScriptedService.serve() as service:
+        ran = await cli("safety", "dry-run", "--address", service.address)
+        told = await cli("safety", "dry-run", "--json", "--address", service.address)
+        service.lookup_failures.append(Fail(NoDryRun("no policy is under trial")))
+        none = await cli("safety", "dry-run", "--address", service.address)
+    assert ran.out.splitlines() == [
+        "rule      now   then    count",
+        "pii.iban  none  redact      3",
+        "1 of 2 texts would change under policy next@1",
+    ]
+    assert json.loads(told.out)["moves"] == [
+        {"rule": "pii.iban", "now": "none", "then": "redact", "count": 3}
+    ]
+    assert none.code == 1
+    assert none.err == "sluice: NO_DRY_RUN: no policy is under trial\n"

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from sluice.client import Client
 from sluice.processes.ports import free_port
+from sluice.processes.reloading import reload_mesh
 from sluice.processes.state import MeshState, StateDir
 from sluice.processes.triton import stub_pids
+from sluice.settings import SettingsError
 
 BOUND_S = 90.0
 CONFIG = """
@@ -81,6 +84,9 @@ def test_nothing_runs(shell: Shell) -> None:
     assert done.returncode == 1
     assert "no mesh is running; start one: sluice up" in done.stderr
     assert shell.run("down").stdout == "no mesh was running\n"
+    reload = shell.run("reload")
+    assert reload.returncode == 1
+    assert f"no mesh is running in {shell.state.root}" in reload.stderr
 
 
 def test_a_port_in_use_is_one_line(shell: Shell) -> None:
@@ -164,6 +170,7 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
 
     answer = shell.json("generate", "one two", "--address", up["address"], "--max-tokens", "2")
     assert answer["model"] == "echo"
+    reload_policies(shell, up["address"])
 
     pids = [process["pid"] for process in up["processes"]]
     stubs = [stub for pid in pids for stub in stub_pids(pid).values()]
@@ -208,3 +215,31 @@ def test_a_signal_during_the_start(shell: Shell) -> None:
         up.send_signal(signal.SIGTERM)
         assert up.wait(BOUND_S) == 130
     assert shell.state.read() is None
+
+
+def reload_policies(shell: Shell, address: str) -> None:
+    """The configuration of a running mesh changes where it can, and as a whole or not at all."""
+    words = shell.config.with_name("words.txt")
+    words.write_text("zebra\n")
+    policy = f"safety: {{policies: {{default: {{version: 2, deny: ['{words}']}}}}}}\n"
+    shell.config.write_text(CONFIG + policy)
+    changed = shell.json("reload", "--config", str(shell.config))
+    assert (changed["processes"], changed["changed"]) == (["gateway"], True)
+    with Client(address) as client:
+        assert client.check_safety("a heron").policy.startswith("default@2+")
+        assert client.check_safety("a heron").findings == []
+        words.write_text("heron\n")
+        assert "the same configuration, read again" in shell.run("reload").stdout
+        (found,) = client.check_safety("a heron").findings
+        assert found.rule == "deny.list"
+        before = shell.state.config.read_text()
+        for text, says in (
+            (CONFIG.replace("drain_s: 2}\nb", "stall_s: 9}\nb"), r"gateway\.stall_s: cannot be"),
+            (CONFIG + "safety: {default: nope}\n", r"line 6: safety\.default: no policy 'nope'"),
+        ):
+            shell.config.write_text(text)
+            with pytest.raises(SettingsError, match=says):
+                reload_mesh(shell.state, shell.config)
+        assert shell.state.config.read_text() == before
+        assert client.check_safety("a heron").policy.startswith("default@2+")
+    shell.config.write_text(CONFIG)

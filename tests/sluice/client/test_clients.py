@@ -394,6 +394,9 @@ async def test_checking_a_text() -> None:
         with Client(service.address) as blocking:
             here = await asyncio.to_thread(blocking.check_safety, "x y", {"team": "lab"})
             bad = await asyncio.to_thread(blocking.check_safety, "bad")
+            counted = await asyncio.to_thread(blocking.safety_dry_run)
+        assert counted == await client.safety_dry_run()
+    assert (counted.policy, counted.texts, counted.changed) == ("next@1", 2, 1)
     assert there == here
     assert there.findings == [SafetyFinding("pii.iban", "high", "redact", 0, 1)]
     assert (there.text, there.blocked) == ("<IBAN_1> y", False)

@@ -10,6 +10,8 @@ REGIONS: Final = ("US", "GB", "DE", "FR", "ES", "IN")
 """Where national telephone numbers are looked for unless the policy says otherwise."""
 
 _HIGH = r"\x{80}-\x{10ffff}"
+# Without the scripts that put no spaces between words: there an address begins where they end.
+_SPACED = r"\x{80}-\x{dff}\x{f00}-\x{fff}\x{10a0}-\x{177f}\x{1800}-\x{2e7f}\x{a000}-\x{f8ff}\x{fb00}-\x{feff}\x{10000}-\x{1ffff}"
 _PHONE_WORDS = (
     "phone", "telephone", "tel", "mobile", "cell", "call", "fax", "whatsapp", "sms", "dial", "ring", "reach", "text me",
     "telefon", "handy", "mobil", "ruf", "anruf", "rückruf", "durchwahl",
@@ -70,8 +72,8 @@ _CONTACT: Final = (
         "pii.email",
         (
             Form(
-                rf"[\w%+'{_HIGH}-][\w.%+'{_HIGH}-]{{0,63}}@[\w{_HIGH}][\w.{_HIGH}-]{{0,189}}\.[A-Za-z{_HIGH}]{{2,24}}",
-                hint=rf"[\w%+'.{_HIGH}-]@[\w{_HIGH}]",
+                rf"[\w%+'{_SPACED}-][\w.%+'{_SPACED}-]{{0,63}}@[\w{_HIGH}][\w.{_HIGH}-]{{0,189}}\.[A-Za-z{_HIGH}]{{2,24}}",
+                hint=rf"[\w%+'.{_SPACED}-]@[\w{_HIGH}]",
             ),
         ),
         Severity.MEDIUM,

@@ -10,14 +10,17 @@ _KEYWORDS = (
     r"secret|token|api[_ -]?key|access[_ -]?key|secret[_ -]?key|private[_ -]?key|auth[_ -]?key|encryption[_ -]?key|"
     r"account[_ -]?key|credentials?|bearer"
 )
+_ASSIGNED = rf"(?i)(?:{_KEYWORDS})[\"'`]?\s{{0,3}}(?:=>|:=|[:=])[\s\"'`]{{0,4}}"
+_SAID = r"(?i)\b(?:password|passcode|passwort|kennwort|mot de passe|contraseña) (?:is|ist|est|es)[: ]{1,2}[\"'`]?"
+_SCHEME = r"(?i)\b[a-z][a-z0-9+.-]{1,20}://"
 
 
 def _token(
-    name: str, pattern: str, max_length: int, validator: str = "", hint: str = ""
+    name: str, pattern: str, max_length: int, validator: str = "", hint: str = "", head: str = ""
 ) -> RuleSpec:
-    return RuleSpec(
-        f"secret.{name}", (Form(pattern, hint=hint),), Severity.CRITICAL, max_length, validator
-    )
+    """``pattern`` begins behind ``head``."""
+    form = Form(head + pattern, hint=hint, head=head)
+    return RuleSpec(f"secret.{name}", (form,), Severity.CRITICAL, max_length, validator)
 
 
 SECRET_RULES: Final = (
@@ -28,9 +31,11 @@ SECRET_RULES: Final = (
     _token("azure_storage_key", r"\bAccountKey=[A-Za-z0-9+/]{86}==", 99),
     _token(
         "azure_client_secret",
-        r"\b[A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{31,34}",
+        r"[0-9]Q~[A-Za-z0-9_~.-]{31,34}",
         40,
-        hint=r"[0-9]Q~[A-Za-z0-9_~.-]{31}",
+        "azure_client_secret",
+        r"[0-9]Q~[A-Za-z0-9_~.-]{31}",
+        head=r"\b[A-Za-z0-9_~.-]{3}",
     ),
     _token("azure_sas", r"\bsig=[A-Za-z0-9%/+]{43,64}(?:%3[Dd]|=)", 71),
     _token(
@@ -98,7 +103,7 @@ SECRET_RULES: Final = (
         "token",
         r"\bhv[sbr]\.[A-Za-z0-9_-]{24}",
     ),
-    _token("telegram_bot", r"\b\d{8,10}:AA[A-Za-z0-9_-]{33}", 46),
+    _token("telegram_bot", r"AA[A-Za-z0-9_-]{33}", 46, "telegram_bot", head=r"\b\d{8,10}:"),
     _token("jwt", r"\beyJ[A-Za-z0-9_-]{8}", 4096, "jwt"),
     _token(
         "private_key",
@@ -110,8 +115,9 @@ SECRET_RULES: Final = (
         "secret.connection_string",
         (
             Form(
-                r"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"'<>]{0,64}:[^\s/@\"'<>]{1,128}@[\w.:-]{1,128}",
+                _SCHEME + r"[^\s:/@\"'<>]{0,64}:[^\s/@\"'<>]{1,128}@[\w.:-]{1,128}",
                 hint=r"(?i)[a-z0-9+.-]://[^\s:/@\"'<>]{0,64}:",
+                head=_SCHEME,
             ),
         ),
         Severity.CRITICAL,
@@ -122,12 +128,11 @@ SECRET_RULES: Final = (
         "secret.assignment",
         (
             Form(
-                rf"(?i)(?:{_KEYWORDS})[\"'`]?\s{{0,3}}(?:=>|:=|[:=])[\s\"'`]{{0,4}}[^\s\"'`,;(){{}}<>\[\]]{{8,128}}",
+                _ASSIGNED + r"[^\s\"'`,;(){}<>\[\]]{8,128}",
                 hint=rf"(?i)(?:{_KEYWORDS})[\"'`]?\s{{0,3}}[:=]",
+                head=_ASSIGNED,
             ),
-            Form(
-                r"(?i)\b(?:password|passcode|passwort|kennwort|mot de passe|contraseña) (?:is|ist|est|es)[: ]{1,2}[\"'`]?[^\s\"'`,;(){}<>\[\]]{8,64}",
-            ),
+            Form(_SAID + r"[^\s\"'`,;(){}<>\[\]]{8,64}", head=_SAID),
         ),
         Severity.HIGH,
         max_length=160,

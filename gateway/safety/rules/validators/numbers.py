@@ -12,7 +12,7 @@ from stdnum.iban import is_valid as is_iban
 from stdnum.in_ import pan
 from stdnum.us import ssn
 
-from gateway.safety.rules.candidate import LOOKAROUND, Candidate, Span
+from gateway.safety.rules.candidate import LOOKBEHIND, Candidate, Span
 from gateway.safety.rules.validators.ibans import IBAN_LENGTHS
 from gateway.safety.rules.validators.issuers import is_issued
 
@@ -53,7 +53,7 @@ def payment_card(found: Candidate) -> Span | None:
     would pass.
     """
     groups = tuple(map(len, re.split("[ -]", found.value)))
-    in_series = _in_series(found) and not _CARD_WORDS.search(found.before(LOOKAROUND))
+    in_series = _in_series(found) and not _CARD_WORDS.search(found.before(LOOKBEHIND))
     if len(groups) > 1 and (groups not in _GROUPINGS or in_series):
         return None
     number = digits_of(found.value)

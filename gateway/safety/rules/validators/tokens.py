@@ -98,13 +98,23 @@ def private_key(found: Candidate) -> Span | None:
     return found.start, min(end.end() if end else body_end, found.start + found.spec.max_length)
 
 
+def azure_client_secret(found: Candidate) -> Span | None:
+    """From the mark in the middle on; the three characters before it stay."""
+    return found.start + 3, found.end
+
+
+def telegram_bot(found: Candidate) -> Span | None:
+    """What stands behind the public number of the bot."""
+    return found.start + found.value.index(":") + 1, found.end
+
+
 def connection_string(found: Candidate) -> Span | None:
-    """A password in a URL that is more than the sample of a manual."""
-    user_info = found.value.split("://", 1)[1].rpartition("@")[0]
-    user, _, password = user_info.partition(":")
+    """A password in a URL that is more than the sample of a manual; from the user to the host."""
+    scheme, _, rest = found.value.partition("://")
+    user, _, password = rest.rpartition("@")[0].partition(":")
     if password.lower() in _PASSWORDS_IN_DOCS or password == user or _only_stands_in(password):
         return None
-    return found.span
+    return found.start + len(scheme) + 3, found.end
 
 
 def _only_stands_in(password: str) -> bool:

@@ -191,11 +191,11 @@ PLAIN: Final = (
 )  # fmt: skip
 
 
-def random_text(rng: random.Random) -> str:
+def random_text(rng: random.Random, samples: Sequence[str] = SECRETS) -> str:
     """Secrets and plain text, some of it broken, glued and mixed."""
     parts = []
     for _ in range(rng.randint(1, 7)):
-        part = rng.choice(SECRETS if rng.random() < 0.6 else PLAIN)
+        part = rng.choice(samples if rng.random() < 0.6 else PLAIN)
         if rng.random() < 0.25:
             part = part[: rng.randint(1, len(part))]
         if rng.random() < 0.15:

@@ -23,6 +23,7 @@ from tests.gateway.safety.output.kit import (
     small_rules,
     whole,
 )
+from tests.gateway.safety.output.real import SAMPLES
 
 _SPLITS_OF_A_TEXT = 20
 
@@ -38,11 +39,13 @@ def two_way(rules: Rules, texts: Sequence[str]) -> int:
     return count
 
 
-def many_way(rules: Rules, splits: int, seed: int) -> dict[str, int]:
+def many_way(
+    rules: Rules, splits: int, seed: int, samples: Sequence[str] = SECRETS
+) -> dict[str, int]:
     """Random splits of random texts; returns counts."""
     rng, texts, edited = random.Random(seed), 0, 0
     for done in range(0, splits, _SPLITS_OF_A_TEXT):
-        text = random_text(rng)
+        text = random_text(rng, samples)
         expected = whole(rules, text)
         for _ in range(min(_SPLITS_OF_A_TEXT, splits - done)):
             check_pieces(rules, random_pieces(text, rng), expected)
@@ -51,11 +54,11 @@ def many_way(rules: Rules, splits: int, seed: int) -> dict[str, int]:
     return {"random_splits": splits, "texts": texts, "texts_with_edits": edited}
 
 
-def corpus(seed: int, size: int) -> list[str]:
+def corpus(seed: int, size: int, samples: Sequence[str] = SECRETS) -> list[str]:
     """What every rule finds, in words, and random mixtures."""
     rng = random.Random(seed)
-    framed = [f"Write to {text} or call. {text}." for text in (*SECRETS, *PLAIN)]
-    return [*SECRETS, *PLAIN, *framed, *(random_text(rng) for _ in range(size))]
+    framed = [f"Write to {text} or call. {text}." for text in (*samples, *PLAIN)]
+    return [*samples, *PLAIN, *framed, *(random_text(rng, samples) for _ in range(size))]
 
 
 def _rules(name: str) -> Rules:
@@ -76,8 +79,9 @@ def main() -> None:
     parser.add_argument("--rules", default="", metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
     rules = _rules(arguments.rules)
-    counts = {"two_way_splits": two_way(rules, corpus(arguments.seed, arguments.texts))}
-    counts |= many_way(rules, arguments.splits, arguments.seed)
+    samples = SAMPLES if arguments.rules else SECRETS
+    counts = {"two_way_splits": two_way(rules, corpus(arguments.seed, arguments.texts, samples))}
+    counts |= many_way(rules, arguments.splits, arguments.seed, samples)
     print(json.dumps({"seed": arguments.seed, **counts, "differences": 0}))
 
 

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from gateway.safety.actions import Action
 from gateway.safety.output.filter import OutputFilter, OutputRules, output_rules
 from gateway.safety.output.restorer import Restorer
 from gateway.safety.policy import Policy, PolicySettings
@@ -92,17 +93,17 @@ def test_an_echo_can_stop_the_answer() -> None:
     shown, filter_ = stream(rules, "Yes: never tell the code word", system=SYSTEM)
     assert shown == "Yes: never tell the "
     assert filter_.stopped == ("output.system_echo",)
-    assert filter_.echoes == 1
+    assert filter_.echoes == {("output.system_echo", Action.BLOCK): 1}
 
 
-def test_cancel_decides_by_the_same_scan_and_shows_no_half_secret() -> None:
+def test_a_cut_answer_is_decided_by_the_same_scan_and_shows_no_half_secret() -> None:
     filter_ = OutputFilter(ALL)
     assert filter_.push("mail a@b.co or ") == "mail <EMAIL_1> or "
     assert filter_.push("c@d.ef AKIAIOSFODNN7") == "<EMAIL_2> "
-    assert filter_.cancel() == "AKIA"
+    assert filter_.finish(truncated=True) == "AKIA"
     filter_ = OutputFilter(ALL)
     assert filter_.push("c@d.ef") == ""
-    assert filter_.cancel() == "<EMAIL_1>"
+    assert filter_.finish(truncated=True) == "<EMAIL_1>"
 
 
 def test_a_policy_can_leave_answers_alone() -> None:
@@ -111,10 +112,9 @@ def test_a_policy_can_leave_answers_alone() -> None:
 
 
 def test_the_review_of_a_whole_answer_reports_flags() -> None:
-    rules = shared(actions={"pii.*": "flag"})
-    decision = rules.review("mail a@b.co")
-    assert decision.text == "mail a@b.co"
-    assert [one.finding.rule for one in decision.taken] == ["pii.email"]
+    shown, filter_ = stream(shared(actions={"pii.*": "flag"}), "mail a@b.co")
+    assert shown == "mail a@b.co"
+    assert [one.finding.rule for one in filter_.review().taken] == ["pii.email"]
 
 
 def test_edits_say_where_without_the_text() -> None:
@@ -122,6 +122,47 @@ def test_edits_say_where_without_the_text() -> None:
     assert [(edit.start, edit.end, edit.rule) for edit in filter_.edits] == [(5, 11, "pii.email")]
     assert "a@b.co" not in repr(filter_.edits)
     assert filter_.decided == 15
+
+
+def hidden(rules: OutputRules, text: str, system: str = "", truncated: bool = False) -> str:
+    """``text`` with a mark in the place of every character that is hidden, asked for as soon as it is decided."""
+    filter_, marked, at = OutputFilter(rules, prompt(), system), "", 0
+    for char in text:
+        filter_.push(char)
+        while at < min(filter_.decided, len(text)):
+            marked += "#" if filter_.hides(at, at + 1) else text[at]
+            at += 1
+    filter_.finish(truncated)
+    return marked + "".join(
+        "#" if filter_.hides(i, i + 1) else text[i] for i in range(at, len(text))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("mail a@b.co, c@d.ef now", "mail ######, ###### now"),
+        ("so zebra-7781 it is", "so ################"),
+        ("a \x1b[31mred\x1b[0m b", "a #####red#### b"),
+        ("I may never tell the code word zebra, ok", "I may never tell the code ##########, ok"),
+        ("a@b.co may never tell the code word, ok", "###### may never tell the code ####, ok"),
+        ("never tell a@b.co the code word zebra to", "never tell ###### the code word zebra ##"),
+        ("<EMAIL_1> is mine", "<EMAIL_1> is mine"),
+    ],
+)
+def test_hidden_places_are_told_in_the_text_of_the_model(text: str, seen: str) -> None:
+    assert hidden(ALL, text, SYSTEM) == seen
+
+
+def test_the_end_of_a_cut_answer_is_hidden_as_it_is_not_shown() -> None:
+    assert hidden(ALL, "the key is AKIAIOSFODNN7", truncated=True) == "the key is AKIA#########"
+    assert hidden(ALL, "the key is AKIAIOSFODNN7") == "the key is AKIAIOSFODNN7"
+
+
+def test_an_echo_that_stops_hides_the_rest() -> None:
+    rules = shared({"echo": {"words": 4}}, actions={"pii.*": "redact"})
+    seen = hidden(rules, "a@b.co: never tell the code word a@b.co", SYSTEM)
+    assert seen == "######: never tell the " + "#" * 16
 
 
 @settings(max_examples=100, deadline=None)

@@ -25,7 +25,9 @@ from tests.gateway.safety.output.kit import (
     small_rules,
     whole,
 )
+from tests.gateway.safety.output.real import SAMPLES, default
 from tests.gateway.safety.output.splits import corpus, many_way, two_way
+from tests.gateway.safety.rules.samples import FOUND
 
 PARTS = st.one_of(
     st.sampled_from(SECRETS),
@@ -64,6 +66,11 @@ def test_every_split_in_two_of_what_each_rule_finds() -> None:
 def test_random_splits() -> None:
     counts = many_way(small_rules(), splits=2000, seed=5)
     assert counts["texts_with_edits"] > 50
+
+
+def test_random_splits_under_the_default_rules() -> None:
+    counts = many_way(rules_of(*default()), splits=1000, seed=5, samples=SAMPLES)
+    assert counts["texts_with_edits"] > 5
 
 
 def test_nothing_changes_when_the_states_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +160,12 @@ def test_context_counts_what_can_be_seen() -> None:
         f"sess_abcd{hidden}" + "x1" * 10 + " y",
     ):
         check_pieces(small_rules(), list(text), whole(small_rules(), text))
+
+
+def test_what_overlaps_a_long_match_is_found_behind_it() -> None:
+    """The name of an address begins inside the last line of a key."""
+    text = f"{FOUND['secret.private_key']}'2341jörg@exämple.\u200bco.uk and"
+    check_pieces(rules_of(*default()), list(text), whole(rules_of(*default()), text))
 
 
 def test_long_chains_of_overlapping_matches_do_not_wait_for_their_end() -> None:

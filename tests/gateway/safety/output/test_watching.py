@@ -1,6 +1,6 @@
 """Rules of the inspection as the stream follows them, and lists of words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from gateway.safety.output.wordlist import WordList
 @dataclass(frozen=True)
 class Form:
     pattern: str
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ def test_what_a_rule_looks_at_is_kept() -> None:
             Spec("pii.a", (Form("a{3}"), Form("b")), 3),
             Spec("secret.private_key", (Form("-----BEGIN PRIVATE KEY-----"),), 16384),
         ],
-        look_around=32,
+        look_behind=32,
+        look_ahead=8,
     )
-    assert rule == WatchedRule("pii.a", ("a{3}", "b"), 3, context_before=80, context_after=32)
+    expected = WatchedRule("pii.a", ("a{3}", "b"), 3, context_before=80, context_after=8)
+    assert rule == replace(expected, heads=("", ""))
     watch = Watch(Automaton([key]))
     watch.feed("so -----BEGIN RSA PRIVATE KEY-----\nMII+/=\nab\n")
     assert watch.free_to == 3
-    watch.feed("-----END RSA PRIVATE KEY-----\n" + "x" * 32)
+    watch.feed("-----END RSA PRIVATE KEY-----\n" + "x" * 8)
     assert watch.free_to == watch.end
 
 
@@ -81,3 +84,33 @@ def test_words_are_found_in_any_case() -> None:
     watch.feed("n, σοφος")
     assert watch.claims_before(3)
     assert watch.free_to == watch.end - 5
+
+
+HEADED = WatchedRule("r", (r"(?i)\bkey[:=] ?[a-z0-9]{4,9}",), 20, 20, heads=(r"(?i)\bkey[:=] ?",))
+
+
+def test_a_head_holds_nothing_back() -> None:
+    watch = Watch(Automaton([HEADED]))
+    watch.feed("a KEY")
+    assert watch.free_to == 5
+    watch.feed("= ")
+    assert watch.free_to == 7
+    watch.feed("x1")
+    assert watch.free_to == 7
+    watch.feed("b2c")
+    assert watch.claims_before(8)
+    watch.feed(" ")
+    assert watch.free_to == watch.end
+
+
+def test_without_its_head_nothing_matches() -> None:
+    watch = Watch(Automaton([HEADED]))
+    watch.feed("monkey= x1b2c key x1b2c")
+    assert not watch.claims_before(watch.end)
+    assert watch.free_to == watch.end
+
+
+def test_a_head_before_the_beginning_counts() -> None:
+    watch = Watch(Automaton([HEADED]), at=7, before="a key: ")
+    watch.feed("x1b")
+    assert watch.free_to == 7

@@ -36,7 +36,6 @@ FOUND = {
     "secret.gcp_oauth": "ya29." + letters(60),
     "secret.google_client_secret": "GOCSPX-" + letters(28),
     "secret.azure_storage_key": "AccountKey=" + letters(86) + "==",
-    "secret.azure_client_secret": "abc8Q~" + letters(34),
     "secret.azure_sas": "sig=" + letters(43) + "%3D",
     "secret.github_token": "ghp_" + letters(36),
     "secret.github_pat": "github_pat_" + letters(22) + "_" + letters(59),
@@ -62,10 +61,8 @@ FOUND = {
     "secret.databricks_token": "dapi" + hexadecimal(32),
     "secret.shopify_token": "shpat_" + hexadecimal(32),
     "secret.vault_token": "hvs." + letters(24),
-    "secret.telegram_bot": "123456789:AA" + letters(33),
     "secret.jwt": _JWT,
     "secret.private_key": _PEM,
-    "secret.connection_string": "postgres://app:s3cr3tPw9@db.internal:5432",
 }
 """Rule and a text that is the finding from end to end."""
 
@@ -80,8 +77,11 @@ IN_CONTEXT = {
     "pii.passport": ("passport no. {}", "C01X00T47"),
     "pii.driving_licence": ("UK driving licence {}", "MORGA657054SM9IJ"),
     "secret.assignment": ("db_password = '{}'", "hunter2Xq9"),
+    "secret.azure_client_secret": ("client secret abc{}", "8Q~" + letters(34)),
+    "secret.telegram_bot": ("bot 123456789:{}", "AA" + letters(33)),
+    "secret.connection_string": ("url=postgres://{}", "app:s3cr3tPw9@db.internal:5432"),
 }
-"""Rule, a sentence that names the thing, and the thing, which is nothing without the sentence."""
+"""Rule, what must stand before the thing, and the thing, which is nothing without it."""
 
 NOT_FOUND = (
     "logo@2x.png", "git@github.com:acme/x.git", "a@b", "user@@example.com", "4111 1111 1111 1112", "411111111111111",

@@ -1,0 +1,29 @@
+"""The default rules as the filter has them, and texts that hold what they find.
+
+python -m tests.gateway.safety.output.splits --rules tests.gateway.safety.output.real:default
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+from gateway.safety.output.automaton import WatchedRule
+from gateway.safety.output.watching import watched_rules
+from gateway.safety.rules import Limits, RuleSet, default_rules
+from gateway.safety.rules.candidate import LOOKAHEAD, LOOKBEHIND
+from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
+
+SAMPLES = (
+    *FOUND.values(),
+    *NOT_FOUND,
+    *(frame.format(value) for frame, value in IN_CONTEXT.values()),
+    *(value for _, value in IN_CONTEXT.values()),
+    *(frame.format("") for frame, _ in IN_CONTEXT.values()),
+)
+
+
+@cache
+def default() -> tuple[Sequence[WatchedRule], RuleSet]:
+    """The default rules that go by patterns, all watched."""
+    specs = [spec for spec in default_rules() if not spec.scored]
+    scanner = RuleSet(specs, decode=False, limits=Limits(0, 0, 0, stacked_marks=False))
+    return watched_rules(specs, LOOKBEHIND, LOOKAHEAD), scanner

@@ -1,0 +1,110 @@
+"""A policy under trial is counted, never carried out."""
+
+from gateway.safety.actions import Action
+from gateway.safety.compiled import compile_policies
+from gateway.safety.dry_run import DryRun, moves_of, words_of
+from gateway.safety.inspector import Inspected, Inspector, RequestInspection
+from gateway.safety.policy import load_policies
+
+FILE = """
+safety:
+  policies:
+    default: {actions: {pii.*: redact}}
+    next: {version: 2, actions: {pii.*: redact, pii.iban: block}, deny: [words.txt]}
+    other: {}
+  dry_run: next
+"""
+IBAN = "DE89370400440532013000"
+
+
+def inspector(text: str = FILE) -> Inspector:
+    return Inspector(compile_policies(load_policies(text, lambda path: "zebra")))
+
+
+def inspected(made: Inspector, *texts: str) -> tuple[RequestInspection, list[Inspected]]:
+    inspection = made.begin("default", {}, texts)
+    return inspection, list(inspection.results())
+
+
+def test_moves_are_where_two_decisions_differ() -> None:
+    now = [(("a", 0, 1), Action.FLAG), (("b", 1, 2), Action.FLAG), (("c", 3, 4), Action.FLAG)]
+    then = [(("a", 0, 1), Action.FLAG), (("b", 1, 2), Action.BLOCK), (("d", 5, 6), Action.FLAG)]
+    moves = moves_of(now, then)
+    assert moves == {
+        ("b", Action.FLAG, Action.BLOCK): 1,
+        ("c", Action.FLAG, None): 1,
+        ("d", None, Action.FLAG): 1,
+    }
+    assert words_of(moves) == ["b:flag>block", "c:flag>none", "d:none>flag"]
+
+
+def test_prompts_are_counted_and_left_alone() -> None:
+    made = inspector()
+    inspection, results = inspected(made, f"pay {IBAN}", "a zebra", "hello")
+    moves = list(made.rehearse(inspection, results))
+    assert [words_of(each) for each in moves] == [
+        ["pii.iban:redact>block"],
+        ["deny.list:none>flag"],
+        [],
+    ]
+    assert results[0].text == "pay <IBAN_1>"
+    counts = made.dry_run
+    assert counts is not None
+    assert (counts.texts, counts.changed) == (3, 1)
+    assert str(counts).startswith("dry run of next@2+")
+    assert str(counts).endswith(
+        ": 1 of 3 texts changed; pii.iban:redact>block 1; deny.list:none>flag 1"
+    )
+
+
+def test_answers_are_counted_and_left_alone() -> None:
+    made = inspector()
+    inspection, _ = inspected(made, "hello")
+    answer = made.answer(inspection, "")
+    assert answer is not None
+    shown = answer.filter.push(f"pay {IBAN}, zebra") + answer.filter.finish()
+    assert shown == "pay <IBAN_1>, zebra"
+    outcome = answer.outcome()
+    assert outcome.taken == {("pii.iban", Action.REDACT): 1}
+    assert words_of(outcome.moves) == ["deny.list:none>flag", "pii.iban:redact>block"]
+    assert made.dry_run is not None
+    assert (made.dry_run.texts, made.dry_run.changed) == (1, 1)
+
+
+def test_a_request_that_has_the_policy_already_is_not_counted() -> None:
+    made = inspector(FILE.replace("safety:\n", "safety:\n  default: next\n"))
+    inspection, results = inspected(made, IBAN)
+    assert list(made.rehearse(inspection, results)) == []
+    assert made.dry_run is not None
+    assert made.dry_run.texts == 0
+
+
+def test_counts_go_on_while_the_policy_under_trial_stays() -> None:
+    made = inspector()
+    inspection, results = inspected(made, IBAN)
+    list(made.rehearse(inspection, results))
+    counts = made.dry_run
+    changed = FILE.replace("default: {actions: {pii.*: redact}}", "default: {}")
+    made.swap(compile_policies(load_policies(changed, lambda path: "zebra")))
+    assert made.dry_run is counts
+    made.swap(compile_policies(load_policies(changed.replace("n: 2", "n: 3"), lambda path: "")))
+    assert isinstance(made.dry_run, DryRun)
+    assert made.dry_run is not counts
+    made.swap(compile_policies(load_policies("", lambda path: "")))
+    assert made.dry_run is None
+
+
+def test_requests_that_run_keep_their_policy() -> None:
+    made = inspector()
+    inspection = made.begin("default", {}, [IBAN])
+    made.swap(compile_policies(load_policies("", lambda path: "")))
+    (kept,) = inspection.results()
+    assert kept.text == "<IBAN_1>"
+    assert inspected(made, IBAN)[1][0].text == IBAN
+
+
+def test_a_policy_that_is_switched_off_only_normalizes() -> None:
+    made = inspector("safety: {policies: {default: {enabled: false, default: block}}}")
+    inspection, results = inspected(made, f"a\u200bb {IBAN}")
+    assert results[0].text == f"ab {IBAN}"
+    assert made.answer(inspection, "") is None
