@@ -49,6 +49,9 @@ class ValidRequest:
     timeout_s: float
     tenant: str
     allow_degraded: bool
+    accept_replace: bool
+    resume_model: str
+    """The model whose tokens the caller holds; empty when it does not say, or holds none."""
 
     @property
     def workload(self) -> str:
@@ -84,6 +87,7 @@ def validate(
     )
     seed = _seed(request, sampling, found)
     _check_resume(request, sampling, catalog, found)
+    _check_resume_model(request, catalog, found)
     return ValidRequest(
         conversation=conversation,
         model=_model(request.model, catalog, found),
@@ -98,6 +102,8 @@ def validate(
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
         tenant=tenant,
         allow_degraded=request.allow_degraded,
+        accept_replace=request.accept_replace,
+        resume_model=request.resume.model,
     )
 
 
@@ -160,6 +166,15 @@ def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) 
     if request.resume.token_ids and sampling.temperature > 0 and seed is None:
         found.add("resume.seed", "is needed to go on with a sampled answer: take it from Started")
     return seed
+
+
+def _check_resume_model(
+    request: GenerateRequest, catalog: Catalog, found: Violations
+) -> None:
+    model = request.resume.model
+    if model and model not in catalog.names:
+        known = ", ".join(catalog.names)
+        found.add("resume.model", f"there is no model of that name; known: {known}")
 
 
 def _check_resume(

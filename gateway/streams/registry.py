@@ -40,12 +40,14 @@ class Registry:
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._live.values())
 
-    def find(self, key: str, fingerprint: bytes, held: Sequence[int], now: float) -> Stream | None:
+    def find(
+        self, key: str, fingerprint: bytes, held: Sequence[int], model: str, now: float
+    ) -> Stream | None:
         """The live or finished stream that ``key`` names, or None when the request is new.
 
         Raises:
             IdempotencyConflict: the key belongs to another request.
-            InvalidRequest: ``held`` are not the beginning of its answer.
+            InvalidRequest: ``held``, of ``model`` when it is named, are not the beginning of its answer.
         """
         if not key:
             return None
@@ -56,7 +58,7 @@ class Registry:
             raise IdempotencyConflict(
                 "the idempotency key was used with another request; use a new key for a new request"
             )
-        if not stream.transcript.starts_with(held):
+        if not stream.holds_beginning(held, model):
             raise InvalidRequest.of(
                 "resume.token_ids", "are not the beginning of the answer that the key names"
             )
@@ -64,33 +66,36 @@ class Registry:
 
     def open(self, stream: Stream) -> None:
         """Adds a new stream; its key is free (`find` said so)."""
-        assert stream.request_id not in self._live, "request ids are unique"
+        assert stream.row_id not in self._live, "request ids are unique"
         assert stream.ticket.key not in self._by_key, "the key is free"
-        self._live[stream.request_id] = stream
+        self._live[stream.row_id] = stream
         if stream.ticket.key:
             self._by_key[stream.ticket.key] = stream
 
-    def join(self, stream: Stream, reader: Reader) -> None:
-        """``reader`` reads ``stream`` from now on; the call that read it ends with `Cancelled`."""
+    def join(self, stream: Stream, reader: Reader, model: str = "") -> None:
+        """``reader`` reads ``stream`` from now on; the call that read it ends with `Cancelled`.
+
+        What the reader holds is of ``model``.
+        """
         previous, stream.reader = stream.reader, None
         if previous is not None and previous is not reader:
             previous.displaced_by = Cancelled(
                 "a newer call with the same idempotency key took over"
             )
             previous.wake()
-        stream.attach(reader)
+        stream.attach(reader, model)
 
     def leave(self, stream: Stream, reader: Reader) -> None:
         """The call of ``reader`` has ended. Without a reader nobody wants the row any more."""
         if stream.reader is not reader:
             return
         stream.reader = None
-        if self._live.get(stream.request_id) is stream:
+        if self._live.get(stream.row_id) is stream:
             self._abandon(stream, Cancelled("the caller has gone"))
 
     def fail(self, stream: Stream, error: SluiceError) -> None:
         """Ends a stream for a reason of this gateway, unless it ended already."""
-        if self._live.get(stream.request_id) is stream:
+        if self._live.get(stream.row_id) is stream:
             self._abandon(stream, error)
 
     def fail_all(self, error: SluiceError) -> None:
@@ -116,6 +121,10 @@ class Registry:
             self._outbox.confirm(frame.request_id)
         if reaction.cancel:
             self._outbox.cancel(frame.request_id)
+        if reaction.hand_over:
+            del self._live[frame.request_id]
+            stream.hand_over(now)
+            self._live[stream.row_id] = stream
         if stream.ended:
             self.close(stream, now)
 
@@ -135,13 +144,13 @@ class Registry:
                     stream, DeadlinePassed("the deadline passed before the answer was complete")
                 )
             elif (index := stream.overdue(now)) is not None:
-                self._outbox.resend(stream.request_id, index)
+                self._outbox.resend(stream.row_id, index)
         self._replays.expire(now)
 
     def resync(self, now: float) -> None:
         """Frames were lost on the way to this gateway: asks for those of every live stream."""
         for stream in self._live.values():
-            self._outbox.resend(stream.request_id, stream.resync(now))
+            self._outbox.resend(stream.row_id, stream.resync(now))
 
     def held(self, request_id: str) -> HeldTokensResponse:
         """What this gateway has of a request, for a batcher that got its task again."""
@@ -160,7 +169,7 @@ class Registry:
             self._outbox.confirm(frame.request_id)
 
     def _abandon(self, stream: Stream, error: SluiceError) -> None:
-        self._outbox.cancel(stream.request_id)
+        self._outbox.cancel(stream.row_id)
         self._forget(stream)
         if not stream.ended:
             stream.fail(error)
@@ -171,6 +180,6 @@ class Registry:
             stream.ticket.on_end(stream)
 
     def _forget(self, stream: Stream) -> None:
-        self._live.pop(stream.request_id, None)
+        self._live.pop(stream.row_id, None)
         if self._by_key.get(stream.ticket.key) is stream:
             del self._by_key[stream.ticket.key]

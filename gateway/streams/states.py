@@ -21,14 +21,23 @@ class StreamState(Enum):
 
 
 # A batcher can be quicker than JetStream's acknowledgement: frames, and even the last one, may come while publishing.
+# Where a second model takes over, its task is published.
 LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
     StreamState.PUBLISHING: frozenset(
-        {StreamState.WAITING, StreamState.STREAMING, StreamState.FINISHED, StreamState.FAILED}
+        {
+            StreamState.PUBLISHING,
+            StreamState.WAITING,
+            StreamState.STREAMING,
+            StreamState.FINISHED,
+            StreamState.FAILED,
+        }
     ),
     StreamState.WAITING: frozenset(
         {StreamState.STREAMING, StreamState.FINISHED, StreamState.FAILED}
     ),
-    StreamState.STREAMING: frozenset({StreamState.FINISHED, StreamState.FAILED}),
+    StreamState.STREAMING: frozenset(
+        {StreamState.PUBLISHING, StreamState.FINISHED, StreamState.FAILED}
+    ),
     StreamState.FINISHED: frozenset(),
     StreamState.FAILED: frozenset(),
 }

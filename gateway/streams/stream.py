@@ -1,26 +1,30 @@
 """One request that waits for its answer: frames go in, events come out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from gateway.safety.answer import AnswerInspection
-from gateway.streams.assembler import Assembler, Taken
+from gateway.cascades.watch import Verdict, Watch
+from gateway.streams.assembler import Taken
 from gateway.streams.endings import Hops, error_of, finish_reason_of, timings_of
+from gateway.streams.leg import Leg
 from gateway.streams.reader import Reader
 from gateway.streams.states import LEGAL_MOVES, StreamState
 from gateway.streams.transcript import Transcript
 from sluice.errors import InvalidRequest, SlowReader, SluiceError
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.frame_pb2 import BatchInfo, Frame, RowTimings
+from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
+    NOTICE_KIND_ESCALATED,
     NOTICE_KIND_RECOVERED,
     Finished,
     FinishReason,
     GenerateResponse,
+    LegUsage,
     Notice,
     Started,
     Usage,
@@ -42,10 +46,31 @@ class Ticket:
     """Idempotency key, empty without one."""
     fingerprint: bytes = b""
     """Equal for equal requests."""
-    answer: AnswerInspection | None = None
-    """What the safety policy does about the answer; its filter is in the transcript."""
     on_end: "Callable[[Stream], None] | None" = None
     """Called once, when the stream has ended and is forgotten."""
+    cascade: "Cascade | None" = None
+    """How the answer may go over to a second model."""
+
+
+class Cascade(Protocol):
+    """How one answer may go over to a second model.
+
+    Attributes:
+        watch: watches the first model's answer.
+        holds: nothing of it is shown before its commit point.
+    """
+
+    watch: Watch
+    holds: bool
+
+    def refusal(self, now: float) -> str:
+        """Why the answer may not go over now; empty when it may."""
+
+    def second(self, draft: str, now: float) -> Leg:
+        """The second model's leg; ``draft`` is what the first one said. Its task must still be sent: `launch`."""
+
+    def launch(self, stream: "Stream") -> None:
+        """Sends the task of the stream's leg, the second one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +80,8 @@ class Reaction:
     resend_from: int | None = None
     confirm: bool = False
     cancel: bool = False
+    hand_over: bool = False
+    """The answer goes over to the second model: see `Stream.hand_over`."""
 
 
 class Stream:
@@ -67,28 +94,43 @@ class Stream:
         error: why it failed, in state FAILED.
         finished: how it ended, in state FINISHED.
         first_frame_at: when the first frame came, seconds.
-        batch: the batch that the row was sent in last; None until the row has ended.
+        legs: the models that worked on it, in order; the last one does now.
+        holding: nothing is shown before the commit point.
     """
 
-    def __init__(
-        self, ticket: Ticket, transcript: Transcript, stall_s: float, now: float, held: int
-    ) -> None:
+    def __init__(self, ticket: Ticket, leg: Leg) -> None:
         self.ticket = ticket
-        self.transcript = transcript
+        self.legs = [leg]
+        self._watch = None if ticket.cascade is None else ticket.cascade.watch
+        self.holding = ticket.cascade is not None and ticket.cascade.holds
         self.state = StreamState.PUBLISHING
         self.reader: Reader | None = None
         self.error: SluiceError | None = None
         self.finished: Finished | None = None
         self.first_frame_at: float | None = None
         self.first_token_at: float | None = None
-        self.batch: BatchInfo | None = None
-        self._assembler = Assembler(held, stall_s, now)
         self._notices: list[Notice] = []
+        self._escalated_at = 0
 
     @property
     def request_id(self) -> str:
         """The name of the request."""
         return self.ticket.started.request_id
+
+    @property
+    def leg(self) -> Leg:
+        """The model that works on it now."""
+        return self.legs[-1]
+
+    @property
+    def row_id(self) -> str:
+        """The name of the row on the wires."""
+        return self.leg.row_id
+
+    @property
+    def transcript(self) -> Transcript:
+        """What came of the leg."""
+        return self.leg.transcript
 
     @property
     def ended(self) -> bool:
@@ -98,14 +140,30 @@ class Stream:
     @property
     def attempt(self) -> int:
         """The highest attempt seen."""
-        return self._assembler.attempt
+        return self.leg.assembler.attempt
 
-    def attach(self, reader: Reader) -> None:
-        """``reader`` reads from now on."""
+    def attach(self, reader: Reader, model: str = "") -> None:
+        """``reader`` reads from now on; what it holds is of ``model``, or of the present one when that is empty."""
         assert self.reader is None, "one reader at a time"
-        reader.attach(len(self.transcript.shown_ids))
         reader.notices = len(self._notices)
+        if self._left(model):
+            reader.index = 0
+            reader.notices = self._escalated_at
+        reader.attach(len(self.transcript.shown_ids))
         self.reader = reader
+
+    def holds_beginning(self, token_ids: Sequence[int], model: str = "") -> bool:
+        """Whether ``token_ids`` of ``model`` are the beginning of the answer, as far as a caller can know it."""
+        return self._left(model) or self.transcript.starts_with(token_ids)
+
+    def started(self, model: str = "") -> Started:
+        """The first event for a caller who holds a part of ``model``, or nothing."""
+        started = Started()
+        started.CopyFrom(self.ticket.started)
+        if not self._left(model):
+            started.model = self.leg.model
+            started.prompt_tokens = self.leg.prompt_tokens
+        return started
 
     def published(self) -> None:
         """JetStream has the task."""
@@ -114,14 +172,33 @@ class Stream:
 
     def take(self, frame: Frame, now: float) -> Reaction:
         """Adds what ``frame`` brings."""
-        taken = self._assembler.take(frame, now)
+        taken = self.leg.assembler.take(frame, now)
         self._note_progress(taken, now)
         before = len(self.transcript.shown_ids)
         self._append(taken)
-        reaction = self._conclude(taken, now)
+        # Closed by a stop string or the safety policy: the row itself may go on.
+        stopped = self.transcript.closed
+        if self._in_doubt(taken, stopped, now):
+            ended = taken.final is not None
+            return Reaction(confirm=ended, cancel=not ended, hand_over=True)
+        reaction = self._conclude(taken, stopped, now)
         if not self.ended and self._reader_fell_behind(before):
             return Reaction(cancel=True)
         return reaction
+
+    def hand_over(self, now: float) -> None:
+        """The second model begins; what the first one said is void."""
+        cascade = self.ticket.cascade
+        assert cascade is not None, "only a cascade is handed over"
+        self.legs.append(cascade.second(self.transcript.draft, now))
+        self.holding = False
+        self._escalated_at = len(self._notices)
+        self._notices.append(_escalated(self.legs[-2], self.leg))
+        if self.reader is not None:
+            self.reader.index = 0
+        self._move(StreamState.PUBLISHING)
+        cascade.launch(self)
+        self._wake()
 
     def fail(self, error: SluiceError) -> None:
         """Ends with ``error``."""
@@ -146,11 +223,11 @@ class Stream:
 
     def overdue(self, now: float) -> int | None:
         """The index to ask for when nothing came for too long, else None."""
-        return None if self.state is StreamState.PUBLISHING else self._assembler.overdue(now)
+        return None if self.state is StreamState.PUBLISHING else self.leg.assembler.overdue(now)
 
     def resync(self, now: float) -> int:
         """The index to ask for after frames were lost on the way."""
-        return self._assembler.ask_now(now)
+        return self.leg.assembler.ask_now(now)
 
     def read(self, reader: Reader) -> list[GenerateResponse]:
         """The events that ``reader`` has not had, everything that waits in one delta.
@@ -164,6 +241,8 @@ class Stream:
             raise self.error
         events = [GenerateResponse(notice=notice) for notice in self._notices[reader.notices :]]
         reader.notices = len(self._notices)
+        if self.holding:
+            return events
         delta = self.transcript.delta(reader.index, self.ticket.with_logprobs)
         if delta is not None:
             events.append(GenerateResponse(delta=delta))
@@ -177,7 +256,7 @@ class Stream:
     def _note_progress(self, taken: Taken, now: float) -> None:
         if self.first_frame_at is None:
             self.first_frame_at = now
-        if taken.token_ids and self.first_token_at is None:
+        if taken.token_ids and self.first_token_at is None and not self.holding:
             self.first_token_at = now
         if taken.recovered:
             self._notices.append(
@@ -196,12 +275,42 @@ class Stream:
             if self.transcript.closed:
                 return
 
-    def _conclude(self, taken: Taken, now: float) -> Reaction:
+    def _in_doubt(self, taken: Taken, stopped: bool, now: float) -> bool:
+        """Whether the second model shall answer. Passing the commit point ends the watch."""
+        if self._watch is None or self.transcript.contradicted or self.transcript.blocked:
+            return False
+        watch = self._watch
+        verdict = watch.push(taken.logprobs)
+        reason = None if taken.final is None else finish_reason_of(taken.final.end)
+        if verdict is Verdict.PENDING and (stopped or reason is not None):
+            self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+            truncated = reason == FINISH_REASON_LENGTH and not stopped
+            verdict = watch.end(self.transcript.draft, truncated=truncated)
+        if verdict is Verdict.PENDING:
+            return False
+        self._watch, self.holding = None, False
+        self.first_token_at = self.first_token_at or now
+        return verdict is Verdict.DOUBT and self._may_go_over(watch.reason, now)
+
+    def _may_go_over(self, reason: str, now: float) -> bool:
+        assert self.ticket.cascade is not None, "it was watched"
+        refusal = self.ticket.cascade.refusal(now)
+        if refusal:
+            self.leg.kept = f"{reason}; {refusal}"
+            return False
+        self.leg.handed_over = reason
+        return True
+
+    def _left(self, model: str) -> bool:
+        """Whether ``model`` worked on the answer before another one took over."""
+        return bool(model) and model != self.leg.model and any(m.model == model for m in self.legs)
+
+    def _conclude(self, taken: Taken, stopped: bool, now: float) -> Reaction:
         final = taken.final
         if final is not None and final.HasField("batch"):
-            self.batch = final.batch
+            self.leg.batch = final.batch
         confirm = final is not None and final.end != frame_pb2.ROW_END_CANCELLED
-        if self.transcript.closed:
+        if stopped:
             row = RowTimings() if final is None else final.timings
             self.finish(FINISH_REASON_STOP_SEQUENCE, row, now)
             return Reaction(confirm=confirm, cancel=final is None)
@@ -220,7 +329,7 @@ class Stream:
     def _reader_fell_behind(self, before: int) -> bool:
         """Wakes the reader; ends the stream when more waits for it than it may have unread."""
         total = len(self.transcript.shown_ids)
-        if self.reader is None:
+        if self.reader is None or self.holding:
             return False
         self.reader.grew(before, total)
         if not self.reader.too_slow(total):
@@ -238,13 +347,12 @@ class Stream:
         first_at = now if self.first_token_at is None else self.first_token_at
         return Finished(
             reason=reason,
-            usage=Usage(
-                prompt_tokens=self.ticket.started.prompt_tokens,
-                completion_tokens=len(self.transcript.token_ids),
-            ),
+            usage=_usage(self.leg),
             timings=timings_of(self.ticket.hops, row, first_at, now),
             stop=self.transcript.stop or "",
             rules=self.transcript.blocked,
+            model=self.leg.model,
+            legs=[LegUsage(model=leg.model, usage=_usage(leg)) for leg in self.legs],
         )
 
     def _wake(self) -> None:
@@ -254,6 +362,20 @@ class Stream:
     def _move(self, target: StreamState) -> None:
         assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
         self.state = target
+
+
+def _usage(leg: Leg) -> Usage:
+    return Usage(
+        prompt_tokens=leg.prompt_tokens, completion_tokens=len(leg.transcript.token_ids)
+    )
+
+
+def _escalated(first: Leg, second: Leg) -> Notice:
+    return Notice(
+        kind=NOTICE_KIND_ESCALATED,
+        message=f"{second.model} answers instead of {first.model}: {first.handed_over}",
+        model=second.model,
+    )
 
 
 def _contradiction() -> SluiceError:

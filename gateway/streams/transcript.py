@@ -57,6 +57,11 @@ class Transcript:
         self._held = list(held)
 
     @property
+    def draft(self) -> str:
+        """What shows of the answer so far."""
+        return "".join(self._texts) + self._tail
+
+    @property
     def stop(self) -> str | None:
         """The stop string that ended the answer, if one did."""
         return self._matcher.found

@@ -59,6 +59,10 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     """The process that computed the answer was lost; another one continues at the same token."""
     NOTICE_KIND_REPLAYED: _NoticeKind.ValueType  # 2
     """The answer is a replay of an earlier one with the same idempotency key."""
+    NOTICE_KIND_ESCALATED: _NoticeKind.ValueType  # 3
+    """The first model's answer was in doubt, and another model answers instead: every delta before this one is void, and
+    the next one has index 0.
+    """
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper):
     """Kinds of notices."""
@@ -69,6 +73,10 @@ NOTICE_KIND_RECOVERED: NoticeKind.ValueType  # 1
 """The process that computed the answer was lost; another one continues at the same token."""
 NOTICE_KIND_REPLAYED: NoticeKind.ValueType  # 2
 """The answer is a replay of an earlier one with the same idempotency key."""
+NOTICE_KIND_ESCALATED: NoticeKind.ValueType  # 3
+"""The first model's answer was in doubt, and another model answers instead: every delta before this one is void, and
+the next one has index 0.
+"""
 Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
 
 class _FinishReason:
@@ -211,6 +219,7 @@ class GenerateRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
     ALLOW_DEGRADED_FIELD_NUMBER: _builtins.int
+    ACCEPT_REPLACE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn. It is put into the model's chat template, unless raw_prompt is set."""
     model: _builtins.str
@@ -225,6 +234,10 @@ class GenerateRequest(_message.Message):
     """Tokenize `prompt` as it stands, without the chat template (text completion)."""
     allow_degraded: _builtins.bool
     """A smaller model may answer when the chosen one could not before the deadline; Route.degraded says so."""
+    accept_replace: _builtins.bool
+    """The caller can take back what it has shown: a cascade in mode "replace" may stream the first model's answer at once,
+    and NOTICE_KIND_ESCALATED voids it.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
         """A conversation; the last message must be the user's."""
@@ -254,10 +267,11 @@ class GenerateRequest(_message.Message):
         resume: Global___Resume | None = ...,
         raw_prompt: _builtins.bool = ...,
         allow_degraded: _builtins.bool = ...,
+        accept_replace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -450,8 +464,13 @@ class Resume(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """The seed of Started of the first try; needed when temperature > 0 and the request named no seed."""
+    model: _builtins.str
+    """The model that token_ids came from: of Started, or of the last NOTICE_KIND_ESCALATED. It goes on with the answer.
+    Unset: the model that the request is routed to.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens received so far, from index 0, hidden ones (4294967295) as they came: from the first of them on the answer is
@@ -463,10 +482,11 @@ class Resume(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         seed: _builtins.int | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "model", b"model", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -702,19 +722,23 @@ class Notice(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
     """What kind of thing."""
     message: _builtins.str
     """One sentence for people."""
+    model: _builtins.str
+    """The model that answers from here on, with NOTICE_KIND_ESCALATED."""
     def __init__(
         self,
         *,
         kind: Global___NoticeKind.ValueType = ...,
         message: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,10 +755,14 @@ class Finished(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    LEGS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop: _builtins.str
     """The stop string that ended the answer, if one did."""
+    model: _builtins.str
+    """The model whose answer it is."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens used."""
@@ -747,6 +775,10 @@ class Finished(_message.Message):
     def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rules of the safety policy that ended the answer, with FINISH_REASON_CONTENT_FILTER; never any text."""
 
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegUsage]:
+        """What every model used that worked on the answer, in order; usage is that of the last one."""
+
     def __init__(
         self,
         *,
@@ -755,14 +787,44 @@ class Finished(_message.Message):
         timings: Global___Timings | None = ...,
         stop: _builtins.str = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
+        model: _builtins.str = ...,
+        legs: _abc.Iterable[Global___LegUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs", "model", b"model", "reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class LegUsage(_message.Message):
+    """What one model used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model."""
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """Tokens used."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        usage: Global___Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LegUsage: _TypeAlias = LegUsage  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
