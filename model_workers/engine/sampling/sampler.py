@@ -7,7 +7,7 @@ Positions that want nothing but the most probable token are one argmax over the 
 The host waits for the device once, when all is drawn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -88,7 +88,7 @@ class Sampler:
         places = [list(ask.row.positions(ask.drafted)) for ask in asks]
         tokens = iter(_tokens(logits, [position for row in places for position in row]))
         return [
-            _taken(ask, zip(row, islice(tokens, len(row)), strict=True))
+            _taken(ask, row, list(islice(tokens, len(row))))
             for ask, row in zip(asks, places, strict=True)
         ]
 
@@ -103,19 +103,20 @@ def _tokens(logits: Tensor, positions: Sequence[Position]) -> list[Token]:
     return [(token_id, None) for token_id in tokens.tolist()]
 
 
-def _taken(ask: Ask, found: Iterable[tuple[Position, Token]]) -> Drawn:
+def _taken(ask: Ask, positions: Sequence[Position], tokens: Sequence[Token]) -> Drawn:
     """What of the tokens at the places of a row is true: up to the first that was not drafted."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     error = ""
-    for place, (position, (token_id, logprob)) in enumerate(found):
+    drafted = [*ask.drafted, None]
+    for position, (token_id, logprob), draft in zip(positions, tokens, drafted, strict=True):
         error = position.error or (NO_DISTRIBUTION if token_id == NOTHING else "")
         if error:
             break
         token_ids.append(token_id)
         if logprob is not None:
             logprobs.append(logprob)
-        if token_id in ask.row.stop_token_ids or [token_id] != [*ask.drafted[place : place + 1]]:
+        if token_id != draft or token_id in ask.row.stop_token_ids:
             break
     ask.row.take(token_ids)
     return Drawn(tuple(token_ids), tuple(logprobs), error)
