@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward import Forward
 from model_workers.engine.protocol import Load, RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowState
 from model_workers.engine.sampler import Draw, Drawn, sample
 from model_workers.engine.slot_cache import SlotCache
+from model_workers.engine.slot_forward import Forward
 from model_workers.engine.table import RowTable
 
 PREFILL_TOKENS: Final = 512
