@@ -1,0 +1,148 @@
+"""Any decoder-only model of transformers over the paged cache, through transformers' attention interface."""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from model_workers.engine.batch import Chunk
+from model_workers.engine.forward.attention import PagedAttention
+from model_workers.engine.forward.pages import LayerShape, Pages
+from sluice.settings import SettingsError
+
+ATTENTION: Final = "sluice_paged"
+"""The name of our function in transformers' registry. No mask function has it, so models make no mask."""
+
+
+class Attends(Protocol):
+    """Answers one layer's queries; tensors as in `PagedAttention.attend`."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """See `PagedAttention.attend`."""
+
+
+_current: ContextVar[Attends] = ContextVar("attention")
+
+
+def attention_function(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer, with [1, heads, tokens, size]."""
+    unknown = [name for name, thing in others.items() if isinstance(thing, Tensor)]
+    if attention_mask is not None or set(unknown) - {"position_ids"}:
+        raise SettingsError(
+            f"{type(module).__name__}: its attention takes more than keys and values"
+        )
+    answers = _current.get().attend(
+        module.layer_idx,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return answers[None], None
+
+
+AttentionInterface.register(ATTENTION, attention_function)
+
+
+def run(
+    model: Any, attention: Attends, tokens: Tensor, positions: Tensor, wanted: Tensor
+) -> Tensor:
+    """Logits [wanted, vocabulary] of packed tokens."""
+    token = _current.set(attention)
+    try:
+        output = model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+        )
+    finally:
+        _current.reset(token)
+    logits: Tensor = output.logits
+    return logits[0]
+
+
+class _Shapes:
+    """Notes what each layer asks for, and answers as if every token saw only itself."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
+        heads, kv_heads = query.shape[1], key.shape[1]
+        self.found[layer] = LayerShape(heads, kv_heads, key.shape[2], value.shape[2])
+        return value.repeat_interleave(heads // kv_heads, 1)
+
+
+def layer_shapes(model: Any) -> list[LayerShape]:
+    """What each layer of a model keeps, found by running it on one token.
+
+    Raises:
+        SettingsError: not every layer attends through the interface.
+    """
+    shapes = _Shapes()
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    try:
+        run(model, shapes, zero, zero, zero)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # What models do that have attention of their own and miss the mask they are used to.
+        raise SettingsError(f"{type(model).__name__}: does not run without a mask") from error
+    if sorted(shapes.found) != list(range(model.config.num_hidden_layers)):
+        raise SettingsError(f"{type(model).__name__}: not every layer keeps keys and values")
+    return [shapes.found[layer] for layer in sorted(shapes.found)]
+
+
+class HubModel:
+    """See `PagedModel`. ``model`` was loaded with `ATTENTION`."""
+
+    def __init__(self, model: Any, pages: Pages, context_tokens: int) -> None:
+        attention = PagedAttention(pages)
+        self.block_tokens = pages.block_tokens
+        self.num_blocks = pages.num_blocks
+        self.context_tokens = context_tokens
+        self.vocab_size = int(model.config.vocab_size)
+        self._model = model
+        self._attention = attention
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """See `PagedModel.forward`."""
+        attention = self._attention
+        step = attention.begin(chunks)
+        tokens, positions = attention.tensor(step.tokens), attention.tensor(step.positions)
+        return run(self._model, attention, tokens, positions, attention.tensor(step.wanted)).float()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel.copy_blocks`."""
+        if pairs:
+            self._attention.pages.copy(pairs)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """See `PagedModel.clear_blocks`."""
+        if blocks:
+            self._attention.pages.clear(blocks)
