@@ -16,10 +16,13 @@ def row_spec(
     owner: str = "batcher-1",
     attempt: int = 0,
     deadline: float | None = None,
+    rank: int = 0,
 ) -> RowSpec:
     """A row with defaults."""
     sampling = sampling or Sampling(max_tokens=8)
-    return RowSpec(request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline)
+    return RowSpec(
+        request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline, rank
+    )
 
 
 def wire_row(
@@ -91,6 +94,6 @@ def drive(engine: Engine, *rows: RowSpec, now: float = 0.0) -> Answers:
     for row in rows:
         engine.add(row, now)
     answers = Answers()
-    while engine.load().running + engine.load().waiting:
+    while engine.has_rows():
         answers.take(engine.step(now))
     return answers
