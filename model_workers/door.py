@@ -39,6 +39,16 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
     _require(
         sampling.top_logprobs <= TOP_LOGPROBS_MAX, f"top_logprobs is at most {TOP_LOGPROBS_MAX}"
     )
+    _require(_within(sampling.min_p, 0, 1), "min_p must be in [0, 1]")
+    _require(_within(sampling.presence_penalty, -100, 100), "presence_penalty must be in ±100")
+    _require(_within(sampling.frequency_penalty, -100, 100), "frequency_penalty must be in ±100")
+    constraint = sampling.WhichOneof("constraint")
+    _require(sampling.min_tokens <= sampling.max_tokens, "min_tokens must be at most max_tokens")
+    # A complete answer that must not end yet has no next token.
+    _require(not (constraint and sampling.min_tokens), "min_tokens cannot go with a constraint")
+    _require(
+        bool(sampling.stop_token_ids) or not constraint, "a constraint needs stop_token_ids to end"
+    )
     return Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -49,6 +59,12 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         logprobs=sampling.logprobs,
         top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
         stop_token_ids=frozenset(sampling.stop_token_ids),
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=sampling.min_tokens,
+        json_schema=sampling.json_schema if constraint == "json_schema" else None,
+        regex=sampling.regex if constraint == "regex" else None,
     )
 
 

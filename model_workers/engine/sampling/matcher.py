@@ -24,7 +24,11 @@ class Matcher(Protocol):
         """
 
     def take(self, token_ids: Sequence[int]) -> int:
-        """Goes on behind ``token_ids``, up to the first that may not come; returns how many were taken."""
+        """Goes on behind ``token_ids``, up to the first that may not come; returns how many were taken.
+
+        Raises:
+            MatcherError: the way on is over the limits; the matcher is of no use any more.
+        """
 
     def give_back(self, count: int) -> None:
         """Takes back the last ``count`` tokens."""

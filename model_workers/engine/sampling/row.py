@@ -40,7 +40,11 @@ class RowDraws:
             yield Position(self._sampling, self._index + i, False, behind, allowed, error)
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Goes on behind ``token_ids``."""
+        """Goes on behind ``token_ids``.
+
+        Raises:
+            MatcherError: what comes behind them cannot be constrained; the row ends there.
+        """
         self._index += len(token_ids)
         if self._occurrences is not None:
             self._occurrences.add(token_ids)
@@ -57,14 +61,13 @@ class RowDraws:
         if self._matcher is None:
             yield from ((None, "") for _ in range(len(drafted) + 1))
             return
-        taken = 0
+        taken, error = 0, ""
         for i in range(len(drafted) + 1):
-            if taken < i:
-                yield None, ""
-                continue
+            mask = None
             try:
-                yield self._matcher.mask(), ""
-            except MatcherError as error:
-                yield None, str(error)
-            taken += self._matcher.take(drafted[i : i + 1])
+                mask = self._matcher.mask() if taken == i and not error else None
+                taken += self._matcher.take(drafted[i : i + 1]) if mask is not None else 0
+            except MatcherError as reason:
+                error = str(reason)
+            yield mask, error if mask is None else ""
         self._matcher.give_back(taken)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, TokenLogprobs
-from model_workers.engine.sampling.matcher import Grammars
+from model_workers.engine.sampling.matcher import Grammars, MatcherError
 from model_workers.engine.sampling.position import Position
 from model_workers.engine.sampling.row import RowDraws
 from model_workers.engine.sampling.shaped import NOTHING, Token, draw_shaped
@@ -70,7 +70,11 @@ class Sampler:
         if self._grammars is None:
             raise RowInvalid("this worker has no tokenizer, which a constraint needs")
         matcher = self._grammars.open(row.sampling)
-        if matcher.take(row.produced) < len(row.produced):
+        try:
+            taken = matcher.take(row.produced)
+        except MatcherError as error:
+            raise RowInvalid(str(error)) from error
+        if taken < len(row.produced):
             raise RowInvalid("the tokens produced so far do not match the constraint")
         return RowDraws(row, matcher)
 
@@ -118,5 +122,8 @@ def _taken(ask: Ask, positions: Sequence[Position], tokens: Sequence[Token]) -> 
             logprobs.append(logprob)
         if token_id != draft or token_id in ask.row.stop_token_ids:
             break
-    ask.row.take(token_ids)
+    try:
+        ask.row.take(token_ids)
+    except MatcherError as reason:
+        error = str(reason)
     return Drawn(tuple(token_ids), tuple(logprobs), error)
