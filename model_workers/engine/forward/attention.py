@@ -26,8 +26,8 @@ class PagedAttention:
         self._blocks = self.tensor(step.blocks)
         self._offsets = self.tensor(step.offsets)
         self._visible: dict[int | None, Visible] = {}
-        self._bags: dict[tuple[LayerShape, int | None], Bags] = {}
-        self._gathered: dict[int | None, list[Gathered]] = {}
+        self._short: dict[LayerShape, Bags] = {}
+        self._long: dict[LayerShape, list[Gathered]] = {}
         return step
 
     def attend(
@@ -38,7 +38,6 @@ class PagedAttention:
         value: Tensor,
         *,
         scaling: float,
-        window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
         """Writes keys and values [tokens, kv heads, size], and answers queries [tokens, heads, size].
@@ -46,36 +45,33 @@ class PagedAttention:
         Returns:
             [tokens, heads, value size].
         """
-        pages, step = self.pages, self._step
-        pages.write(layer, self._blocks, self._offsets, key, value)
-        keys, values, shape = pages.keys[layer], pages.values[layer], pages.shapes[layer]
+        self.pages.write(layer, self._blocks, self._offsets, key, value)
+        pages, shape = self.pages.of(layer), self.pages.shapes[layer]
         query = query * scaling
         parts = []
-        if step.short:
-            bags = self._short(shape, window)
-            parts.append(bags.attend(query[: step.short_tokens], keys, values, softcap))
-        for gathered in self._long(window):
-            span = gathered.span
-            part = query[span.first : span.first + span.count]
-            parts.append(gathered.attend(part, keys, values, shape, softcap))
+        if self._step.short:
+            part = query[: self._step.short_tokens]
+            parts.append(self._bags(shape).attend(part, pages, softcap))
+        for chunk in self._gathered(shape):
+            place = slice(chunk.span.first, chunk.span.first + chunk.span.count)
+            parts.append(chunk.attend(query[place], key[place], value[place], pages, softcap))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def tensor(self, values: object) -> Tensor:
         """Integers on the model's device."""
         return torch.as_tensor(values, device=self._device)
 
-    def _short(self, shape: LayerShape, window: int | None) -> Bags:
+    def _bags(self, shape: LayerShape) -> Bags:
         size = self.pages.block_tokens
-        if window not in self._visible:
-            self._visible[window] = Visible(self._step.short, window, size, self._dtype)
-        if (shape, window) not in self._bags:
-            self._bags[shape, window] = Bags(self._visible[window], shape, size)
-        return self._bags[shape, window]
+        if shape.window not in self._visible:
+            visible = Visible(self._step.short, shape.window, size, self._dtype)
+            self._visible[shape.window] = visible
+        if shape not in self._short:
+            self._short[shape] = Bags(self._visible[shape.window], shape, size)
+        return self._short[shape]
 
-    def _long(self, window: int | None) -> list[Gathered]:
-        if window not in self._gathered:
-            self._gathered[window] = [
-                Gathered(span, window, self.pages.block_tokens, self._device)
-                for span in self._step.long
-            ]
-        return self._gathered[window]
+    def _gathered(self, shape: LayerShape) -> list[Gathered]:
+        if shape not in self._long:
+            size, dtype = self.pages.block_tokens, self._dtype
+            self._long[shape] = [Gathered(s, shape, size, dtype) for s in self._step.long]
+        return self._long[shape]

@@ -59,7 +59,7 @@ class Visible:
 
 
 class Bags:
-    """The index arrays of one step for layers of one shape and one window."""
+    """The index arrays of one step, for layers of one shape."""
 
     def __init__(self, visible: Visible, shape: LayerShape, block_tokens: int) -> None:
         self._shape = shape
@@ -81,10 +81,9 @@ class Bags:
         self._key_bags = _with_end(offsets, len(place) * shape.key_size)
         self._value_bags = _with_end(_before(counts) * block_tokens, len(place) * block_tokens)
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, softcap: float | None = None
-    ) -> Tensor:
+    def attend(self, query: Tensor, pages: tuple[Tensor, Tensor], softcap: float | None) -> Tensor:
         """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""
+        keys, values = pages
         shape, visible = self._shape, self._visible
         weights = query.reshape(-1, shape.key_size).index_select(0, self._asking).view(-1)
         scores = _bag_sums(

@@ -1,4 +1,11 @@
-"""Attention of a prompt's chunk: its row's blocks are gathered once, the products are plain matrix products."""
+"""Attention of a prompt's chunk on a CPU: its row's blocks are gathered once, the products are plain matrix products.
+
+Queries go in pieces, each against the keys up to its own end: the scores of a piece stay in the processor's cache, and
+half of a causal product is never computed.
+"""
+
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -6,35 +13,69 @@ from torch import Tensor
 from model_workers.engine.forward.pages import LayerShape
 from model_workers.engine.forward.step import Span
 
+PIECE_TOKENS: Final = 128
+"""Most queries of a piece."""
+
 
 class Gathered:
-    """One chunk in layers of one shape and one window."""
+    """One chunk, in layers of one shape."""
 
     def __init__(
-        self, span: Span, window: int | None, block_tokens: int, device: torch.device
+        self, span: Span, shape: LayerShape, block_tokens: int, dtype: torch.dtype
     ) -> None:
-        end = span.start + span.count
-        first = 0 if window is None else max(0, span.start - window + 1) // block_tokens
-        last = (end - 1) // block_tokens
         self.span = span
-        self._blocks = torch.tensor(span.blocks[first : last + 1], device=device)
-        asking = torch.arange(span.start, end, device=device)[:, None]
-        place = torch.arange(first * block_tokens, (last + 1) * block_tokens, device=device)
-        self._hidden = place > asking
-        if window is not None:
-            self._hidden |= place <= asking - window
+        self._shape = shape
+        end = span.start + span.count
+        first = 0
+        if shape.window is not None:
+            first = max(0, span.start - shape.window + 1) // block_tokens
+        self._blocks = torch.tensor(span.blocks[first : -(-end // block_tokens)])
+        # Positions of the first key and of the first query, counted from the first gathered block.
+        self._queries_from = span.start - first * block_tokens
+        self._hidden = [self._mask(piece, dtype) for piece in self._pieces()]
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, shape: LayerShape, softcap: float | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pages: tuple[Tensor, Tensor],
+        softcap: float | None,
     ) -> Tensor:
-        """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""
-        tokens, group = self.span.count, shape.heads // shape.kv_heads
-        key = keys.index_select(0, self._blocks).permute(1, 2, 0, 3).flatten(2)
-        value = values.index_select(0, self._blocks).transpose(0, 1).flatten(1, 2)
-        asked = query.view(tokens, shape.kv_heads, group, -1).permute(1, 2, 0, 3)
-        scores = torch.matmul(asked.flatten(1, 2), key).view(shape.kv_heads, group, tokens, -1)
-        if softcap is not None:
-            scores.div_(softcap).tanh_().mul_(softcap)
-        shares = torch.softmax(scores.masked_fill_(self._hidden, -torch.inf), -1)
-        answers = torch.matmul(shares.flatten(1, 2), value).view(shape.kv_heads, group, tokens, -1)
-        return answers.permute(2, 0, 1, 3).reshape(tokens, shape.heads, -1)
+        """The answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
+        keys, values = self._keys_values(key, value, pages)
+        kv_heads = self._shape.kv_heads
+        asked = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
+        answers = query.new_empty(len(query), kv_heads, asked.shape[1], values.shape[-1])
+        for piece, hidden in zip(self._pieces(), self._hidden, strict=True):
+            part = asked[:, :, piece.start : piece.stop]
+            seen = hidden.shape[-1]
+            scores = torch.matmul(part.flatten(1, 2), keys[:, :, :seen])
+            if softcap is not None:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores.view(*part.shape[:3], seen).add_(hidden)
+            found = torch.matmul(torch.softmax(scores, -1).flatten(1, 2), values[:, :seen])
+            answers[piece.start : piece.stop] = found.view(*part.shape[:3], -1).permute(2, 0, 1, 3)
+        return answers.flatten(1, 2)
+
+    def _keys_values(
+        self, key: Tensor, value: Tensor, pages: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first that is seen."""
+        if self.span.start == 0:
+            return key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
+        keys, values = (page.index_select(0, self._blocks) for page in pages)
+        return keys.permute(1, 2, 0, 3).flatten(2), values.transpose(0, 1).flatten(1, 2)
+
+    def _pieces(self) -> Iterator[range]:
+        for start in range(0, self.span.count, PIECE_TOKENS):
+            yield range(start, min(start + PIECE_TOKENS, self.span.count))
+
+    def _mask(self, piece: range, dtype: torch.dtype) -> Tensor:
+        """0 or minus infinity, [queries, keys up to the last query]."""
+        asking = torch.arange(piece.start, piece.stop)[:, None] + self._queries_from
+        place = torch.arange(piece.stop + self._queries_from)
+        hidden = place > asking
+        if self._shape.window is not None:
+            hidden |= place <= asking - self._shape.window
+        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)

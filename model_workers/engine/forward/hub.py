@@ -1,8 +1,9 @@
 """Any decoder-only model of transformers over the paged cache, through transformers' attention interface."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,24 +18,20 @@ ATTENTION: Final = "sluice_paged"
 """The name of our function in transformers' registry. No mask function has it, so models make no mask."""
 
 
-class Attends(Protocol):
-    """Answers one layer's queries; tensors as in `PagedAttention.attend`."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a layer asks of attention; tensors as in `PagedAttention.attend`."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """See `PagedAttention.attend`."""
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float
+    softcap: float | None
+    window: int | None
 
 
-_current: ContextVar[Attends] = ContextVar("attention")
+_answer: ContextVar[Callable[[Asked], Tensor]] = ContextVar("answer")
 
 
 def attention_function(
@@ -54,26 +51,30 @@ def attention_function(
         raise SettingsError(
             f"{type(module).__name__}: its attention takes more than keys and values"
         )
-    answers = _current.get().attend(
-        module.layer_idx,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+    asked = Asked(
+        layer=module.layer_idx,
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
         softcap=softcap,
+        window=sliding_window,
     )
-    return answers[None], None
+    return _answer.get()(asked)[None], None
 
 
 AttentionInterface.register(ATTENTION, attention_function)
 
 
 def run(
-    model: Any, attention: Attends, tokens: Tensor, positions: Tensor, wanted: Tensor
+    model: Any,
+    answer: Callable[[Asked], Tensor],
+    tokens: Tensor,
+    positions: Tensor,
+    wanted: Tensor,
 ) -> Tensor:
-    """Logits [wanted, vocabulary] of packed tokens."""
-    token = _current.set(attention)
+    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is what ``answer`` says."""
+    token = _answer.set(answer)
     try:
         output = model(
             input_ids=tokens[None],
@@ -82,21 +83,9 @@ def run(
             logits_to_keep=wanted,
         )
     finally:
-        _current.reset(token)
+        _answer.reset(token)
     logits: Tensor = output.logits
     return logits[0]
-
-
-class _Shapes:
-    """Notes what each layer asks for, and answers as if every token saw only itself."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, LayerShape] = {}
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
-        heads, kv_heads = query.shape[1], key.shape[1]
-        self.found[layer] = LayerShape(heads, kv_heads, key.shape[2], value.shape[2])
-        return value.repeat_interleave(heads // kv_heads, 1)
 
 
 def layer_shapes(model: Any) -> list[LayerShape]:
@@ -105,16 +94,26 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     Raises:
         SettingsError: not every layer attends through the interface.
     """
-    shapes = _Shapes()
+    shapes: dict[int, LayerShape] = {}
+
+    def note(asked: Asked) -> Tensor:
+        heads, kv_heads = asked.query.shape[1], asked.key.shape[1]
+        sizes = asked.key.shape[2], asked.value.shape[2]
+        shapes[asked.layer] = LayerShape(heads, kv_heads, *sizes, asked.window)
+        return asked.value.repeat_interleave(heads // kv_heads, 1)  # a token that sees only itself
+
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
-        run(model, shapes, zero, zero, zero)
+        with torch.inference_mode():
+            run(model, note, zero, zero, zero)
+    except SettingsError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # What models do that have attention of their own and miss the mask they are used to.
         raise SettingsError(f"{type(model).__name__}: does not run without a mask") from error
-    if sorted(shapes.found) != list(range(model.config.num_hidden_layers)):
+    if sorted(shapes) != list(range(model.config.num_hidden_layers)):
         raise SettingsError(f"{type(model).__name__}: not every layer keeps keys and values")
-    return [shapes.found[layer] for layer in sorted(shapes.found)]
+    return [shapes[layer] for layer in sorted(shapes)]
 
 
 class HubModel:
@@ -135,7 +134,8 @@ class HubModel:
         attention = self._attention
         step = attention.begin(chunks)
         tokens, positions = attention.tensor(step.tokens), attention.tensor(step.positions)
-        return run(self._model, attention, tokens, positions, attention.tensor(step.wanted)).float()
+        wanted = attention.tensor(step.wanted)
+        return run(self._model, self._answer, tokens, positions, wanted).float()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `PagedModel.copy_blocks`."""
@@ -146,3 +146,13 @@ class HubModel:
         """See `PagedModel.clear_blocks`."""
         if blocks:
             self._attention.pages.clear(blocks)
+
+    def _answer(self, asked: Asked) -> Tensor:
+        return self._attention.attend(
+            asked.layer,
+            asked.query,
+            asked.key,
+            asked.value,
+            scaling=asked.scaling,
+            softcap=asked.softcap,
+        )

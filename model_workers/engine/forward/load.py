@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.batch import PagedModel
 from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes
+from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
 from sluice.settings import SettingsError
 
@@ -52,7 +53,8 @@ class LoadedModel:
             dtype=self.dtype,
             device=self.device,
         )
-        return HubModel(self._model, pages, self.context_tokens)
+        make = FusedModel if is_fused(self._model) else HubModel
+        return make(self._model, pages, self.context_tokens)
 
 
 def load_model(

@@ -15,12 +15,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps for a token."""
+    """What one layer keeps for a token, and how far back it looks.
+
+    Attributes:
+        window: a token sees this many tokens, itself included; None: all before it.
+    """
 
     heads: int
     kv_heads: int
     key_size: int
     value_size: int
+    window: int | None = None
 
     def values_per_token(self) -> int:
         """Numbers that a token takes."""
@@ -53,6 +58,10 @@ class Pages:
 
         self.keys = [zeros(s.kv_heads, s.key_size, block_tokens) for s in shapes]
         self.values = [zeros(s.kv_heads, block_tokens, s.value_size) for s in shapes]
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values."""
+        return self.keys[layer], self.values[layer]
 
     def write(
         self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor
