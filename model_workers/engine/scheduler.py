@@ -115,13 +115,14 @@ class Scheduler:
 
     def schedule(self) -> list[tuple[Row, int]]:
         """Plans a step: rows, and how many of their pending tokens to compute. Each is to be advanced or finished."""
-        self._plan, self.copies = {}, []
+        self.copies = []
         self._coming.clear()
         for row in tuple(self._running):
             if row.pending == 1 and row.state is RowState.RUNNING and self._make_room(row):
                 self._plan[row] = 1
         self._plan_prompts()
-        return list(self._plan.items())
+        plan, self._plan = self._plan, {}
+        return list(plan.items())
 
     def widen(self, row: Row, tokens: int) -> bool:
         """Makes room for ``tokens`` behind those of a planned row, if that costs nobody anything."""
