@@ -11,6 +11,7 @@ from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.memory import cache_blocks, free_bytes
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowSpec, Sampling
+from model_workers.engine.sampling.grammars import find_grammars
 from model_workers.engine.sampling.sampler import Sampler
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
@@ -34,7 +35,7 @@ def load_engine(settings: ModelSettings) -> PagedEngine:
     )
     engine = PagedEngine(
         loaded.paged(blocks, settings.block_tokens),
-        Sampler(),
+        Sampler(find_grammars(resolve_model_path(settings.path))),
         slots=settings.slots,
         max_waiting=settings.max_waiting_rows,
         prefill_tokens=settings.prefill_tokens,

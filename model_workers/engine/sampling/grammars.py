@@ -1,6 +1,7 @@
 """Constrained decoding with llguidance: JSON schemas and regular expressions over a model's tokens."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -9,6 +10,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
+from transformers.utils.hub import cached_file
 
 from model_workers.engine.protocol import RowInvalid, Sampling
 from model_workers.engine.sampling.matcher import MatcherError
@@ -19,6 +21,8 @@ from sluice.constraints import (
     reason_of,
     regex_grammar,
 )
+
+log = logging.getLogger(__name__)
 
 CACHE_SIZE: Final = 64
 """Compiled grammars that are kept, those used last."""
@@ -157,6 +161,19 @@ class TokenMatcher:
 
     def _fail(self) -> NoReturn:
         raise MatcherError(f"{_CANNOT}: {reason_of(self._matcher)}")
+
+
+def find_grammars(path: str) -> TokenGrammars | None:
+    """The grammars of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
+    file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        log.warning("%s: no tokenizer.json, so answers cannot be held to a schema or a regex", path)
+        return None
+    try:
+        return load_grammars(Path(file))
+    except ValueError as error:
+        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
+        return None
 
 
 def load_grammars(tokenizer_file: Path) -> TokenGrammars:

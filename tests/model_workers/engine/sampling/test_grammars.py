@@ -21,6 +21,7 @@ from model_workers.engine.sampling.grammars import (
     Grammar,
     TokenGrammars,
     TokenMatcher,
+    find_grammars,
     load_grammars,
 )
 from model_workers.engine.sampling.sampler import Ask, Sampler
@@ -258,3 +259,12 @@ def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> No
     file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ValueError, match="decoder"):
         load_grammars(file)
+    assert find_grammars(str(tmp_path)) is None
+
+
+def test_a_model_without_tokenizer(tmp_path: Path) -> None:
+    assert find_grammars(str(tmp_path)) is None
+
+
+def test_a_shipped_model_has_grammars() -> None:
+    assert find_grammars(str(FILE.parent)) is not None
