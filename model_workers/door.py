@@ -4,6 +4,7 @@ import math
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, Sampling
 from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.wire.subjects import CLASSES
 
 TOP_LOGPROBS_MAX = 32
 """Most alternatives per token that a row may ask for."""
@@ -26,7 +27,13 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         produced=tuple(task.produced_token_ids),
         sampling=_sampling(task.sampling),
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
+        rank=_rank(task.priority_class),
     )
+
+
+def _rank(priority_class: str) -> int:
+    _require(priority_class in CLASSES, f"priority_class must be one of {', '.join(CLASSES)}")
+    return CLASSES.index(priority_class)
 
 
 def _sampling(sampling: task_pb2.Sampling) -> Sampling:

@@ -15,6 +15,16 @@ def test_a_row_of_the_wire_becomes_a_spec() -> None:
     assert spec.sampling == Sampling(9, stop_token_ids=frozenset({4}))
 
 
+@pytest.mark.parametrize(("name", "rank"), [("interactive", 0), ("standard", 1), ("bulk", 2)])
+def test_the_class_is_the_rank(name: str, rank: int) -> None:
+    assert row_spec(wire_row("r", priority_class=name), "b", 0.0).rank == rank
+
+
+def test_an_unknown_class_is_refused() -> None:
+    with pytest.raises(RowInvalid, match="interactive, standard, bulk"):
+        row_spec(wire_row("r", priority_class="urgent"), "b", 0.0)
+
+
 def test_no_timeout_is_no_deadline() -> None:
     assert row_spec(wire_row("r"), "batcher-1", now=100.0).deadline is None
 

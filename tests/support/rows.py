@@ -35,6 +35,7 @@ def wire_row(
     produced: Sequence[int] = (),
     traceparent: str = "",
     stop: Sequence[int] = (),
+    priority_class: str = "interactive",
 ) -> worker_pb2.Row:
     """A row as a batcher sends it."""
     sampling = task_pb2.Sampling(
@@ -42,6 +43,7 @@ def wire_row(
     )
     task = task_pb2.Task(
         request_id=request_id,
+        priority_class=priority_class,
         prompt_token_ids=prompt,
         produced_token_ids=produced,
         sampling=sampling,
