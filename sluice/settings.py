@@ -63,6 +63,10 @@ class ModelSettings(_Section):
     """Most tokens of prompts in one step, beside one of every row that decodes."""
     prefix_cache: bool = True
     """Whether rows that begin with the same tokens share their blocks."""
+    draft: str | None = None
+    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
+    draft_tokens: int = Field(3, ge=1, le=16)
+    """Tokens that are drafted at a time."""
     triton_url: str | None = None
     """Where this model is served; unset: ``triton.url``."""
 

@@ -4,8 +4,12 @@ On a CPU the weights are computed in float32, whatever they are stored in: docs/
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
+from transformers.utils.hub import cached_file
 
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.memory import cache_blocks, free_bytes
@@ -13,36 +17,59 @@ from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.grammars import find_grammars
 from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.speculation.speculator import Speculator
+from model_workers.model_folder import TOKENIZER, check_same_tokens
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
 
 
-def load_engine(settings: ModelSettings) -> PagedEngine:
+def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = None) -> PagedEngine:
     """The engine of a model folder or hub id, warmed up.
 
+    Args:
+        clock: monotonic seconds; needed with a draft, which is used only while it is measured to pay.
+
     Raises:
-        SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, or
-            the cache is too small.
+        SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
+            cache is too small, or the draft is of another kind.
     """
     loaded = _load(settings)
-    blocks = cache_blocks(
-        settings,
-        context_tokens=loaded.context_tokens,
-        block_bytes=loaded.bytes_per_block(settings.block_tokens),
-        free=free_bytes(loaded.device),
-        on_cuda=loaded.device.type == "cuda",
-    )
+    draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
+    blocks, size_gb = _cache_size(settings, loaded, draft)
+    model = loaded.paged(blocks, settings.block_tokens)
+    sampler = Sampler(find_grammars(resolve_model_path(settings.path)))
+    speculator = None
+    if draft is not None:
+        assert clock is not None, "whether a draft pays is a matter of time"
+        speculator = Speculator(
+            draft.paged(blocks, settings.block_tokens),
+            sampler,
+            vocab_size=model.vocab_size,
+            draft_tokens=settings.draft_tokens,
+            catch_up_tokens=settings.prefill_tokens,
+            clock=clock,
+        )
     engine = PagedEngine(
-        loaded.paged(blocks, settings.block_tokens),
-        Sampler(find_grammars(resolve_model_path(settings.path))),
+        model,
+        sampler,
         slots=settings.slots,
         max_waiting=settings.max_waiting_rows,
         prefill_tokens=settings.prefill_tokens,
         prefix_cache=settings.prefix_cache,
+        speculator=speculator,
     )
     _warm_up(engine)
-    _tell(settings, loaded, blocks)
+    log.info(
+        "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
+        settings.name,
+        loaded.dtype,
+        loaded.device,
+        loaded.context_tokens,
+        blocks,
+        settings.block_tokens,
+        size_gb,
+    )
     return engine
 
 
@@ -64,22 +91,36 @@ def _load(settings: ModelSettings) -> LoadedModel:
         raise SettingsError(f"models: {settings.name}: {error}") from error
 
 
+def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
+    """The model that drafts, with a context no longer than that of the model it drafts for."""
+    path = resolve_model_path(path)
+    files = [str(cached_file(folder, TOKENIZER)) for folder in (loaded.path, path)]
+    check_same_tokens(settings, Path(files[0]), Path(files[1]))
+    try:
+        draft = load_model(path, device=settings.device, dtype=settings.dtype)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: draft: {error}") from error
+    return replace(draft, context_tokens=min(draft.context_tokens, loaded.context_tokens))
+
+
+def _cache_size(
+    settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
+) -> tuple[int, float]:
+    """Blocks, and their GB; a draft has as many blocks beside those of the model."""
+    models = [loaded] if draft is None else [loaded, draft]
+    block_bytes = sum(model.bytes_per_block(settings.block_tokens) for model in models)
+    blocks = cache_blocks(
+        settings,
+        context_tokens=loaded.context_tokens,
+        block_bytes=block_bytes,
+        free=free_bytes(loaded.device),
+        on_cuda=loaded.device.type == "cuda",
+    )
+    return blocks, blocks * block_bytes / 1e9
+
+
 def _warm_up(engine: PagedEngine) -> None:
     """One prompt and two tokens, so that the first caller does not pay for first-time set-up."""
     engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=2)), 0.0)
     while engine.has_rows():
         engine.step(0.0)
-
-
-def _tell(settings: ModelSettings, loaded: LoadedModel, blocks: int) -> None:
-    size_gb = blocks * loaded.bytes_per_block(settings.block_tokens) / 1e9
-    log.info(
-        "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
-        settings.name,
-        loaded.dtype,
-        loaded.device,
-        loaded.context_tokens,
-        blocks,
-        settings.block_tokens,
-        size_gb,
-    )

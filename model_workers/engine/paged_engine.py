@@ -14,6 +14,7 @@ from model_workers.engine.rows import Row
 from model_workers.engine.runner import Runner
 from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
 from model_workers.engine.scheduler import Limits, Scheduler
+from model_workers.engine.speculation.speculator import Speculator
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +26,12 @@ class Work:
     """What a step does for one row.
 
     Attributes:
-        count: pending tokens to compute.
-        draws: whether they are the last ones, so that a token is drawn behind them.
+        count: pending tokens to compute; behind the last one a token is drawn.
         drafted: tokens that are guessed to come next, computed and verified in the same step.
     """
 
     row: Row
     count: int
-    draws: bool
     drafted: Sequence[int] = ()
 
     def chunk(self) -> Chunk:
@@ -41,7 +40,7 @@ class Work:
         tokens = row.tokens[start : start + self.count]
         if self.drafted:
             tokens += self.drafted
-        wanted = 1 + len(self.drafted) if self.draws else 0
+        wanted = 1 + len(self.drafted) if self.count == row.pending else 0
         return Chunk(tokens, start, row.table.blocks, wanted)
 
     def ask(self) -> Ask:
@@ -62,12 +61,14 @@ class PagedEngine:
         max_waiting: int,
         prefill_tokens: int,
         prefix_cache: bool = True,
+        speculator: Speculator | None = None,
     ) -> None:
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = Limits(slots, max_waiting, model.context_tokens, prefill_tokens)
         self._scheduler = Scheduler(blocks, limits)
         self._runner = Runner(model)
         self._sampler = sampler
+        self._speculator = speculator
         self._vocabulary = model.vocab_size
         self._steps = 0
 
@@ -89,8 +90,10 @@ class PagedEngine:
         self._steps += 1
         swept = self._scheduler.sweep(now)
         steps = [row.closing(end) for row, end in swept]
-        work = [Work(row, count, count == row.pending) for row, count in self._scheduler.schedule()]
-        return steps + self._compute(work) if work else steps
+        planned = self._scheduler.schedule()
+        if planned and self._speculator is not None:
+            return steps + self._speculate(planned, self._speculator)
+        return steps + self._compute([Work(*pair) for pair in planned]) if planned else steps
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
@@ -109,19 +112,30 @@ class PagedEngine:
         """How often a row had to give its blocks back, since the start."""
         return self._scheduler.preemptions
 
+    def _speculate(
+        self, planned: Sequence[tuple[Row, int]], speculator: Speculator
+    ) -> list[RowStep]:
+        decoding = [row for row, _ in planned if row.pending == 1]
+        drafts = speculator.draft(decoding, self._scheduler.widen)
+        work = [Work(row, count, drafts.get(row, ())) for row, count in planned]
+        steps = self._compute(work)
+        if len(decoding) == len(planned):
+            speculator.settle(decoding, drafts, sum(len(step.token_ids) for step in steps))
+        return steps
+
     def _compute(self, work: Sequence[Work]) -> list[RowStep]:
         if self._scheduler.copies:
             self._runner.model.copy_blocks(self._scheduler.copies)
         logits, broken = self._runner.forward([item.chunk() for item in work])
         steps = [self._fail(work[place].row, error) for place, error in broken.items()]
         whole = [item for place, item in enumerate(work) if place not in broken]
-        drawing = [item for item in whole if item.draws]
+        drawing = [item for item in whole if item.count == item.row.pending]
+        for item in whole:
+            if item.count < item.row.pending:
+                self._scheduler.advance(item.row, item.count)
         if drawing:
             drawn = self._sampler.draw(logits, [item.ask() for item in drawing])
             steps += [self._take(*pair) for pair in zip(drawing, drawn, strict=True)]
-        for item in whole:
-            if not item.draws:
-                self._scheduler.advance(item.row, item.count)
         return steps
 
     def _take(self, item: Work, drawn: Drawn) -> RowStep:
@@ -130,6 +144,8 @@ class PagedEngine:
             return self._fail(row, drawn.error, drawn)
         step = row.take(drawn.token_ids, drawn.logprobs)
         self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
+        if self._speculator is not None:
+            self._speculator.keep(row)
         if step.end is not None:
             self._scheduler.finish(row)
         return step
@@ -140,4 +156,6 @@ class PagedEngine:
         step = row.take(drawn.token_ids, drawn.logprobs)
         if freed := self._scheduler.discard(row):
             self._runner.model.clear_blocks(freed)
+            if self._speculator is not None:
+                self._speculator.clear(freed)
         return replace(step, end=RowEnd.FAILED, error=error)

@@ -36,6 +36,7 @@ class Row:
         urgency: (rank, arrival): the smallest goes first.
         tokens: prompt and answer, tokens of earlier attempts included.
         computed: tokens at the front whose keys and values are in the cache.
+        drafted: as `computed`, in the cache of the model that drafts; 0 without one.
         table: where they are.
         draws: what the sampler remembers of the row; None in an engine that does not sample.
         cancelled: the caller wants no more.
@@ -47,6 +48,7 @@ class Row:
         self.urgency = (spec.rank, arrival)
         self.tokens = [*spec.prompt, *spec.produced]
         self.computed = 0
+        self.drafted = 0
         self.table = BlockTable()
         self.draws: RowDraws | None = None
         self.cancelled = False

@@ -254,7 +254,7 @@ class Scheduler:
         self._running.remove(row)
         row.move(RowState.PREEMPTED)
         self.blocks.close(row.table)
-        row.computed = 0
+        row.computed = row.drafted = 0
         self.preemptions += 1
         self._enqueue(row)
 

@@ -6,19 +6,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from model_workers.engine.batch import Chunk
 from model_workers.engine.paged_engine import PagedEngine
-from model_workers.engine.protocol import RowSpec
+from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
-from tests.support.rows import Answers, drive
+from model_workers.engine.speculation.speculator import Speculator
+from tests.support.rows import Answers, drive, row_spec
 
 VOCABULARY = 64
 NAN_TOKEN = 62
 """Rows that contain it have no logits behind it."""
 OOM_TOKEN = 63
 """A step that has to compute it runs out of memory."""
+SHARED = list(range(1, 25))
+"""Prompts begin with pieces of it, so that they share blocks."""
 _NAN = b"nan"
 
 
@@ -34,6 +38,8 @@ class HashModel:
     block_tokens: int = 4
     context_tokens: int = 64
     vocab_size: int = VOCABULARY
+    wrong: int = 0
+    """Of 256 contexts, in how many it has other logits than a model without: a bad draft."""
     computed_tokens: int = 0
     largest_prefill: int = 0
     chunks: list[int] = field(default_factory=list)
@@ -73,10 +79,13 @@ class HashModel:
         for position, token in enumerate(chunk.tokens, chunk.start):
             state = _next(state, token)
             cell = self._cell(chunk, position)
-            assert cell not in written, "two rows write into one cell"
+            assert written.get(cell, state) == state, "two rows write into one cell"
             written[cell] = state
             states.append(state)
-        return [_logits(state) for state in states[len(states) - chunk.logits :]]
+        return [
+            _logits(b"wrong" if state[0] < self.wrong else state)
+            for state in states[len(states) - chunk.logits :]
+        ]
 
     def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
         block = chunk.blocks[position // self.block_tokens]
@@ -118,6 +127,7 @@ def hash_engine(
     max_waiting: int = 1000,
     prefill_tokens: int = 16,
     prefix_cache: bool = True,
+    speculator: Speculator | None = None,
 ) -> PagedEngine:
     """An engine over ``model``, or over one with a large cache."""
     return PagedEngine(
@@ -127,9 +137,40 @@ def hash_engine(
         max_waiting=max_waiting,
         prefill_tokens=prefill_tokens,
         prefix_cache=prefix_cache,
+        speculator=speculator,
     )
 
 
 def alone(row: RowSpec) -> Answers:
     """What a row answers with an engine for itself, in one piece."""
     return drive(hash_engine(prefill_tokens=1000, prefix_cache=False), row)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[RowSpec]:
+    """Rows that share prefixes, of all ranks, greedy and random, some resumed."""
+    found = []
+    for i in range(draw(st.integers(1, 12))):
+        begin = draw(st.integers(0, len(SHARED)))
+        end = draw(st.lists(st.integers(0, 9), min_size=not begin, max_size=12))
+        sampling = Sampling(
+            max_tokens=draw(st.integers(1, 24)),
+            temperature=draw(st.sampled_from((0.0, 0.0, 1.5))),
+            repetition_penalty=draw(st.sampled_from((1.0, 1.0, 1.3))),
+            seed=i,
+            stop_token_ids=frozenset(draw(st.sets(st.integers(0, 61), max_size=2))),
+        )
+        rank = draw(st.integers(0, 2))
+        found.append(row_spec(f"r{i}", SHARED[:begin] + end, sampling, rank=rank))
+    return found
+
+
+def busy(engine: PagedEngine) -> bool:
+    """Whether the engine has rows; and what must hold between any two steps."""
+    load = engine.load()
+    assert 0 <= load.free_blocks <= load.cache_blocks
+    assert load.running <= load.slots
+    if not engine.has_rows():
+        assert load.free_blocks == load.cache_blocks, "blocks are lost"
+        assert load.running_tokens == load.waiting_tokens == 0
+    return engine.has_rows()

@@ -1,8 +1,10 @@
+import time
 from pathlib import Path
 
 import pytest
 
 from model_workers.engine.checkpoint import load_engine
+from model_workers.engine.protocol import Sampling
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.rows import drive, row_spec
 from tests.support.tiny_models import CONTEXT, save_model
@@ -39,3 +41,20 @@ def test_another_kind_of_model_is_one_clear_line(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(SettingsError, match="encoder-decoder"):
         load_engine(model(folder))
+
+
+def test_a_draft_changes_no_answer(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    draft = save_model(tmp_path / "draft", num_hidden_layers=1)
+    rows = [row_spec(f"r{i}", [i, 2, 3], Sampling(60, temperature=i % 2)) for i in range(4)]
+    expected = drive(load_engine(model(folder, device="cpu")), *rows)
+    core = load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)
+    assert drive(core, *rows) == expected
+
+
+def test_a_draft_of_another_kind_is_refused_by_key(tmp_path: Path) -> None:
+    folder, draft = save_model(tmp_path / "model"), save_model(tmp_path / "draft")
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text().replace('"w5"', '"other"'))
+    with pytest.raises(SettingsError, match=r"models: tiny: draft: .* has other tokens"):
+        load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
 from tests.support.hash_model import (
     NAN_TOKEN,
@@ -15,13 +14,12 @@ from tests.support.hash_model import (
     VOCABULARY,
     HashModel,
     alone,
+    busy,
     greedy,
     hash_engine,
+    rows,
 )
 from tests.support.rows import Answers, drive, row_spec
-
-SHARED = list(range(1, 25))
-"""Prompts begin with pieces of it, so that they share blocks."""
 
 
 def test_a_greedy_answer_is_what_the_model_says() -> None:
@@ -31,37 +29,7 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     )
 
 
-@st.composite
-def rows(draw: st.DrawFn) -> list[RowSpec]:
-    """Rows that share prefixes, of all ranks, greedy and random, some resumed."""
-    found = []
-    for i in range(draw(st.integers(1, 12))):
-        begin = draw(st.integers(0, len(SHARED)))
-        end = draw(st.lists(st.integers(0, 9), min_size=not begin, max_size=12))
-        sampling = Sampling(
-            max_tokens=draw(st.integers(1, 24)),
-            temperature=draw(st.sampled_from((0.0, 0.0, 1.5))),
-            repetition_penalty=draw(st.sampled_from((1.0, 1.0, 1.3))),
-            seed=i,
-            stop_token_ids=frozenset(draw(st.sets(st.integers(0, 61), max_size=2))),
-        )
-        rank = draw(st.integers(0, 2))
-        found.append(row_spec(f"r{i}", SHARED[:begin] + end, sampling, rank=rank))
-    return found
-
-
-def busy(engine: PagedEngine) -> bool:
-    """Whether the engine has rows; and what must hold between any two steps."""
-    load = engine.load()
-    assert 0 <= load.free_blocks <= load.cache_blocks
-    assert load.running <= load.slots
-    if not engine.has_rows():
-        assert load.free_blocks == load.cache_blocks, "blocks are lost"
-        assert load.running_tokens == load.waiting_tokens == 0
-    return engine.has_rows()
-
-
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     rows(),
     st.integers(16, 40),
