@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward.pages import LayerShape
+from model_workers.engine.forward.pages import LayerShape, Pages
 from model_workers.engine.forward.step import Ints, Span
 
 
@@ -32,9 +32,8 @@ class Visible:
         hidden: 0 or minus infinity, [tokens, 1, blocks_max * block_tokens].
     """
 
-    def __init__(
-        self, spans: Sequence[Span], window: int | None, block_tokens: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, spans: Sequence[Span], window: int | None, pages: Pages) -> None:
+        block_tokens = pages.block_tokens
         rows: list[int] = []
         firsts: list[int] = []
         starts: list[int] = []
@@ -54,14 +53,16 @@ class Visible:
         self.blocks_max = int(self.counts.max())
         place = np.arange(self.blocks_max * block_tokens)
         hides = (place > np.array(positions)[:, None]) | (place < np.array(firsts)[:, None])
-        mask = torch.zeros(hides.shape, dtype=dtype)
-        self.hidden = mask.masked_fill_(torch.from_numpy(hides), -torch.inf)[:, None]
+        mask = torch.zeros(hides.shape, dtype=pages.dtype)
+        mask.masked_fill_(torch.from_numpy(hides), -torch.inf)
+        self.hidden = mask[:, None].to(pages.device)
 
 
 class Bags:
     """The index arrays of one step, for layers of one shape."""
 
-    def __init__(self, visible: Visible, shape: LayerShape, block_tokens: int) -> None:
+    def __init__(self, visible: Visible, shape: LayerShape, pages: Pages) -> None:
+        block_tokens, device = pages.block_tokens, pages.device
         self._shape = shape
         self._visible = visible
         self._block_tokens = block_tokens
@@ -72,14 +73,15 @@ class Bags:
         within = np.arange(len(asking)) - np.repeat(_before(counts), counts)
         row = np.repeat(np.repeat(_before(visible.counts), heads), counts) + within
         place = visible.blocks[row] * shape.kv_heads + asking % heads // group
-        self._asking = torch.from_numpy(asking)
-        self._pairs = torch.from_numpy(asking * visible.blocks_max + within)
-        self._key_rows = _rows(place, shape.key_size)
-        self._value_rows = _rows(place, block_tokens)
+        self._asking = torch.from_numpy(asking).to(device)
+        self._pairs = torch.from_numpy(asking * visible.blocks_max + within).to(device)
+        self._key_rows = _rows(place, shape.key_size).to(device)
+        self._value_rows = _rows(place, block_tokens).to(device)
         width = np.minimum(np.arange(visible.blocks_max), counts[:, None])
         offsets = (_before(counts)[:, None] + width).ravel() * shape.key_size
-        self._key_bags = _with_end(offsets, len(place) * shape.key_size)
-        self._value_bags = _with_end(_before(counts) * block_tokens, len(place) * block_tokens)
+        self._key_bags = _with_end(offsets, len(place) * shape.key_size).to(device)
+        tokens = _before(counts) * block_tokens
+        self._value_bags = _with_end(tokens, len(place) * block_tokens).to(device)
 
     def attend(self, query: Tensor, pages: tuple[Tensor, Tensor], softcap: float | None) -> Tensor:
         """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""

@@ -1,4 +1,4 @@
-"""Attention of a prompt's chunk on a CPU: its row's blocks are gathered once, the products are plain matrix products.
+"""Attention of a prompt's chunk: its row's blocks are gathered once, the products are plain matrix products.
 
 Queries go in pieces, each against the keys up to its own end: the scores of a piece stay in the processor's cache, and
 half of a causal product is never computed.
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward.pages import LayerShape
+from model_workers.engine.forward.pages import LayerShape, Pages
 from model_workers.engine.forward.step import Span
 
 PIECE_TOKENS: Final = 128
@@ -20,19 +20,20 @@ PIECE_TOKENS: Final = 128
 class Gathered:
     """One chunk, in layers of one shape."""
 
-    def __init__(
-        self, span: Span, shape: LayerShape, block_tokens: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, span: Span, shape: LayerShape, pages: Pages) -> None:
+        block_tokens = pages.block_tokens
         self.span = span
         self._shape = shape
         end = span.start + span.count
         first = 0
         if shape.window is not None:
             first = max(0, span.start - shape.window + 1) // block_tokens
-        self._blocks = torch.tensor(span.blocks[first : -(-end // block_tokens)])
+        blocks = list(span.blocks[first : -(-end // block_tokens)])
+        self._blocks = torch.tensor(blocks, device=pages.device)
         # Positions of the first key and of the first query, counted from the first gathered block.
         self._queries_from = span.start - first * block_tokens
-        self._hidden = [self._mask(piece, dtype) for piece in self._pieces()]
+        masks = (self._mask(piece, pages.dtype) for piece in self._pieces())
+        self._hidden = [mask.to(pages.device) for mask in masks]
 
     def attend(
         self,

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from model_workers.engine.batch import Chunk
-from model_workers.engine.forward.attention import PagedAttention
-from model_workers.engine.forward.pages import LayerShape, Pages
+from model_workers.engine.forward.attention import Attention, Inputs
+from model_workers.engine.forward.pages import LayerShape
 from sluice.settings import SettingsError
 
 ATTENTION: Final = "sluice_paged"
@@ -20,7 +20,7 @@ ATTENTION: Final = "sluice_paged"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a layer asks of attention; tensors as in `PagedAttention.attend`."""
+    """What a layer asks of attention; tensors as in `Attention.attend`."""
 
     layer: int
     query: Tensor
@@ -66,21 +66,15 @@ def attention_function(
 AttentionInterface.register(ATTENTION, attention_function)
 
 
-def run(
-    model: Any,
-    answer: Callable[[Asked], Tensor],
-    tokens: Tensor,
-    positions: Tensor,
-    wanted: Tensor,
-) -> Tensor:
+def run(model: Any, answer: Callable[[Asked], Tensor], inputs: Inputs) -> Tensor:
     """Logits [wanted, vocabulary] of packed tokens; each layer's attention is what ``answer`` says."""
     token = _answer.set(answer)
     try:
         output = model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
+            input_ids=inputs.tokens[None],
+            position_ids=inputs.positions[None],
             use_cache=False,
-            logits_to_keep=wanted,
+            logits_to_keep=inputs.wanted,
         )
     finally:
         _answer.reset(token)
@@ -105,7 +99,7 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
         with torch.inference_mode():
-            run(model, note, zero, zero, zero)
+            run(model, note, Inputs(zero, zero, zero))
     except SettingsError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -119,10 +113,9 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 class HubModel:
     """See `PagedModel`. ``model`` was loaded with `ATTENTION`."""
 
-    def __init__(self, model: Any, pages: Pages, context_tokens: int) -> None:
-        attention = PagedAttention(pages)
-        self.block_tokens = pages.block_tokens
-        self.num_blocks = pages.num_blocks
+    def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
+        self.block_tokens = attention.pages.block_tokens
+        self.num_blocks = attention.pages.num_blocks
         self.context_tokens = context_tokens
         self.vocab_size = int(model.config.vocab_size)
         self._model = model
@@ -131,11 +124,8 @@ class HubModel:
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """See `PagedModel.forward`."""
-        attention = self._attention
-        step = attention.begin(chunks)
-        tokens, positions = attention.tensor(step.tokens), attention.tensor(step.positions)
-        wanted = attention.tensor(step.wanted)
-        return run(self._model, self._answer, tokens, positions, wanted).float()
+        inputs = self._attention.begin(chunks)
+        return run(self._model, self._answer, inputs).float()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `PagedModel.copy_blocks`."""

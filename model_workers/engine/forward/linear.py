@@ -39,23 +39,18 @@ class PackedLinear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
         super().__init__(packed, bias)
-        self._doubles = weight.dtype is torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear.forward`."""
-        if self._is_alone(x):
+        if _is_alone(x):
             return self.forward(_doubled(x))[..., :1, :]
         return _product(x, self.weight, self.bias, "none", [], "")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Linear.add`."""
-        if self._is_alone(x):
+        if _is_alone(x):
             return self.add(_doubled(x), _doubled(residual))[..., :1, :]
         return _product_and(x, residual, self.weight, self.bias, "add")
-
-    def _is_alone(self, x: Tensor) -> bool:
-        """A single row of float32 would be summed in another order than among others."""
-        return self._doubles and x.numel() == x.shape[-1]
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -73,6 +68,11 @@ def can_pack() -> bool:
         return torch.equal(PackedLinear(weight, None)(x), x)
     except (AttributeError, RuntimeError):
         return False
+
+
+def _is_alone(x: Tensor) -> bool:
+    """A single row would be summed in another order than the same row among others."""
+    return x.numel() == x.shape[-1]
 
 
 def _doubled(x: Tensor) -> Tensor:

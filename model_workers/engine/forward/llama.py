@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_workers.engine.batch import Chunk
-from model_workers.engine.forward.attention import PagedAttention
+from model_workers.engine.forward.attention import Attention, Inputs
 from model_workers.engine.forward.linear import Linear, make_linear
-from model_workers.engine.forward.pages import Pages
 
 FUSED: Final = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -69,13 +68,13 @@ def joined(*layers: Any) -> Linear:
 class FusedModel:
     """See `PagedModel`. Takes the weights out of ``model``."""
 
-    def __init__(self, model: Any, pages: Pages, context_tokens: int) -> None:
-        self.block_tokens = pages.block_tokens
-        self.num_blocks = pages.num_blocks
+    def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
+        self.block_tokens = attention.pages.block_tokens
+        self.num_blocks = attention.pages.num_blocks
         self.context_tokens = context_tokens
         self.vocab_size = int(model.config.vocab_size)
-        self._attention = PagedAttention(pages)
-        self._shape = pages.shapes[0]
+        self._attention = attention
+        self._shape = attention.pages.shapes[0]
         self._embedding = model.model.embed_tokens.weight.detach()
         self._rotary = model.model.rotary_emb
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
@@ -85,16 +84,7 @@ class FusedModel:
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """See `PagedModel.forward`."""
-        attention = self._attention
-        step = attention.begin(chunks)
-        hidden = functional.embedding(attention.tensor(step.tokens), self._embedding)
-        turn = Rotation(self._rotary, hidden, attention.tensor(step.positions))
-        for layer in self._layers:
-            hidden = self._attended(layer, hidden, turn)
-            hidden = self._transformed(layer, hidden)
-        wanted = self._norm(hidden.index_select(0, attention.tensor(step.wanted)))
-        logits: Tensor = self._head(wanted)
-        return logits.float()
+        return self._compute(self._attention.begin(chunks))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `PagedModel.copy_blocks`."""
@@ -105,6 +95,16 @@ class FusedModel:
         """See `PagedModel.clear_blocks`."""
         if blocks:
             self._attention.pages.clear(blocks)
+
+    def _compute(self, inputs: Inputs) -> Tensor:
+        hidden = functional.embedding(inputs.tokens, self._embedding)
+        turn = Rotation(self._rotary, hidden, inputs.positions)
+        for layer in self._layers:
+            hidden = self._attended(layer, hidden, turn)
+            hidden = self._transformed(layer, hidden)
+        wanted = self._norm(hidden.index_select(0, inputs.wanted))
+        logits: Tensor = self._head(wanted)
+        return logits.float()
 
     def _attended(self, layer: Layer, hidden: Tensor, turn: "Rotation") -> Tensor:
         shape = self._shape

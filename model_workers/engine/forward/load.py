@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.batch import PagedModel
+from model_workers.engine.forward.attention import PagedAttention
 from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
@@ -54,7 +55,7 @@ class LoadedModel:
             device=self.device,
         )
         make = FusedModel if is_fused(self._model) else HubModel
-        return make(self._model, pages, self.context_tokens)
+        return make(self._model, PagedAttention(pages), self.context_tokens)
 
 
 def load_model(

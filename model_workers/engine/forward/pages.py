@@ -2,6 +2,7 @@
 
 One tensor per layer for keys and one for values, addressed by block. Keys lie with their tokens innermost, so that a
 score is a weighted sum over the head size just as an answer is a weighted sum over tokens: `bags.py` needs both.
+(`flash.py` has pages in the order of its kernel.)
 
 What earlier rows left in a block is masked, not erased: it must be finite, because a masked NaN is still NaN.
 """
@@ -52,12 +53,10 @@ class Pages:
         self.shapes = tuple(shapes)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-
-        def zeros(heads: int, *sizes: int) -> Tensor:
-            return torch.zeros(num_blocks, heads, *sizes, dtype=dtype, device=device)
-
-        self.keys = [zeros(s.kv_heads, s.key_size, block_tokens) for s in shapes]
-        self.values = [zeros(s.kv_heads, block_tokens, s.value_size) for s in shapes]
+        self.dtype = dtype
+        self.device = device
+        self.keys = [self._keys(shape) for shape in shapes]
+        self.values = [self._values(shape) for shape in shapes]
 
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values."""
@@ -80,3 +79,12 @@ class Pages:
         for tensor in (*self.keys, *self.values):
             source, target = torch.tensor(list(pairs), device=tensor.device).unbind(1)
             tensor.index_copy_(0, target, tensor.index_select(0, source))
+
+    def _keys(self, shape: LayerShape) -> Tensor:
+        return self._zeros(self.num_blocks, shape.kv_heads, shape.key_size, self.block_tokens)
+
+    def _values(self, shape: LayerShape) -> Tensor:
+        return self._zeros(self.num_blocks, shape.kv_heads, self.block_tokens, shape.value_size)
+
+    def _zeros(self, *sizes: int) -> Tensor:
+        return torch.zeros(sizes, dtype=self.dtype, device=self.device)
