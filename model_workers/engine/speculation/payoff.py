@@ -21,6 +21,8 @@ REFRESH_STEPS: Final = 64
 PAUSE_STEPS: Final = 256
 """Where it does not pay, steps until it is tried again; twice as many after every vain attempt."""
 PAUSE_STEPS_MAX: Final = 16384
+GAIN_MIN: Final = 1.05
+"""What must be gained: the measurements are noisy, and going to and fro costs too."""
 _WEIGHT: Final = 1 / 16
 
 
@@ -70,7 +72,7 @@ class Payoff:
             return False
         if not times.drafted.is_known:
             return True
-        if self.gain(rows) > 1:
+        if self.gain(rows) > GAIN_MIN:
             return times.steps % REFRESH_STEPS != 0
         if times.steps - times.tried_at >= times.pause:
             times.drafted = Mean()
@@ -81,15 +83,22 @@ class Payoff:
         """A step without drafts took so long."""
         self._of(rows).plain.add(seconds)
 
-    def drafted(self, rows: int, tokens: int, seconds: float) -> bool:
-        """A step with drafts took so long, and gave so many tokens. True when that ends an attempt."""
+    def drafted(self, rows: int, tokens: int, seconds: float, *, catching_up: bool = False) -> bool:
+        """A step with drafts took so long, and gave so many tokens. True when that ends an attempt.
+
+        Args:
+            catching_up: the small model had prompts to compute. An attempt does not count that, because there all rows
+                have to; where drafting goes on it is part of the price of every new row.
+        """
         times = self._of(rows)
         was_known = times.drafted.is_known
+        if catching_up and not was_known:
+            return False
         self._tokens_per_row.add(tokens / rows)
         times.drafted.add(seconds)
         if was_known or not times.drafted.is_known:
             return False
-        pays = self.gain(rows) > 1
+        pays = self.gain(rows) > GAIN_MIN
         times.pause = PAUSE_STEPS if pays else min(2 * times.pause, PAUSE_STEPS_MAX)
         times.tried_at = times.steps
         return True

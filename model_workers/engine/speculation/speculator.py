@@ -114,7 +114,7 @@ class Speculator:
         seconds = self._clock() - self._began
         if not drafts:
             self.payoff.plain(len(rows), seconds)
-        elif self._caught_up and self.payoff.drafted(len(rows), tokens, seconds):
+        elif self.payoff.drafted(len(rows), tokens, seconds, catching_up=not self._caught_up):
             log.info(
                 "drafting gives %.2f tokens per row and step, at %d rows a gain of %.2f",
                 self.payoff.tokens_per_row,

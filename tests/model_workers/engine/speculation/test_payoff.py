@@ -64,6 +64,17 @@ def test_what_pays_at_few_rows_need_not_at_many() -> None:
     assert payoff.gain(2) > 1 > payoff.gain(32) > 0
 
 
+def test_catching_up_counts_only_where_drafting_goes_on() -> None:
+    payoff = Payoff()
+    run(payoff, SKIPPED + SAMPLES, tokens=3, plain=1, drafted=2)
+    for _ in range(20):
+        payoff.drafted(4, 4, 50, catching_up=True)
+    run(payoff, 40, tokens=3, plain=1, drafted=2)
+    assert payoff.gain(4) == pytest.approx(1.5)
+    payoff.drafted(4, 4, 50, catching_up=True)
+    assert payoff.gain(4) < 1
+
+
 def test_the_gain_of_what_was_not_measured_is_unknown() -> None:
     assert Payoff().gain(3) == 0
 
