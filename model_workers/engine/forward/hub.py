@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.pytorch_utils import Conv1D
 
 from model_workers.engine.batch import Chunk
 from model_workers.engine.forward.attention import Attention, Inputs
+from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.pages import LayerShape
 from sluice.settings import SettingsError
 
@@ -46,11 +48,11 @@ def attention_function(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer, with [1, heads, tokens, size]."""
-    unknown = [name for name, thing in others.items() if isinstance(thing, Tensor)]
-    if attention_mask is not None or set(unknown) - {"position_ids"}:
-        raise SettingsError(
-            f"{type(module).__name__}: its attention takes more than keys and values"
-        )
+    more = {name for name, thing in others.items() if isinstance(thing, Tensor)} - {"position_ids"}
+    if attention_mask is not None or more:
+        raise SettingsError(f"{type(module).__name__}: attention takes more than keys and values")
+    if not (others.get("is_causal") or getattr(module, "is_causal", True)):
+        raise SettingsError(f"{type(module).__name__}: attention looks ahead")
     asked = Asked(
         layer=module.layer_idx,
         query=query[0].transpose(0, 1),
@@ -107,7 +109,21 @@ def layer_shapes(model: Any) -> list[LayerShape]:
         raise SettingsError(f"{type(model).__name__}: does not run without a mask") from error
     if sorted(shapes) != list(range(model.config.num_hidden_layers)):
         raise SettingsError(f"{type(model).__name__}: not every layer keeps keys and values")
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * len(shapes)
+    for layer, kind in enumerate(kinds):
+        if kind == "sliding_attention" and shapes[layer].window is None:
+            raise SettingsError(f"{type(model).__name__}: layer {layer} does not tell its window")
     return [shapes[layer] for layer in sorted(shapes)]
+
+
+def pack_linear_layers(model: Any) -> None:
+    """Replaces a model's linear layers by ours (`make_linear`), in place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, make_linear(child.weight, child.bias))
+            elif type(child) is Conv1D:
+                setattr(parent, name, make_linear(child.weight.T, child.bias))
 
 
 class HubModel:

@@ -8,13 +8,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.batch import PagedModel
 from model_workers.engine.forward.attention import PagedAttention
-from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes
+from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes, pack_linear_layers
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
 from sluice.settings import SettingsError
 
 LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values."""
+
+LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
+the cache already cannot change with them, and rows of one step differ in length: the context ends there."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,10 @@ def load_model(
     number = find_dtype(dtype, where)
     context = find_context(path, config, context_tokens)
     model = read_weights(path, config, number).to(where).eval()
-    return LoadedModel(path, context, where, number, model, tuple(layer_shapes(model)))
+    shapes = tuple(layer_shapes(model))
+    if not is_fused(model):
+        pack_linear_layers(model)
+    return LoadedModel(path, context, where, number, model, shapes)
 
 
 def read_config(path: str) -> Any:
@@ -136,6 +143,9 @@ def find_context(path: str, config: Any, wanted: int | None) -> int:
         SettingsError: more is wanted than the model allows, or neither says anything.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in LENGTH_DEPENDENT:
+        limit = rope.get("original_max_position_embeddings") or limit
     if not limit and wanted is None:
         raise SettingsError(f"{path}: set context_tokens, the model names none")
     if limit and wanted is not None and wanted > limit:
