@@ -142,6 +142,13 @@ def test_an_urgent_row_takes_the_slot_of_the_least_urgent_one() -> None:
     assert step(core) == {"now": 1, "b": 2}, "its token is kept, and computed again with the prompt"
 
 
+def test_the_most_urgent_row_leaves_the_queue_first_then_the_oldest() -> None:
+    core = scheduler(slots=1)
+    for name, rank in (("a", 2), ("b", 2), ("c", 0), ("d", 1), ("e", 0)):
+        core.add(long(name, rank=rank, tokens=1))
+    assert [list(step(core)) for _ in range(5)] == [["c"], ["e"], ["d"], ["a"], ["b"]]
+
+
 def test_rows_of_the_same_rank_do_not_give_way_to_one_that_waits() -> None:
     core = scheduler(slots=1)
     core.add(long("a", rank=1))

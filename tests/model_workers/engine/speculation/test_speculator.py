@@ -85,6 +85,8 @@ def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
         while waiting and numbers.random() < 0.4:
             engine.add(waiting.pop(), 0.0)
         answers.take(engine.step(0.0))
+    assert engine._speculator is not None
+    assert not engine._speculator._broken, "the small model read what it had not written"
     for spec in specs:
         name, expected = spec.request_id, alone(spec)
         assert answers.tokens[name] == expected.tokens[name]
