@@ -31,7 +31,9 @@ class Inputs:
 class Attention(Protocol):
     """Owns the pages, and knows what the current step writes and sees."""
 
-    pages: Pages
+    @property
+    def pages(self) -> Pages:
+        """The cache."""
 
     def begin(self, chunks: Sequence[Chunk]) -> Inputs:
         """Starts a step."""
@@ -44,7 +46,6 @@ class Attention(Protocol):
         value: Tensor,
         *,
         scaling: float,
-        softcap: float | None = None,
     ) -> Tensor:
         """Writes keys and values [tokens, kv heads, size], and answers queries [tokens, heads, size].
 
@@ -76,7 +77,6 @@ class PagedAttention:
         value: Tensor,
         *,
         scaling: float,
-        softcap: float | None = None,
     ) -> Tensor:
         """See `Attention.attend`."""
         self.pages.write(layer, self._blocks, self._offsets, key, value)
@@ -85,10 +85,10 @@ class PagedAttention:
         parts = []
         if self._step.short:
             part = query[: self._step.short_tokens]
-            parts.append(self._bags(shape).attend(part, pages, softcap))
+            parts.append(self._bags(shape).attend(part, pages))
         for chunk in self._gathered(shape):
             place = slice(chunk.span.first, chunk.span.first + chunk.span.count)
-            parts.append(chunk.attend(query[place], key[place], value[place], pages, softcap))
+            parts.append(chunk.attend(query[place], key[place], value[place], pages))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _tensor(self, values: object) -> Tensor:

@@ -83,7 +83,7 @@ class Bags:
         tokens = _before(counts) * block_tokens
         self._value_bags = _with_end(tokens, len(place) * block_tokens).to(device)
 
-    def attend(self, query: Tensor, pages: tuple[Tensor, Tensor], softcap: float | None) -> Tensor:
+    def attend(self, query: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:
         """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""
         keys, values = pages
         shape, visible = self._shape, self._visible
@@ -91,8 +91,8 @@ class Bags:
         scores = _bag_sums(
             keys.view(-1, self._block_tokens), self._key_rows, self._key_bags, weights
         ).view(visible.tokens, shape.heads, -1)
-        if softcap is not None:
-            scores.div_(softcap).tanh_().mul_(softcap)
+        if shape.softcap is not None:
+            scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
         shares = torch.softmax(scores.add_(visible.hidden), -1)
         shares = shares.view(-1, self._block_tokens).index_select(0, self._pairs).view(-1)
         answers = _bag_sums(

@@ -41,11 +41,10 @@ class Gathered:
         key: Tensor,
         value: Tensor,
         pages: tuple[Tensor, Tensor],
-        softcap: float | None,
     ) -> Tensor:
         """The answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
         keys, values = self._keys_values(key, value, pages)
-        kv_heads = self._shape.kv_heads
+        kv_heads, softcap = self._shape.kv_heads, self._shape.softcap
         asked = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
         answers = query.new_empty(len(query), kv_heads, asked.shape[1], values.shape[-1])
         for piece, hidden in zip(self._pieces(), self._hidden, strict=True):

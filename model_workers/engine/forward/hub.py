@@ -95,7 +95,7 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     def note(asked: Asked) -> Tensor:
         heads, kv_heads = asked.query.shape[1], asked.key.shape[1]
         sizes = asked.key.shape[2], asked.value.shape[2]
-        shapes[asked.layer] = LayerShape(heads, kv_heads, *sizes, asked.window)
+        shapes[asked.layer] = LayerShape(heads, kv_heads, *sizes, asked.window, asked.softcap)
         return asked.value.repeat_interleave(heads // kv_heads, 1)  # a token that sees only itself
 
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
@@ -160,5 +160,4 @@ class HubModel:
             asked.key,
             asked.value,
             scaling=asked.scaling,
-            softcap=asked.softcap,
         )

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from model_workers.engine.batch import Chunk
 from model_workers.engine.forward.attention import Attention, Inputs
+from model_workers.engine.forward.flash import FlashAttention
+from model_workers.engine.forward.graphs import DecodeGraphs
 from model_workers.engine.forward.linear import Linear, make_linear
 
 FUSED: Final = frozenset(
@@ -80,10 +82,16 @@ class FusedModel:
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
         self._layers = [Layer(layer) for layer in model.model.layers]
         self._norm = Norm(model.model.norm)
+        self._graphs: DecodeGraphs | None = None
+        if isinstance(attention, FlashAttention):
+            self._graphs = DecodeGraphs(attention, self._compute, context_tokens)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """See `PagedModel.forward`."""
+        logits = self._graphs.run(chunks) if self._graphs else None
+        if logits is not None:
+            return logits
         return self._compute(self._attention.begin(chunks))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -136,14 +144,15 @@ class Rotation:
     """The rotary embedding of one step's positions; frequencies and scaling are transformers' own."""
 
     def __init__(self, rotary: Any, like: Tensor, positions: Tensor) -> None:
-        cos, sin = rotary(like, positions[None])
-        self._half = cos.shape[-1] // 2
-        self._cos = cos[0, :, None]
-        self._sin = sin[0, :, None, : self._half]
+        angles = positions[:, None, None] * rotary.inv_freq
+        cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+        self._half = cos.shape[-1]
+        self._cos = torch.cat((cos, cos), -1).to(like.dtype)
+        self._sin = sin.to(like.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Turns [tokens, heads, size]: the halves (a, b) to (a cos - b sin, b cos + a sin)."""
-        turned: Tensor = x * self._cos
+        turned = x * self._cos
         turned[..., : self._half].addcmul_(x[..., self._half :], self._sin, value=-1)
         turned[..., self._half :].addcmul_(x[..., : self._half], self._sin)
         return turned

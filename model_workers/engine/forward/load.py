@@ -7,7 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.batch import PagedModel
-from model_workers.engine.forward.attention import PagedAttention
+from model_workers.engine.forward.attention import Attention, PagedAttention
+from model_workers.engine.forward.flash import PAGE_TOKENS, FlashAttention, FlashPages, flash_fits
 from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes, pack_linear_layers
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
@@ -15,6 +16,9 @@ from sluice.settings import SettingsError
 
 LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values."""
+
+CPU_BLOCK_TOKENS: Final = 32
+"""docs/decisions/paged-attention-cpu.md has the figures."""
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
@@ -51,15 +55,28 @@ class LoadedModel:
                 f"{self.path}: a cache of {num_blocks * block_tokens} tokens is too small for one row of "
                 f"{self.context_tokens}: give it more memory, or set context_tokens"
             )
-        pages = Pages(
+        make = FusedModel if is_fused(self._model) else HubModel
+        return make(self._model, self._attention(num_blocks, block_tokens), self.context_tokens)
+
+    def block_tokens(self) -> int:
+        """A good size of blocks on this device."""
+        return PAGE_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
+
+    def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
+        kind = FlashPages if self._has_flash() else Pages
+        if kind is FlashPages and block_tokens % PAGE_TOKENS:
+            raise SettingsError(f"block_tokens: on this device a multiple of {PAGE_TOKENS}")
+        pages = kind(
             self._shapes,
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             dtype=self.dtype,
             device=self.device,
         )
-        make = FusedModel if is_fused(self._model) else HubModel
-        return make(self._model, PagedAttention(pages), self.context_tokens)
+        return FlashAttention(pages) if isinstance(pages, FlashPages) else PagedAttention(pages)
+
+    def _has_flash(self) -> bool:
+        return flash_fits(self._shapes, self.dtype, self.device)
 
 
 def load_model(

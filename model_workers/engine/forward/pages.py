@@ -20,6 +20,7 @@ class LayerShape:
 
     Attributes:
         window: a token sees this many tokens, itself included; None: all before it.
+        softcap: scores are bent to stay between plus and minus this; None: they are not.
     """
 
     heads: int
@@ -27,6 +28,7 @@ class LayerShape:
     key_size: int
     value_size: int
     window: int | None = None
+    softcap: float | None = None
 
     def values_per_token(self) -> int:
         """Numbers that a token takes."""

@@ -26,9 +26,10 @@ class Rows:
         window: int | None = None,
         block_tokens: int = 8,
         dtype: torch.dtype = torch.float32,
+        softcap: float | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.shape = LayerShape(*heads, KEY_SIZE, VALUE_SIZE, window)
+        self.shape = LayerShape(*heads, KEY_SIZE, VALUE_SIZE, window, softcap)
         pages = Pages(
             [self.shape],
             num_blocks=NUM_BLOCKS,
@@ -43,9 +44,7 @@ class Rows:
         random.Random(1).shuffle(free)
         self.blocks = [[free.pop() for _ in range(-(-n // block_tokens))] for n in lengths]
 
-    def attend(
-        self, parts: Sequence[tuple[int, int, int]], softcap: float | None = None
-    ) -> list[Tensor]:
+    def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Computes (row, start, end) together; the answers come back in that order."""
         chunks = [Chunk(range(start, end), start, self.blocks[row], 1) for row, start, end in parts]
         inputs = self.attention.begin(chunks)
@@ -54,19 +53,19 @@ class Rows:
             torch.cat([self.data[parts[i][0]][kind][parts[i][1] : parts[i][2]] for i in order])
             for kind in range(3)
         ]
-        answers = self.attention.attend(0, *packed, scaling=0.3, softcap=softcap)
+        answers = self.attention.attend(0, *packed, scaling=0.3)
         assert len(inputs.tokens) == len(answers)
         found = answers.split([parts[i][2] - parts[i][1] for i in order])
         return [found[order.index(i)] for i in range(len(parts))]
 
-    def plain(self, row: int, softcap: float | None = None) -> Tensor:
+    def plain(self, row: int) -> Tensor:
         """Every answer of a row, written out."""
         query, key, value = (part.double() for part in self.data[row])
         group = self.shape.heads // self.shape.kv_heads
         key, value = (part.repeat_interleave(group, 1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) * 0.3
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
+        if self.shape.softcap is not None:
+            scores = torch.tanh(scores / self.shape.softcap) * self.shape.softcap
         place = torch.arange(len(query))
         hidden = place > place[:, None]
         if self.shape.window is not None:
@@ -81,17 +80,15 @@ CASES = (
     {"heads": (3, 3)},
     {"window": 1},
     {"window": 11},
+    {"softcap": 2.0},
     {"block_tokens": 1},
     {"block_tokens": 32},
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sizes", [(1,), (5, 1, 16), (17, 1, 150), (40,)], ids=str)
-def test_holds_against_plain_attention(
-    case: dict[str, object], softcap: float | None, sizes: tuple[int, ...]
-) -> None:
+def test_holds_against_plain_attention(case: dict[str, object], sizes: tuple[int, ...]) -> None:
     lengths = (1, 30, 57, 150) if case.get("block_tokens") != 1 else (1, 20, 40)
     rows = Rows(lengths, **case)  # type: ignore[arg-type]
     done = [0] * len(lengths)
@@ -104,9 +101,9 @@ def test_holds_against_plain_attention(
                 parts.append((row, done[row], done[row] + count))
                 done[row] += count
         turn += 1
-        for (row, start, end), found in zip(parts, rows.attend(parts, softcap), strict=True):
+        for (row, start, end), found in zip(parts, rows.attend(parts), strict=True):
             torch.testing.assert_close(
-                found.double(), rows.plain(row, softcap)[start:end], atol=1e-5, rtol=1e-5
+                found.double(), rows.plain(row)[start:end], atol=1e-5, rtol=1e-5
             )
 
 
