@@ -29,19 +29,30 @@ class Runner:
         except Exception as error:
             # Whatever it is, the other rows must not pay for it. Computing a chunk twice writes the same again.
             log.exception("a step of %d chunks failed", len(chunks))
-            torch.cuda.empty_cache()
-            if len(chunks) == 1:
-                return torch.empty(0, self.model.vocab_size), {0: _sentence(error)}
+            return self._recovered(chunks, error)
+
+    def _recovered(
+        self, chunks: Sequence[Chunk], error: Exception
+    ) -> tuple[Tensor, dict[int, str]]:
+        torch.cuda.empty_cache()
+        if len(chunks) == 1:
+            return torch.empty(0, self.model.vocab_size), {0: _sentence(error)}
         return self._in_halves(chunks)
 
     def _in_halves(self, chunks: Sequence[Chunk]) -> tuple[Tensor, dict[int, str]]:
         middle = len(chunks) // 2
-        first, broken = self.forward(chunks[:middle])
+        first, broken = self._half(chunks[:middle])
         first = first.clone()  # valid until the next call only
-        second, more = self.forward(chunks[middle:])
+        second, more = self._half(chunks[middle:])
         broken |= {middle + place: sentence for place, sentence in more.items()}
         parts = [part for part in (first, second) if len(part)]
         return torch.cat(parts) if parts else first, broken
+
+    def _half(self, chunks: Sequence[Chunk]) -> tuple[Tensor, dict[int, str]]:
+        try:
+            return self.model.forward(chunks), {}
+        except Exception as error:  # as above, and told there
+            return self._recovered(chunks, error)
 
 
 def _sentence(error: Exception) -> str:
