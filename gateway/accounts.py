@@ -24,14 +24,16 @@ class Accounts:
     def __init__(self, breakers: Breakers, models: Mapping[str, ModelFacts]) -> None:
         self.breakers = breakers
         self.spending = Spending()
-        self._models = models
+        self.models = models
 
     def ended(self, tenant: str, stream: Stream, now: float) -> None:
         """A stream of ``tenant`` ended."""
-        started = stream.ticket.started
-        tokens = started.prompt_tokens, len(stream.transcript.token_ids)
-        self.spending.add(tenant, self._models[started.model].cost(*tokens), now)
-        self._judge(started.model, stream.error, now)
+        for leg in stream.legs:
+            tokens = leg.prompt_tokens, len(leg.transcript.token_ids)
+            self.spending.add(tenant, self.models[leg.model].cost(*tokens), now)
+            if leg is not stream.leg:
+                self.breakers.succeeded(leg.model, now)  # it answered, if not well
+        self._judge(stream.leg.model, stream.error, now)
 
     def _judge(self, model: str, error: SluiceError | None, now: float) -> None:
         if error is None:

@@ -38,8 +38,21 @@ from sluice.errors import SafetyBlocked
 from sluice.internal.v1.task_pb2 import Sampling
 from sluice.telemetry import names
 
+WATCHED_ALTERNATIVES: Final = 2
+"""Alternatives per token that a cascade's watch looks at."""
 # Other calls get their turn of the loop between long texts.
 _LONG_CHARS: Final = 16_384
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one model is asked."""
+
+    model: ServedModel
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    answer: AnswerInspection | None
+    """Of the safety policy; None when it leaves answers alone."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +60,12 @@ class Admitted:
     """A request with everything decided."""
 
     plan: Plan
-    model: ServedModel
-    prompt_token_ids: list[int]
-    sampling: Sampling
-    answer: AnswerInspection | None
-    """Of the safety policy; None when it leaves answers alone."""
+    conversation: Conversation
+    """As a model may see it."""
+    demand: Demand
+    first: Work
+    second: Work | None
+    """Where a cascade may go over to."""
 
 
 @dataclass(frozen=True)
@@ -123,24 +137,57 @@ class Admission:
             conversation, safety = await self._inspect(request, span, draft)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
+            # Who holds tokens goes on with the model that they came from.
+            named = request.model or (request.resume and request.resume_model) or None
             features = await self._features(
-                request.model, request.labels, request.tenant, conversation, safety
+                named, request.labels, request.tenant, conversation, safety
             )
             answer_tokens = request.sampling.max_tokens or 0
             features = replace(features, answer_tokens=answer_tokens, key=draft.request_id)
             plan = self._route(features, demand, span)
+            if request.resume:
+                plan = replace(plan, cascade=None)
             draft.planned(plan)
         hops.route_ms = hop.ms
-        model = self.catalog[plan.model]
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
-            token_ids = await prompts.encode(conversation, model)
-            span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(token_ids))
-            sampling = fit(request, model, len(token_ids))
+            first = await self._work(request, conversation, safety, plan.model)
+            span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
+            second = await self._second(request, conversation, safety, plan, first)
         hops.tokenize_ms = hop.ms
-        tokens = len(token_ids) + sampling.max_tokens
-        self._overload.sent(plan.model, request.priority_class, tokens, time.monotonic())
+        self.sent(first, request.priority_class)
+        return Admitted(plan, conversation, demand, first, second)
+
+    def sent(self, work: Work, priority_class: str) -> None:
+        """A task goes out now."""
+        tokens = len(work.prompt_token_ids) + work.sampling.max_tokens
+        self._overload.sent(work.model.name, priority_class, tokens, time.monotonic())
+
+    async def _work(
+        self, request: ValidRequest, conversation: Conversation, safety: Safety, name: str
+    ) -> Work:
+        model = self.catalog[name]
+        token_ids = await prompts.encode(conversation, model)
+        sampling = fit(request, model, len(token_ids))
         answer = self._inspector.answer(safety.inspection, conversation.system_text)
-        return Admitted(plan, model, token_ids, sampling, answer)
+        return Work(model, token_ids, sampling, answer)
+
+    async def _second(
+        self,
+        request: ValidRequest,
+        conversation: Conversation,
+        safety: Safety,
+        plan: Plan,
+        first: Work,
+    ) -> Work | None:
+        """What the second model of a cascade would be asked: made now, so that going over waits for nothing."""
+        if plan.cascade is None:
+            return None
+        second = await self._work(request, conversation, safety, plan.cascade.second)
+        second.sampling.seed = first.sampling.seed
+        # The first answer is watched by its log-probabilities, whether the caller wants them or not.
+        first.sampling.logprobs = True
+        first.sampling.top_logprobs = max(first.sampling.top_logprobs, WATCHED_ALTERNATIVES)
+        return second
 
     async def count(
         self, conversation: Conversation, name: str | None, tenant: str

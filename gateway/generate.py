@@ -11,10 +11,11 @@ from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from gateway.accounts import Accounts
-from gateway.admission import Admission, Admitted
+from gateway.admission import Admission, Admitted, Work
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
-from gateway.opening import new_request_id, open_stream, task_of
+from gateway.escalation import Cascading, Escalation
+from gateway.opening import new_request_id, open_stream, started_of, task_of
 from gateway.records.draft import Draft, Drafts
 from gateway.safety.dry_run import words_of
 from gateway.spans import CallSpans, finding_attributes
@@ -22,7 +23,7 @@ from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.states import StreamState
-from gateway.streams.stream import Stream
+from gateway.streams.stream import Stream, Ticket
 from gateway.tenants import tenant_of
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task
@@ -35,6 +36,7 @@ from sluice.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     Notice,
+    Started,
 )
 from sluice.wire import subjects
 
@@ -53,10 +55,13 @@ class Generator:
     dispatch: Dispatch
     drafts: Drafts
     accounts: Accounts
+    cascading: Cascading
     tracer: Tracer
 
     def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
         """A stream ended: writes its record, and learns from it."""
+        if isinstance(stream.ticket.cascade, Escalation):
+            stream.ticket.cascade.ended()
         draft.ended(stream)
         self.accounts.ended(tenant, stream, time.monotonic())
 
@@ -101,10 +106,10 @@ class _Call:
         self._replayed = stream.finished is not None and stream.first_frame_at is not None
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._news.set)
-        self._registry.join(stream, reader)
+        self._registry.join(stream, reader, request.resume_model)
         joined_at = time.monotonic()
         try:
-            await self._deliver(stream, reader)
+            await self._deliver(stream, reader, request.resume_model)
         except SluiceError as error:
             raise error.of_request(stream.request_id) from error
         finally:
@@ -113,7 +118,9 @@ class _Call:
 
     def _find(self, request: ValidRequest) -> Stream | None:
         now = time.monotonic()
-        return self._registry.find(request.key, request.fingerprint, request.resume, now)
+        return self._registry.find(
+            request.key, request.fingerprint, request.resume, request.resume_model, now
+        )
 
     async def _admit(self, request: ValidRequest) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
@@ -127,27 +134,53 @@ class _Call:
         found = self._find(request)
         if found is not None:
             return found
-        stall_s = self._shared.settings.stall_s
-        stream = open_stream(
-            request,
-            admitted,
-            self._hops,
-            self._spans.trace_id,
-            stall_s,
-            draft.request_id,
-            partial(self._shared.ended, request.tenant, draft),
-        )
+        stream = self._open(request, admitted, draft)
         self._registry.open(stream)
         if stream.ended:
             self._registry.close(stream, time.monotonic())
         else:
-            self._submit(stream, request, admitted)
+            self._submit(request, stream, admitted.first)
         return stream
 
-    def _submit(self, stream: Stream, request: ValidRequest, admitted: Admitted) -> None:
+    def _open(self, request: ValidRequest, admitted: Admitted, draft: Draft) -> Stream:
+        stall_s = self._shared.settings.stall_s
+        cascade = None
+        if admitted.second is not None:
+            row_id = f"{draft.request_id}-2"
+            send = partial(self._submit_second, request)
+            cascade = Escalation(self._shared.cascading, request, admitted, row_id, stall_s, send)
+        ticket = Ticket(
+            started=started_of(draft.request_id, admitted, self._spans.trace_id),
+            deadline=self._hops.arrived_at + request.timeout_s,
+            with_logprobs=request.sampling.logprobs is not None,
+            hops=self._hops,
+            key=request.key,
+            fingerprint=request.fingerprint,
+            on_end=partial(self._shared.ended, request.tenant, draft),
+            cascade=cascade,
+        )
+        return open_stream(request, admitted, ticket, stall_s)
+
+    def _submit(self, request: ValidRequest, stream: Stream, work: Work) -> None:
         dispatch = self._shared.dispatch
-        task = task_of(stream, request, admitted, dispatch.gateway_id)
+        task = task_of(stream, request, work, dispatch.gateway_id)
         dispatch.submit(task.request_id, self._publish(stream, task))
+
+    def _submit_second(self, request: ValidRequest, stream: Stream, work: Work) -> None:
+        """As `_submit`, when the call waits for events already: what goes wrong ends the stream."""
+        self._shared.admission.sent(work, request.priority_class)
+        self._spans.server.set_attribute(names.ROUTE_ESCALATED, stream.legs[0].handed_over)
+        dispatch = self._shared.dispatch
+        task = task_of(stream, request, work, dispatch.gateway_id)
+        dispatch.submit(task.request_id, self._publish_second(stream, task))
+
+    async def _publish_second(self, stream: Stream, task: Task) -> None:
+        try:
+            await self._publish(stream, task)
+        except SluiceError as error:
+            # Without an acknowledgement the task may have been stored all the same: frames are proof.
+            if stream.state is StreamState.PUBLISHING:
+                self._registry.fail(stream, error)
 
     async def _publish(self, stream: Stream, task: Task) -> None:
         start = time.monotonic()
@@ -158,13 +191,15 @@ class _Call:
         }
         with self._spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
             await self._shared.dispatch.publish(task, headers_of(span), stream.ticket.deadline)
-        self._hops.publish_ms = (time.monotonic() - start) * 1000
-        stream.published()
+        self._hops.publish_ms += (time.monotonic() - start) * 1000
+        if stream.row_id == task.request_id:  # another model may have taken over meanwhile
+            stream.published()
 
-    async def _deliver(self, stream: Stream, reader: Reader) -> None:
+    async def _deliver(self, stream: Stream, reader: Reader, held_model: str) -> None:
         await self._wait_until_published(stream)
-        self._record_started(stream)
-        await self._write(GenerateResponse(started=stream.ticket.started))
+        started = stream.started(held_model)
+        self._record_started(started)
+        await self._write(GenerateResponse(started=started))
         if self._replayed:
             await self._write(GenerateResponse(notice=_REPLAYED))
         while True:
@@ -199,8 +234,7 @@ class _Call:
         if request.sampling.max_tokens is not None:
             self._spans.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
 
-    def _record_started(self, stream: Stream) -> None:
-        started = stream.ticket.started
+    def _record_started(self, started: Started) -> None:
         self._spans.server.set_attributes(
             {
                 names.REQUEST_ID: started.request_id,
@@ -232,8 +266,8 @@ class _Call:
 
 def _found_in(stream: Stream) -> dict[str, AttributeValue]:
     """What the safety policy says of an answer that is complete."""
-    if stream.finished is None or stream.ticket.answer is None:
+    if stream.finished is None or stream.leg.answer is None:
         return {}
-    outcome = stream.ticket.answer.outcome()
+    outcome = stream.leg.answer.outcome()
     found = {names.SAFETY_POLICY: outcome.policy, **finding_attributes(outcome.taken)}
     return {**found, names.DRY_RUN: words_of(outcome.moves)} if outcome.moves else found

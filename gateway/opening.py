@@ -2,16 +2,17 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from gateway.admission import Admitted
+from gateway.admission import Admitted, Work
 from gateway.door.requests import ValidRequest
-from gateway.streams.endings import Hops
+from gateway.streams.assembler import Assembler
+from gateway.streams.leg import Leg
 from gateway.streams.stream import Stream, Ticket
 from gateway.streams.transcript import Transcript
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import RowTimings
-from sluice.internal.v1.task_pb2 import Task
+from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -28,54 +29,63 @@ def new_request_id() -> str:
 
 
 def open_stream(
-    request: ValidRequest,
-    admitted: Admitted,
-    hops: Hops,
-    trace_id: str,
-    stall_s: float,
-    request_id: str,
-    on_end: Callable[[Stream], None],
+    request: ValidRequest, admitted: Admitted, ticket: Ticket, stall_s: float
 ) -> Stream:
     """The stream of a new request; finished already when the caller holds a complete answer."""
     now = time.monotonic()
-    ticket = Ticket(
-        started=_started(request_id, admitted, trace_id),
-        deadline=hops.arrived_at + request.timeout_s,
-        with_logprobs=admitted.sampling.logprobs,
-        hops=hops,
-        key=request.key,
-        fingerprint=request.fingerprint,
-        on_end=on_end,
-        answer=admitted.answer,
-    )
-    transcript = _transcript(request, admitted)
-    stream = Stream(ticket, transcript, stall_s, now, held=len(transcript.token_ids))
-    reason = _complete(admitted, transcript)
+    first = leg_of(request, admitted.first, ticket.started.request_id, request.resume, stall_s, now)
+    stream = Stream(ticket, first)
+    reason = _complete(admitted.first.sampling, first.transcript)
     if reason is not None:
         stream.finish(reason, RowTimings(), now)
     return stream
 
 
-def task_of(stream: Stream, request: ValidRequest, admitted: Admitted, gateway_id: str) -> Task:
-    """The task of a new request."""
+def leg_of(
+    request: ValidRequest, work: Work, row_id: str, held: Sequence[int], stall_s: float, now: float
+) -> Leg:
+    """A model's leg of the answer; ``held`` are the tokens that the caller has been shown before."""
+    tokenization = work.model.tokenization
+    alternatives = request.sampling.logprobs
+    transcript = Transcript(
+        tokenization.detokenizer(),
+        request.sampling.stops,
+        tokenization.stop_token_ids,
+        tokenization.token_text,
+        work.answer.filter if work.answer is not None else None,
+        held,
+        alternatives if alternatives is not None else 0,
+    )
+    for token_id in _known(held):
+        if not transcript.closed:  # a stop string may be in what the caller holds
+            transcript.append(token_id)
+    assembler = Assembler(len(transcript.token_ids), stall_s, now)
+    return Leg(
+        row_id, work.model.name, len(work.prompt_token_ids), transcript, assembler, work.answer
+    )
+
+
+def task_of(stream: Stream, request: ValidRequest, work: Work, gateway_id: str) -> Task:
+    """The task of the stream's leg."""
     remaining_ms = (stream.ticket.deadline - time.monotonic()) * 1000
     return Task(
-        request_id=stream.request_id,
+        request_id=stream.row_id,
         gateway=gateway_id,
-        model=admitted.plan.model,
+        model=work.model.name,
         tenant=request.tenant,
         priority_class=request.priority_class,
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
-        prompt_token_ids=admitted.prompt_token_ids,
+        prompt_token_ids=work.prompt_token_ids,
         produced_token_ids=stream.transcript.token_ids,
-        sampling=admitted.sampling,
+        sampling=work.sampling,
         workload=request.workload,
     )
 
 
-def _started(request_id: str, admitted: Admitted, trace_id: str) -> Started:
-    plan = admitted.plan
+def started_of(request_id: str, admitted: Admitted, trace_id: str) -> Started:
+    """The first event of the answer."""
+    plan, first = admitted.plan, admitted.first
     return Started(
         request_id=request_id,
         trace_id=trace_id,
@@ -83,25 +93,9 @@ def _started(request_id: str, admitted: Admitted, trace_id: str) -> Started:
         route=Route(
             tier=plan.tier, strategy=plan.strategy, reason=plan.reason, degraded=plan.degraded
         ),
-        seed=admitted.sampling.seed,
-        prompt_tokens=len(admitted.prompt_token_ids),
+        seed=first.sampling.seed,
+        prompt_tokens=len(first.prompt_token_ids),
     )
-
-
-def _transcript(request: ValidRequest, admitted: Admitted) -> Transcript:
-    tokenization = admitted.model.tokenization
-    transcript = Transcript(
-        tokenization.detokenizer(),
-        request.sampling.stops,
-        tokenization.stop_token_ids,
-        tokenization.token_text,
-        admitted.answer.filter if admitted.answer is not None else None,
-        request.resume,
-    )
-    for token_id in _known(request.resume):
-        if not transcript.closed:  # a stop string may be in what the caller holds
-            transcript.append(token_id)
-    return transcript
 
 
 def _known(resume: Sequence[int]) -> Sequence[int]:
@@ -110,11 +104,11 @@ def _known(resume: Sequence[int]) -> Sequence[int]:
     return resume[:hidden]
 
 
-def _complete(admitted: Admitted, transcript: Transcript) -> "FinishReason.ValueType | None":
+def _complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
     """Why nothing is left to compute, or None. A stop string is seen by `Stream.finish` itself."""
     held = transcript.token_ids
-    if transcript.closed or (held and held[-1] in admitted.sampling.stop_token_ids):
+    if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
         return FINISH_REASON_STOP
-    if len(held) >= admitted.sampling.max_tokens:
+    if len(held) >= sampling.max_tokens:
         return FINISH_REASON_LENGTH
     return None

@@ -95,7 +95,7 @@ class Overload:
             candidates += [name for model in models for name in self.fallbacks.get(model, ())]
         problems = []
         for model in candidates:
-            problem = self._problem(model, demand, now)
+            problem = self.problem(model, demand, now)
             if problem is None:
                 return
             problems.append(problem)
@@ -108,13 +108,13 @@ class Overload:
             ModelUnavailable: nobody serves the model now.
             Overloaded: the answer would be late, or too much waits; says when to try again.
         """
-        problem = self._problem(plan.model, demand, now)
+        problem = self.problem(plan.model, demand, now)
         if problem is None:
             return plan
         # Where the safety policy sends a request it stays.
         if demand.allow_degraded and plan.strategy != SAFETY:
             for model in self.fallbacks.get(plan.model, ()):
-                if self._problem(model, demand, now) is None:
+                if self.problem(model, demand, now) is None:
                     return self._degraded(plan, model, problem.message)
         raise problem
 
@@ -146,7 +146,8 @@ class Overload:
         state = load.of_class(priority_class)
         return _wait_s(load, state, sent.tokens_ahead(priority_class), now)
 
-    def _problem(self, model: str, demand: Demand, now: float) -> SluiceError | None:
+    def problem(self, model: str, demand: Demand, now: float) -> SluiceError | None:
+        """Why ``model`` cannot answer in time; None when it can."""
         load = self._directory.load(model, now)
         if not load.ready:
             return ModelUnavailable(

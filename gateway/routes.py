@@ -16,4 +16,4 @@ def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> PolicyR
     routing = settings.routing
     digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
     predictors: dict[str, Predictor] = {}
-    return PolicyRouter(routing, models, predictors, digest[:12])
+    return PolicyRouter(routing, models, predictors, {}, digest[:12])

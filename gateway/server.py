@@ -17,9 +17,11 @@ from opentelemetry.trace import Tracer
 from gateway.accounts import Accounts
 from gateway.admin import ADMIN_SERVICE, AdminService
 from gateway.admission import Admission
+from gateway.cascades.share import Escalations
 from gateway.catalog import Catalog
 from gateway.connection import connect
 from gateway.dispatch import Dispatch
+from gateway.escalation import Cascading
 from gateway.generate import Generator
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
@@ -89,8 +91,9 @@ class Gateway:
         )
         admission = Admission(catalog, self._overload, inspector, router, accounts)
         self._admission = admission
+        cascading = Cascading(self._overload, accounts, Escalations())
         generator = Generator(
-            limits, admission, self.registry, self._dispatch, drafts, accounts, tracer
+            limits, admission, self.registry, self._dispatch, drafts, accounts, cascading, tracer
         )
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)

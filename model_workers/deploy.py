@@ -54,12 +54,8 @@ def render_repository(settings: Settings, folder: Path) -> None:
 
 
 def _config(model: ModelSettings, name: str) -> str:
-    path = model.path
-    if not path.startswith("builtin:"):
-        # Triton has another working folder than the one a relative path was written for.
-        path = resolve_model_path(path)
-        path = str(Path(path).resolve()) if Path(path).is_dir() else path
-    values = model.model_copy(update={"path": path}).model_dump_json()
+    paths = {"path": _absolute(model.path), "draft": model.draft and _absolute(model.draft)}
+    values = model.model_copy(update=paths).model_dump_json()
     return _CONFIG.format(
         name=name,
         request=REQUEST,
@@ -67,6 +63,14 @@ def _config(model: ModelSettings, name: str) -> str:
         parameter=PARAMETER,
         settings=json.dumps(values, ensure_ascii=False),
     )
+
+
+def _absolute(path: str) -> str:
+    """Triton has another working folder than the one a relative path was written for."""
+    if path.startswith("builtin:"):
+        return path
+    path = resolve_model_path(path)
+    return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import math
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, Sampling
 from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.wire.subjects import CLASSES
 
 TOP_LOGPROBS_MAX = 32
 """Most alternatives per token that a row may ask for."""
@@ -26,7 +27,13 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         produced=tuple(task.produced_token_ids),
         sampling=_sampling(task.sampling),
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
+        rank=_rank(task.priority_class),
     )
+
+
+def _rank(priority_class: str) -> int:
+    _require(priority_class in CLASSES, f"priority_class must be one of {', '.join(CLASSES)}")
+    return CLASSES.index(priority_class)
 
 
 def _sampling(sampling: task_pb2.Sampling) -> Sampling:
@@ -39,6 +46,16 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
     _require(
         sampling.top_logprobs <= TOP_LOGPROBS_MAX, f"top_logprobs is at most {TOP_LOGPROBS_MAX}"
     )
+    _require(_within(sampling.min_p, 0, 1), "min_p must be in [0, 1]")
+    _require(_within(sampling.presence_penalty, -100, 100), "presence_penalty must be in ±100")
+    _require(_within(sampling.frequency_penalty, -100, 100), "frequency_penalty must be in ±100")
+    constraint = sampling.WhichOneof("constraint")
+    _require(sampling.min_tokens <= sampling.max_tokens, "min_tokens must be at most max_tokens")
+    # A complete answer that must not end yet has no next token.
+    _require(not (constraint and sampling.min_tokens), "min_tokens cannot go with a constraint")
+    _require(
+        bool(sampling.stop_token_ids) or not constraint, "a constraint needs stop_token_ids to end"
+    )
     return Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -49,6 +66,12 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         logprobs=sampling.logprobs,
         top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
         stop_token_ids=frozenset(sampling.stop_token_ids),
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=sampling.min_tokens,
+        json_schema=sampling.json_schema if constraint == "json_schema" else None,
+        regex=sampling.regex if constraint == "regex" else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Which engine serves a model."""
 
+import time
 from typing import Final
 
 from model_workers.engine.echo import EchoEngine
@@ -24,4 +25,4 @@ def build_engine(settings: ModelSettings) -> Engine:
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
     limit_threads(settings.threads)
-    return load_engine(settings)
+    return load_engine(settings, time.monotonic)

@@ -32,6 +32,11 @@ def load(now: Load) -> worker_pb2.WorkerLoad:
         waiting=now.waiting,
         context_tokens=now.context_tokens,
         steps=now.steps,
+        block_tokens=now.block_tokens,
+        cache_blocks=now.cache_blocks,
+        free_blocks=now.free_blocks,
+        running_tokens=now.running_tokens,
+        waiting_tokens=now.waiting_tokens,
     )
 
 

@@ -99,22 +99,18 @@ class EngineLoop:
         """Obeys and steps until `stop`."""
         self._sender.post({}, frames.load(self._engine.load()))
         while self._obey():
-            if self._has_rows() and self._sender.has_room():
+            if self._engine.has_rows() and self._sender.has_room():
                 self._step()
 
     def _obey(self) -> bool:
         """Does what waits in the inbox; without rows it sleeps until something does. False after `stop`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._inbox or self._has_rows())
+            self._changed.wait_for(lambda: self._stopping or self._inbox or self._engine.has_rows())
             commands, self._inbox = self._inbox, deque()
             stopping = self._stopping
         for command in commands:
             self._do(command)
         return not stopping
-
-    def _has_rows(self) -> bool:
-        load = self._engine.load()
-        return load.running + load.waiting > 0
 
     def _do(self, command: Command) -> None:
         match command:

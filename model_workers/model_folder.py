@@ -42,6 +42,31 @@ def check_model(settings: ModelSettings) -> None:
         _check_folder(folder, with_weights=settings.engine != "echo")
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
+    if settings.draft is not None:
+        _check_draft(settings, folder, Path(resolve_model_path(settings.draft)))
+
+
+def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer: Path) -> None:
+    """Refuses a draft whose tokens are not the model's; of both, ``tokenizer.json``.
+
+    Raises:
+        SettingsError: they differ.
+    """
+    if _tokens(tokenizer) != _tokens(draft_tokenizer):
+        raise SettingsError(
+            f"models: {settings.name}: draft: {settings.draft} has other tokens than {settings.path}; "
+            "take a model with the same tokenizer"
+        )
+
+
+def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
+    if not draft.is_dir():
+        return
+    try:
+        _check_folder(draft, with_weights=True)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: draft: {error}") from error
+    check_same_tokens(settings, folder / TOKENIZER, draft / TOKENIZER)
 
 
 def _check_folder(folder: Path, *, with_weights: bool) -> None:
@@ -122,15 +147,28 @@ def _embedding_rows(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> in
     return rows if isinstance(rows, int) else None
 
 
+def _tokens(path: Path) -> Mapping[int, str]:
+    return _vocabulary(_json(path), path)
+
+
 def _vocabulary_size(tokenizer: Mapping[str, Any], path: Path) -> int:
     """One above the highest token id."""
+    return max(_vocabulary(tokenizer, path)) + 1
+
+
+def _vocabulary(tokenizer: Mapping[str, Any], path: Path) -> Mapping[int, str]:
+    """The tokens by their ids."""
     try:
         words = tokenizer["model"]["vocab"]
-        added = [entry["id"] for entry in tokenizer.get("added_tokens", ())]
-        ids = range(len(words)) if isinstance(words, list) else words.values()
-        highest: int = max((*ids, *added))
-        return highest + 1
-    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(words, list):
+            found = {place: word for place, (word, _) in enumerate(words)}
+        else:
+            found = {token_id: word for word, token_id in words.items()}
+        found |= {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens", ())}
+        if not found:
+            raise ValueError("no tokens")
+        return found
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(
             f"{path} is not a tokenizer with a vocabulary; copy it again"
         ) from error

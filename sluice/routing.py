@@ -82,6 +82,8 @@ class CascadeRoute(_Section):
     """Trained with `sluice router train --cascade`: scores an answer that ends before the commit point."""
     max_score: float = Field(0.5, ge=0, le=1)
     """Score of the artefact above which the first answer is not kept."""
+    max_cost: float | None = Field(None, gt=0)
+    """Of both models together, in the currency of the prices; what would cost more keeps the first answer."""
     hint: bool = False
     """Whether the second model sees the first one's draft."""
     max_in_flight_share: Share = 0.5

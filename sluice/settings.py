@@ -66,6 +66,18 @@ class ModelSettings(_Section):
     """"auto" takes CUDA where there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    cache_gb: float | None = Field(None, gt=0)
+    """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
+    block_tokens: int = Field(16, ge=1, le=256)
+    """Tokens of a block of the KV cache."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Most tokens of prompts in one step, beside one of every row that decodes."""
+    prefix_cache: bool = True
+    """Whether rows that begin with the same tokens share their blocks."""
+    draft: str | None = None
+    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
+    draft_tokens: int = Field(3, ge=1, le=16)
+    """Tokens that are drafted at a time."""
     prompt_price: float = Field(0.0, ge=0)
     answer_price: float = Field(0.0, ge=0)
     """Per million tokens of prompt and of answer, in a currency of the operator's choice."""

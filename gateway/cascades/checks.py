@@ -7,7 +7,7 @@ from typing import Final
 
 _NUMBER: Final = r"-?\$?\d[\d,]*(?:\.\d+)?%?"
 _EQUATION: Final = re.compile(
-    rf"(?P<left>{_NUMBER}(?:\s*[-+*/x×÷]\s*{_NUMBER}){{1,12}})\s*=\s*(?P<right>{_NUMBER})(?!\s*[-+*/x×÷=]\s*\d)"  # noqa: RUF001
+    rf"(?P<left>{_NUMBER}(?:\s*[-+*/x×÷]\s*{_NUMBER}){{1,12}})\s*=\s*(?P<right>{_NUMBER})(?!\s*[-+*/x×÷=]\s*\d)"
 )
 _TOLERANCE: Final = Decimal("0.01")
 
@@ -72,7 +72,7 @@ def _tokens(expression: str) -> list[Decimal | str]:
 
 
 _SIGNED: Final = re.compile(rf"\s*({_NUMBER})\s*")
-_OPERATOR: Final = re.compile(r"\s*([-+*/x×÷])\s*")  # noqa: RUF001
+_OPERATOR: Final = re.compile(r"\s*([-+*/x×÷])\s*")
 
 
 def _number(text: str) -> Decimal:

@@ -40,6 +40,7 @@ class Watch:
 
     Attributes:
         reason: why it is in doubt, one sentence without any text of the answer.
+        tokens: how many have come.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class Watch:
         self._prompt = prompt
         self._wants_json = wants_json
         self._judge = judge
-        self._tokens = 0
+        self.tokens = 0
         self._logprob = 0.0
         self._margin = 1.0
 
     @property
     def mean_logprob(self) -> float:
         """Of the tokens so far."""
-        return self._logprob / self._tokens if self._tokens else 0.0
+        return self._logprob / self.tokens if self.tokens else 0.0
 
     def push(self, logprobs: Sequence[Logprobs]) -> Verdict:
         """The next tokens."""
         for one in logprobs:
-            self._tokens += 1
+            self.tokens += 1
             self._logprob += one.logprob
             self._margin = min(self._margin, _margin(one))
             verdict = self._confidence()
@@ -76,29 +77,31 @@ class Watch:
         return Verdict.DOUBT if self.reason else Verdict.COMMIT
 
     def _confidence(self) -> Verdict:
-        if self._tokens < DECIDE_TOKENS:
+        if self.tokens < DECIDE_TOKENS:
             return Verdict.PENDING
         self.reason = self._unsure()
         if self.reason:
             return Verdict.DOUBT
-        done = self._tokens >= self._route.commit_tokens
+        done = self.tokens >= self._route.commit_tokens
         return Verdict.COMMIT if done else Verdict.PENDING
 
     def _unsure(self) -> str:
         route = self._route
         if self.mean_logprob < route.min_logprob:
             return (
-                f"mean log-probability {self.mean_logprob:.2f} of {self._tokens} tokens"
+                f"mean log-probability {self.mean_logprob:.2f} of {self.tokens} tokens"
                 f" is below {route.min_logprob:g}"
             )
         if self._margin < route.min_margin:
-            return f"a token was only {self._margin:.2f} ahead of the next, below {route.min_margin:g}"
+            return (
+                f"a token was only {self._margin:.2f} ahead of the next, below {route.min_margin:g}"
+            )
         return ""
 
     def _fault(self, text: str, truncated: bool) -> str:
         if truncated:
             return "the answer is unfinished"
-        if self._tokens and (unsure := self._unsure()):
+        if self.tokens and (unsure := self._unsure()):
             return unsure
         if self._wants_json and not is_json(text):
             return "the answer is not JSON"

@@ -168,9 +168,7 @@ def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) 
     return seed
 
 
-def _check_resume_model(
-    request: GenerateRequest, catalog: Catalog, found: Violations
-) -> None:
+def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: Violations) -> None:
     model = request.resume.model
     if model and model not in catalog.names:
         known = ", ".join(catalog.names)

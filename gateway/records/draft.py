@@ -96,15 +96,11 @@ class Draft:
 
     def ended(self, stream: Stream) -> None:
         """The stream of the request ended."""
-        started = stream.ticket.started
-        tokens = started.prompt_tokens, len(stream.transcript.token_ids)
-        facts = self._shared.models[started.model]
-        leg = records.add_leg(self._record, started.model, facts, tokens, stream.attempt)
-        if stream.batch is not None:
-            records.add_batch(leg, stream.batch)
+        for leg in stream.legs:
+            records.add_leg(self._record, leg, self._shared.models[leg.model])
         if stream.finished is not None:
             records.add_end(self._record, stream.finished)
-            self._answered(stream.ticket.answer)
+            self._answered(stream.leg.answer)
         elif stream.error is not None:
             self._record.error_reason = stream.error.reason
         self._write()

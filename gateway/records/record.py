@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from gateway.routing.plan import Candidate, Plan
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
+from gateway.streams import leg as streams
 from sluice.internal.v1.audit_pb2 import AuditDecision
 from sluice.internal.v1.frame_pb2 import BatchInfo
 from sluice.v1.admin_pb2 import Leg, RequestRecord, RouteCandidate, RouteRecord, SafetyDecision
@@ -44,24 +45,30 @@ def add_route(record: RequestRecord, plan: Plan) -> None:
     )
 
 
-def add_leg(
-    record: RequestRecord, model: str, facts: ModelFacts, tokens: tuple[int, int], attempt: int
-) -> Leg:
-    """A model's work on the request; ``tokens`` of the prompt and of the answer."""
-    prompt, answer = tokens
-    leg = Leg(
-        model=model,
-        prompt_tokens=prompt,
-        completion_tokens=answer,
-        cost=facts.cost(prompt, answer),
-        attempt=attempt,
+def add_leg(record: RequestRecord, leg: streams.Leg, facts: ModelFacts) -> None:
+    """A model's work on the request, and the batch that its row was sent in last."""
+    answered = len(leg.transcript.token_ids)
+    kept = Leg(
+        model=leg.model,
+        prompt_tokens=leg.prompt_tokens,
+        completion_tokens=answered,
+        cost=facts.cost(leg.prompt_tokens, answered),
+        attempt=leg.assembler.attempt,
+        handed_over=leg.handed_over,
+        kept=leg.kept,
     )
-    record.legs.append(leg)
-    return record.legs[-1]
+    if leg.batch is not None:
+        _add_batch(kept, leg.batch)
+    record.legs.append(kept)
 
 
-def add_batch(leg: Leg, batch: BatchInfo) -> None:
-    """The batch that the row was sent in last."""
+def add_end(record: RequestRecord, finished: Finished) -> None:
+    """The answer was complete."""
+    record.finish_reason = finished.reason
+    record.timings.CopyFrom(finished.timings)
+
+
+def _add_batch(leg: Leg, batch: BatchInfo) -> None:
     leg.worker = batch.worker
     leg.batch_id = batch.batch_id
     leg.batch_cause = batch.cause
@@ -69,12 +76,6 @@ def add_batch(leg: Leg, batch: BatchInfo) -> None:
     leg.padding_share = batch.padding_share
     leg.waited_ms = batch.waited_ms
     leg.longest_waited_ms = batch.longest_waited_ms
-
-
-def add_end(record: RequestRecord, finished: Finished) -> None:
-    """The answer was complete."""
-    record.finish_reason = finished.reason
-    record.timings.CopyFrom(finished.timings)
 
 
 def _candidate(one: Candidate) -> RouteCandidate:

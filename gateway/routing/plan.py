@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.cascades.watch import Judge
 from sluice.routing import CascadeRoute
 
 PINNED: Final = "pinned"
@@ -46,6 +47,7 @@ class Plan:
         degraded: whether the model is smaller than the chosen one, which could not have answered in time.
         candidates: best first; the model is the first.
         cascade: how the answer may go over to a second model; None: it stays.
+        judge: the learned part of the cascade, when it has one.
         shadows: models that compute the request beside it.
         versions: of what the decision was made with.
     """
@@ -57,5 +59,6 @@ class Plan:
     degraded: bool = False
     candidates: tuple[Candidate, ...] = ()
     cascade: CascadeRoute | None = None
+    judge: Judge | None = None
     shadows: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from gateway.cascades.watch import Judge
 from gateway.routing.conditions import holds, selects
 from gateway.routing.features import Features
 from gateway.routing.plan import (
@@ -115,6 +116,7 @@ class PolicyRouter:
     Args:
         models: by name.
         predictors: by the name of the policy that has a learned router; "" is the section itself.
+        judges: by the name of the policy whose cascade has a learned part.
         version: of the section.
     """
 
@@ -123,11 +125,13 @@ class PolicyRouter:
         settings: RoutingSettings,
         models: Mapping[str, ModelFacts],
         predictors: Mapping[str, Predictor],
+        judges: Mapping[str, Judge],
         version: str = "",
     ) -> None:
         self._settings = settings
         self._models = models
         self._predictors = predictors
+        self._judges = judges
         self._version = version
 
     @property
@@ -143,7 +147,7 @@ class PolicyRouter:
         if plan.strategy not in (SAFETY, PINNED):
             plan = self._relieved(plan, policy, features, standing)
             plan = self._tried(plan, policy, features)
-            plan = self._cascading(plan, policy)
+            plan = self._cascading(plan, name, policy)
         if plan.strategy != SAFETY:
             shadows = drawn(policy.shadows, plan.model, features.key)
             plan = replace(plan, shadows=tuple(trial.model for trial in shadows))
@@ -208,7 +212,7 @@ class PolicyRouter:
             return self._instead(plan, trial.model, CANARY, reason)
         return plan
 
-    def _cascading(self, plan: Plan, policy: RoutingPolicy) -> Plan:
+    def _cascading(self, plan: Plan, name: str, policy: RoutingPolicy) -> Plan:
         cascade = policy.cascade
         if cascade is None or plan.model != cascade.first or plan.strategy == BUDGET:
             return plan
@@ -218,7 +222,12 @@ class PolicyRouter:
         candidates = (*others, replace(known, reason=second.reason))
         reason = f"{plan.reason}; {cascade.second} where it is in doubt"
         return replace(
-            plan, strategy=CASCADE, reason=reason, cascade=cascade, candidates=candidates
+            plan,
+            strategy=CASCADE,
+            reason=reason,
+            cascade=cascade,
+            judge=self._judges.get(name),
+            candidates=candidates,
         )
 
     def _instead(self, plan: Plan, model: str, strategy: str, reason: str) -> Plan:

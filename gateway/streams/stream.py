@@ -365,9 +365,7 @@ class Stream:
 
 
 def _usage(leg: Leg) -> Usage:
-    return Usage(
-        prompt_tokens=leg.prompt_tokens, completion_tokens=len(leg.transcript.token_ids)
-    )
+    return Usage(prompt_tokens=leg.prompt_tokens, completion_tokens=len(leg.transcript.token_ids))
 
 
 def _escalated(first: Leg, second: Leg) -> Notice:

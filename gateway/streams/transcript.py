@@ -7,6 +7,7 @@ that a place in the tokens is a place in the text.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from gateway.streams.detokenizer import Detokenizer
 from gateway.streams.gate import Filter, Gate, Token
@@ -37,8 +38,12 @@ class Transcript:
         token_text: TokenText,
         output: Filter | None = None,
         held: Sequence[int] = (),
+        alternatives: int | None = None,
     ) -> None:
-        """``held``: the tokens that the caller has been shown before."""
+        """``held``: the tokens that the caller has been shown before.
+
+        ``alternatives``: how many alternatives per token a caller sees; None: all that come.
+        """
         self.token_ids: list[int] = []
         self.shown_ids: list[int] = []
         self.closed = False
@@ -55,6 +60,7 @@ class Transcript:
         self._token_text = token_text
         self._gate = Gate(output) if output is not None else None
         self._held = list(held)
+        self._alternatives = alternatives
 
     @property
     def draft(self) -> str:
@@ -148,12 +154,11 @@ class Transcript:
         self._logprobs.append(self._public(logprobs) if logprobs else TokenLogprobs())
 
     def _public(self, logprobs: Logprobs) -> TokenLogprobs:
+        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
         return TokenLogprobs(
             logprob=logprobs.logprob,
             top=[
                 TokenLogprob(token_id=token_id, text=self._token_text(token_id), logprob=value)
-                for token_id, value in zip(
-                    logprobs.top_token_ids, logprobs.top_logprobs, strict=False
-                )
+                for token_id, value in islice(pairs, self._alternatives)
             ],
         )

@@ -51,3 +51,6 @@ class PagedModel(Protocol):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, (from, to), in all layers: copy on write."""
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zeroes whole blocks in all layers: what a row whose numbers broke left behind (a masked NaN is still NaN)."""

@@ -1,47 +1,74 @@
-"""Loads a model of transformers into an engine.
+"""Makes the engine of a model's settings.
 
 On a CPU the weights are computed in float32, whatever they are stored in: docs/decisions/engine-numerics.md says why.
 """
 
 import logging
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.hub import cached_file
 
+from model_workers.engine.forward import LoadedModel, load_model
+from model_workers.engine.memory import cache_blocks, free_bytes
+from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowSpec, Sampling
-from model_workers.engine.transformers_engine import TransformersEngine
+from model_workers.engine.sampling.grammars import find_grammars
+from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.speculation.speculator import Speculator
+from model_workers.model_folder import TOKENIZER, check_same_tokens
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
 
-LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose state is keys and values, which is what a slot holds."""
 
-
-def load_engine(settings: ModelSettings) -> TransformersEngine:
+def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = None) -> PagedEngine:
     """The engine of a model folder or hub id, warmed up.
 
+    Args:
+        clock: monotonic seconds; needed with a draft, which is used only while it is measured to pay.
+
     Raises:
-        SettingsError: the model is not a decoder-only one of transformers, or its context is smaller than asked for.
+        SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
+            cache is too small, or the draft is of another kind.
     """
-    path = resolve_model_path(settings.path)
-    config = _config(path)
-    context_tokens = _context_tokens(config, settings)
-    model = _model(path, config, _device(settings.device), settings.dtype)
-    engine = TransformersEngine(
+    loaded = _load(settings)
+    draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
+    blocks, size_gb = _cache_size(settings, loaded, draft)
+    model = loaded.paged(blocks, settings.block_tokens)
+    sampler = Sampler(find_grammars(resolve_model_path(settings.path)))
+    speculator = None
+    if draft is not None:
+        assert clock is not None, "whether a draft pays is a matter of time"
+        speculator = Speculator(
+            draft.paged(blocks, settings.block_tokens),
+            sampler,
+            vocab_size=model.vocab_size,
+            draft_tokens=settings.draft_tokens,
+            catch_up_tokens=settings.prefill_tokens,
+            clock=clock,
+        )
+    engine = PagedEngine(
         model,
+        sampler,
         slots=settings.slots,
         max_waiting=settings.max_waiting_rows,
-        context_tokens=context_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        prefix_cache=settings.prefix_cache,
+        speculator=speculator,
     )
     _warm_up(engine)
     log.info(
-        "%s: %s on %s, context of %d tokens",
+        "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
-        model.dtype,
-        model.device,
-        context_tokens,
+        loaded.dtype,
+        loaded.device,
+        loaded.context_tokens,
+        blocks,
+        settings.block_tokens,
+        size_gb,
     )
     return engine
 
@@ -52,59 +79,48 @@ def limit_threads(threads: int) -> None:
     torch.set_num_interop_threads(1)
 
 
-def _config(path: str) -> Any:
+def _load(settings: ModelSettings) -> LoadedModel:
     try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
-    if config.is_encoder_decoder:
-        raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
-    others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
-    if others:
-        raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
-    return config
-
-
-def _context_tokens(config: Any, settings: ModelSettings) -> int:
-    """Up to a sliding window's length it hides nothing, so that is where the context ends."""
-    known = [getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window")]
-    limits = [int(limit) for limit in known if limit]
-    if not limits and settings.context_tokens is None:
-        raise SettingsError(f"models: {settings.name}: set context_tokens, the model names none")
-    wanted = settings.context_tokens or min(limits)
-    if limits and wanted > min(limits):
-        raise SettingsError(
-            f"models: {settings.name}: context_tokens is {wanted}, "
-            f"the model allows at most {min(limits)}"
+        return load_model(
+            resolve_model_path(settings.path),
+            device=settings.device,
+            dtype=settings.dtype,
+            context_tokens=settings.context_tokens,
         )
-    return wanted
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: {error}") from error
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
+    """The model that drafts, with a context no longer than that of the model it drafts for."""
+    path = resolve_model_path(path)
+    files = [str(cached_file(folder, TOKENIZER)) for folder in (loaded.path, path)]
+    check_same_tokens(settings, Path(files[0]), Path(files[1]))
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingsError(f"device: {name!r} is not a torch device") from error
+        draft = load_model(path, device=settings.device, dtype=settings.dtype)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: draft: {error}") from error
+    return replace(draft, context_tokens=min(draft.context_tokens, loaded.context_tokens))
 
 
-def _model(path: str, config: Any, device: torch.device, dtype: str) -> Any:
-    on_cpu = device.type == "cpu"
-    if dtype == "auto":
-        dtype = "float32" if on_cpu else "bfloat16"
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=getattr(torch, dtype),
-        # With a mask, two plain matrix products are 3 to 4 times faster than the fused kernel on a CPU.
-        attn_implementation="eager" if on_cpu else "sdpa",
+def _cache_size(
+    settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
+) -> tuple[int, float]:
+    """Blocks, and their GB; a draft has as many blocks beside those of the model."""
+    models = [loaded] if draft is None else [loaded, draft]
+    block_bytes = sum(model.bytes_per_block(settings.block_tokens) for model in models)
+    blocks = cache_blocks(
+        settings,
+        context_tokens=loaded.context_tokens,
+        block_bytes=block_bytes,
+        free=free_bytes(loaded.device),
+        on_cuda=loaded.device.type == "cuda",
     )
-    return model.to(device).eval()
+    return blocks, blocks * block_bytes / 1e9
 
 
-def _warm_up(engine: TransformersEngine) -> None:
+def _warm_up(engine: PagedEngine) -> None:
     """One prompt and two tokens, so that the first caller does not pay for first-time set-up."""
     engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=2)), 0.0)
-    while engine.load().running + engine.load().waiting:
+    while engine.has_rows():
         engine.step(0.0)

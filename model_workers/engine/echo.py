@@ -6,54 +6,57 @@ For load tests of everything around an engine. Stop tokens do not end an echo: a
 from collections.abc import Collection
 from dataclasses import replace
 
+from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import Load, RowEnd, RowSpec, RowStep, TokenLogprobs
-from model_workers.engine.rows import Row, RowState
-from model_workers.engine.table import RowTable
+from model_workers.engine.rows import Row
+from model_workers.engine.scheduler import Limits, Scheduler
 
 
 class EchoEngine:
     """One token per row and step; see `Engine`."""
 
     def __init__(self, slots: int, max_waiting: int, context_tokens: int) -> None:
-        self._table = RowTable(slots, max_waiting, context_tokens)
-        self._rows: list[Row] = []
+        # One block a row, and one of reserve: there is nothing to cache, so only slots limit it.
+        blocks = BlockManager(2 * slots, context_tokens, prefix_cache=False)
+        limits = Limits(slots, max_waiting, context_tokens, slots * context_tokens)
+        self._scheduler = Scheduler(blocks, limits)
+        self._steps = 0
 
     def add(self, row: RowSpec, now: float) -> None:
         """See `Engine.add`."""
         sampling = replace(row.sampling, stop_token_ids=frozenset())
-        self._table.add(replace(row, sampling=sampling))
+        self._scheduler.add(replace(row, sampling=sampling))
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """See `Engine.cancel`."""
-        self._table.cancel(request_ids)
+        self._scheduler.cancel(request_ids)
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
-        swept = self._table.sweep(now)
-        while (row := self._table.join()) is not None:
-            self._rows.append(row)
-        self._table.steps += 1
-        rows = [row for row in self._rows if row.state is not RowState.ENDED]
-        steps = [self._answer(row) for row in rows]
-        self._rows = [row for row in rows if row.state is not RowState.ENDED]
-        return [row.closing(end) for row, end in swept if not row.replaced] + steps
+        self._steps += 1
+        steps = [row.closing(end) for row, end in self._scheduler.sweep(now)]
+        return steps + [self._answer(row, count) for row, count in self._scheduler.schedule()]
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
-        self._rows = []
-        return [row.closing(RowEnd.FAILED, message) for row in self._table.drain()]
+        return [row.closing(RowEnd.FAILED, message) for row in self._scheduler.drain()]
+
+    def has_rows(self) -> bool:
+        """See `Engine.has_rows`."""
+        return self._scheduler.has_rows()
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        return self._table.load()
+        load = self._scheduler.load(self._steps)
+        return replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
 
-    def _answer(self, row: Row) -> RowStep:
-        if row.state is RowState.PREFILL:
-            row.move(RowState.DECODE)
+    def _answer(self, row: Row, count: int) -> RowStep:
         prompt, sampling = row.spec.prompt, row.spec.sampling
-        token_id = prompt[len(row.tokens) % len(prompt)]
+        token_id = prompt[row.answered % len(prompt)]
         top = ((token_id, 0.0),) if sampling.top_logprobs else ()
-        step = row.take(token_id, TokenLogprobs(0.0, top) if sampling.logprobs else None)
+        logprobs = (TokenLogprobs(0.0, top),) if sampling.logprobs else ()
+        step = row.take((token_id,), logprobs)
+        self._scheduler.advance(row, count)
         if step.end is not None:
-            self._table.end(row)
+            self._scheduler.finish(row)
         return step

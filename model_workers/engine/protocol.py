@@ -176,10 +176,13 @@ class Engine(Protocol):
         """Removes rows before the next step, which reports their end; unknown ones are ignored."""
 
     def step(self, now: float) -> list[RowStep]:
-        """Drops what is cancelled or past its deadline, then computes at most one token for every row in a slot."""
+        """Drops what is cancelled or past its deadline, then computes all rows it has room for, in one forward pass."""
 
     def abort(self, message: str) -> list[RowStep]:
         """Ends all rows as FAILED, after `step` has raised. The engine is empty and usable behind it."""
 
+    def has_rows(self) -> bool:
+        """Whether `step` has anything to do."""
+
     def load(self) -> Load:
-        """How busy it is; without rows in slots or waiting, `step` has nothing to do."""
+        """How busy it is."""

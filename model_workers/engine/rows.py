@@ -1,25 +1,29 @@
-"""One row inside an engine: its life cycle and what ends it."""
+"""One row inside an engine: its life cycle, its tokens and what ends it."""
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from model_workers.engine.blocks import BlockTable
 from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
+
+if TYPE_CHECKING:
+    from model_workers.engine.sampling.row import RowDraws
 
 
 class RowState(Enum):
-    """Where a row is."""
+    """Where a row is. Only a RUNNING row holds blocks of the cache."""
 
     WAITING = auto()
-    PREFILL = auto()
-    DECODE = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
     ENDED = auto()
 
 
 MOVES: Final[Mapping[RowState, frozenset[RowState]]] = {
-    RowState.WAITING: frozenset({RowState.PREFILL, RowState.ENDED}),
-    RowState.PREFILL: frozenset({RowState.DECODE, RowState.ENDED}),
-    RowState.DECODE: frozenset({RowState.ENDED}),
+    RowState.WAITING: frozenset({RowState.RUNNING, RowState.ENDED}),
+    RowState.RUNNING: frozenset({RowState.PREEMPTED, RowState.ENDED}),
+    RowState.PREEMPTED: frozenset({RowState.RUNNING, RowState.ENDED}),
     RowState.ENDED: frozenset(),
 }
 """The legal moves."""
@@ -29,23 +33,42 @@ class Row:
     """A row with the tokens it has so far.
 
     Attributes:
-        tokens: the answer, tokens of earlier attempts included.
+        urgency: (rank, arrival): the smallest goes first.
+        tokens: prompt and answer, tokens of earlier attempts included.
+        computed: tokens at the front whose keys and values are in the cache.
+        drafted: as `computed`, in the cache of the model that drafts; 0 without one.
+        table: where they are.
+        draws: what the sampler remembers of the row; None in an engine that does not sample.
         cancelled: the caller wants no more.
-        replaced: a higher attempt took its place: it ends without a word.
     """
 
-    def __init__(self, spec: RowSpec, context_tokens: int) -> None:
+    def __init__(self, spec: RowSpec, context_tokens: int, arrival: int = 0) -> None:
         self.spec = spec
         self.state = RowState.WAITING
-        self.tokens = list(spec.produced)
+        self.urgency = (spec.rank, arrival)
+        self.tokens = [*spec.prompt, *spec.produced]
+        self.computed = 0
+        self.drafted = 0
+        self.table = BlockTable()
+        self.draws: RowDraws | None = None
         self.cancelled = False
-        self.replaced = False
-        self._max_tokens = min(spec.sampling.max_tokens, context_tokens - len(spec.prompt))
+        self._prompt_tokens = len(spec.prompt)
+        self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
 
     @property
-    def length(self) -> int:
-        """Tokens of prompt and answer."""
-        return len(self.spec.prompt) + len(self.tokens)
+    def pending(self) -> int:
+        """Tokens that are still to be computed: 1 while the row decodes."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be drawn."""
+        return self._tokens_max - len(self.tokens)
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer so far: the index of the next one."""
+        return len(self.tokens) - self._prompt_tokens
 
     def move(self, state: RowState) -> None:
         """Goes on to ``state``."""
@@ -62,20 +85,19 @@ class Row:
 
     def end_by_tokens(self) -> RowEnd | None:
         """Whether the tokens so far are a whole answer: also true of a resumed row that lacked only its end."""
-        if self.tokens and self.tokens[-1] in self.spec.sampling.stop_token_ids:
+        if self.answered and self.tokens[-1] in self.spec.sampling.stop_token_ids:
             return RowEnd.STOP
-        return RowEnd.LENGTH if len(self.tokens) >= self._max_tokens else None
+        return RowEnd.LENGTH if self.room <= 0 else None
 
-    def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> RowStep:
-        """Appends the token of a step, and reports it."""
-        index = len(self.tokens)
-        self.tokens.append(token_id)
-        found = () if logprobs is None else (logprobs,)
-        return self._step(index, (token_id,), found, self.end_by_tokens(), "")
+    def take(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> RowStep:
+        """Appends the tokens of a step, and reports them."""
+        index = self.answered
+        self.tokens.extend(token_ids)
+        return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")
 
     def closing(self, end: RowEnd, error: str = "") -> RowStep:
         """The report of an end without a token."""
-        return self._step(len(self.tokens), (), (), end, error)
+        return self._step(self.answered, (), (), end, error)
 
     def _step(
         self,

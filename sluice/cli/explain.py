@@ -104,6 +104,8 @@ def _leg(leg: Leg) -> Iterator[str]:
         )
     if leg.handed_over:
         yield f"          handed over: {leg.handed_over}"
+    if leg.kept:
+        yield f"          kept although {leg.kept}"
 
 
 def _times(timings: Timings) -> str:

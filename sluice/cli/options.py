@@ -1,5 +1,6 @@
 """Options that several commands share, so that they read the same everywhere."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +51,30 @@ Stop = Annotated[
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="Above 1 makes tokens that occurred less likely.  [default: 1]")
 ]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Draw from the tokens at least this many times as probable as the first.  [default: 0]"
+    ),
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Taken off the logits of tokens of the answer.  [default: 0]")
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(help="The same once for each time that a token occurred.  [default: 0]"),
+]
+MinTokens = Annotated[
+    int | None, typer.Option(help="The model cannot end its answer before.  [default: 0]")
+]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|TEXT", help="A JSON schema: the answer is JSON that it accepts."),
+]
+Regex = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="A regular expression that the whole answer matches."),
+]
 Logprobs = Annotated[
     int | None,
     typer.Option(help="Alternatives per token with their log-probabilities; needs --json."),
@@ -76,6 +101,17 @@ def labels_of(pairs: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--label")
         labels[key] = value
     return labels
+
+
+def schema_of(given: str | None) -> str | None:
+    """The JSON schema in ``given``, or in the file of that name."""
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise typer.BadParameter(f"{given}: {reason}", param_hint="--json-schema") from error
 
 
 def given(**options: object) -> GenerateOptions:

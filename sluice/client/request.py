@@ -1,5 +1,6 @@
 """Makes requests out of arguments. What a field may hold is the gateway's to judge; here it only must fit the wire."""
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ Prompt = str | Sequence[Message]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How tokens are drawn; what is not given takes the model's default. Ranges are in inference.proto."""
+    """How tokens are drawn; what is not given takes the model's default. docs/sampling.md is the reference.
+
+    Keys:
+        json_schema: what the answer is to be, as a JSON text or as the object.
+    """
 
     max_tokens: int
     temperature: float
@@ -36,6 +41,12 @@ class SamplingOptions(TypedDict, total=False):
     stop: Sequence[str]
     repetition_penalty: float
     logprobs: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    min_tokens: int
+    json_schema: str | Mapping[str, Any]
+    regex: str
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -72,9 +83,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set(request, "model", options.get("model", AUTO))
     _set(request, "raw_prompt", options.get("raw_prompt", False))
     _set(request, "idempotency_key", options.get("idempotency_key") or uuid.uuid4().hex)
+    if options.get("json_schema") is not None and options.get("regex") is not None:
+        raise InvalidRequest.of(
+            "sampling.regex", "an answer has one constraint, not json_schema too"
+        )
     for name in SamplingOptions.__annotations__:
         if (value := options.get(name)) is not None:
-            _set(request.sampling, name, value, "sampling.")
+            _set(request.sampling, name, _as_sent(name, value), "sampling.")
     for key, value in options.get("labels", {}).items():
         with _Field(f"labels.{key}"):
             request.labels[key] = value
@@ -116,6 +131,14 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
         message = request.chat.messages.add()
         _set(message, "role", turn.role, f"chat.messages[{i}].")
         _set(message, "content", turn.content, f"chat.messages[{i}].")
+
+
+def _as_sent(name: str, value: Any) -> Any:
+    """A schema given as an object travels as text; what else is wrong protobuf tells."""
+    if name != "json_schema" or isinstance(value, str):
+        return value
+    with _Field("sampling.json_schema"):
+        return json.dumps(value)
 
 
 def _set(message: Any, name: str, value: Any, path: str = "") -> None:

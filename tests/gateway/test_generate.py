@@ -59,6 +59,8 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
         seed=5,
         repetition_penalty=1.5,
         logprobs=2,
+        min_p=0.125,
+        regex="[a-z ]+",
     )
     request = pb.GenerateRequest(
         chat=pb.ChatInput(
@@ -84,6 +86,7 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
     sampling = task.sampling
     assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (9, 3, 5)
     assert sampling.temperature == pytest.approx(0.5)
+    assert (sampling.min_p, sampling.regex) == (0.125, "[a-z ]+")
     assert sampling.logprobs
     assert sampling.top_logprobs == 2
     assert list(sampling.stop_token_ids) == wire.tokens(END)

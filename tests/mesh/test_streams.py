@@ -30,7 +30,7 @@ pytestmark = pytest.mark.mesh
 
 STREAMS = 64
 TIMEOUT_S = 90.0
-LONG_TOKENS = 600
+LONG_TOKENS = 900
 GREEDY = pb.SamplingParams(max_tokens=LONG_TOKENS)
 SAMPLED = pb.SamplingParams(temperature=1.0, seed=7, max_tokens=LONG_TOKENS)
 

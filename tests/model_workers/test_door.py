@@ -15,6 +15,16 @@ def test_a_row_of_the_wire_becomes_a_spec() -> None:
     assert spec.sampling == Sampling(9, stop_token_ids=frozenset({4}))
 
 
+@pytest.mark.parametrize(("name", "rank"), [("interactive", 0), ("standard", 1), ("bulk", 2)])
+def test_the_class_is_the_rank(name: str, rank: int) -> None:
+    assert row_spec(wire_row("r", priority_class=name), "b", 0.0).rank == rank
+
+
+def test_an_unknown_class_is_refused() -> None:
+    with pytest.raises(RowInvalid, match="interactive, standard, bulk"):
+        row_spec(wire_row("r", priority_class="urgent"), "b", 0.0)
+
+
 def test_no_timeout_is_no_deadline() -> None:
     assert row_spec(wire_row("r"), "batcher-1", now=100.0).deadline is None
 
@@ -39,6 +49,13 @@ def test_alternatives_without_logprobs_are_not_asked_for() -> None:
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.nan),
         ("top_logprobs", 33),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("presence_penalty", math.inf),
+        ("frequency_penalty", math.nan),
+        ("frequency_penalty", -101),
+        ("min_tokens", 5),
     ],
 )
 def test_values_that_cannot_be_computed_with_are_refused(field: str, value: float) -> None:
@@ -51,3 +68,40 @@ def test_values_that_cannot_be_computed_with_are_refused(field: str, value: floa
 def test_a_row_needs_a_request_id() -> None:
     with pytest.raises(RowInvalid, match="request_id"):
         row_spec(wire_row(""), "b", 0.0)
+
+
+def test_all_of_sampling_arrives() -> None:
+    row = wire_row("r", stop=[4])
+    sampling = row.task.sampling
+    sampling.min_p, sampling.min_tokens = 0.5, 2
+    sampling.presence_penalty, sampling.frequency_penalty = -0.5, 0.25
+    assert row_spec(row, "b", 0.0).sampling == Sampling(
+        4,
+        stop_token_ids=frozenset({4}),
+        min_p=0.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        min_tokens=2,
+    )
+
+
+@pytest.mark.parametrize("field", ["json_schema", "regex"])
+def test_constraints_arrive(field: str) -> None:
+    row = wire_row("r", stop=[4])
+    setattr(row.task.sampling, field, "")
+    sampling = row_spec(row, "b", 0.0).sampling
+    assert [sampling.json_schema, sampling.regex] == ["" if field == f else None for f in FIELDS]
+
+
+FIELDS = ("json_schema", "regex")
+
+
+def test_a_constraint_needs_a_stop_token_and_no_min_tokens() -> None:
+    row = wire_row("r")
+    row.task.sampling.regex = "a"
+    with pytest.raises(RowInvalid, match="stop_token_ids"):
+        row_spec(row, "b", 0.0)
+    row.task.sampling.stop_token_ids.append(4)
+    row.task.sampling.min_tokens = 1
+    with pytest.raises(RowInvalid, match="min_tokens"):
+        row_spec(row, "b", 0.0)

@@ -104,3 +104,19 @@ def test_the_shipped_tiers_pass() -> None:
 def test_checking_does_not_import_torch() -> None:
     code = "import sys, model_workers.deploy; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_draft_with_other_tokens_is_refused_by_key(folder: Path, tmp_path: Path) -> None:
+    draft = save_model(tmp_path / "draft", "gpt2")
+    check_model(model(folder, draft=str(draft)))
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text().replace('"w5"', '"other"'))
+    with pytest.raises(SettingsError, match=r"models: tiny: draft: .* has other tokens"):
+        check_model(model(folder, draft=str(draft)))
+
+
+def test_a_broken_draft_is_named_as_such(folder: Path, tmp_path: Path) -> None:
+    draft = save_model(tmp_path / "draft")
+    (draft / "config.json").unlink()
+    with pytest.raises(SettingsError, match=r"models: tiny: draft: .*config\.json is missing"):
+        check_model(model(folder, draft=str(draft)))

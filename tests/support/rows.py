@@ -16,10 +16,13 @@ def row_spec(
     owner: str = "batcher-1",
     attempt: int = 0,
     deadline: float | None = None,
+    rank: int = 0,
 ) -> RowSpec:
     """A row with defaults."""
     sampling = sampling or Sampling(max_tokens=8)
-    return RowSpec(request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline)
+    return RowSpec(
+        request_id, owner, attempt, tuple(prompt), tuple(produced), sampling, deadline, rank
+    )
 
 
 def wire_row(
@@ -32,6 +35,7 @@ def wire_row(
     produced: Sequence[int] = (),
     traceparent: str = "",
     stop: Sequence[int] = (),
+    priority_class: str = "interactive",
 ) -> worker_pb2.Row:
     """A row as a batcher sends it."""
     sampling = task_pb2.Sampling(
@@ -39,6 +43,7 @@ def wire_row(
     )
     task = task_pb2.Task(
         request_id=request_id,
+        priority_class=priority_class,
         prompt_token_ids=prompt,
         produced_token_ids=produced,
         sampling=sampling,
@@ -91,6 +96,6 @@ def drive(engine: Engine, *rows: RowSpec, now: float = 0.0) -> Answers:
     for row in rows:
         engine.add(row, now)
     answers = Answers()
-    while engine.load().running + engine.load().waiting:
+    while engine.has_rows():
         answers.take(engine.step(now))
     return answers

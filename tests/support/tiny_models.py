@@ -7,14 +7,36 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
+    PhiConfig,
     Qwen2Config,
+    Qwen3Config,
 )
 
 VOCABULARY = 97
 CONTEXT = 256
+WINDOW = 20
 FAMILIES = ("llama", "qwen2", "gpt2")
+
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+    "gemma": GemmaConfig,
+    "gemma2": Gemma2Config,
+    "phi": PhiConfig,
+}
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": WINDOW},
+}
 
 
 def config(family: str, **changes: Any) -> Any:
@@ -23,7 +45,6 @@ def config(family: str, **changes: Any) -> Any:
     if family == "gpt2":
         sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
         return GPT2Config(vocab_size=VOCABULARY, **sizes, **tokens, **changes)
-    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[family]
     values: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -33,7 +54,7 @@ def config(family: str, **changes: Any) -> Any:
         "num_key_value_heads": 2,
         "max_position_embeddings": CONTEXT,
     }
-    return kind(**(values | tokens | changes))
+    return CONFIGS[family](**(values | tokens | OWN_SIZES.get(family, {}) | changes))
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:

@@ -1,6 +1,7 @@
 """Every wrong field, by its path; and all of them in one error."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x"] * 9}, "stop"),
     ({"stop": ["ok", ""]}, "stop[1]"),
     ({"stop": ["x" * 65]}, "stop[0]"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"min_p": math.nan}, "min_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"presence_penalty": math.nan}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"frequency_penalty": math.inf}, "frequency_penalty"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": CONTEXT + 1}, "min_tokens"),
+    ({"min_tokens": 1, "regex": "a"}, "min_tokens"),
+    ({"min_tokens": 1, "json_schema": "{}"}, "min_tokens"),
+    ({"json_schema": ""}, "json_schema"),
+    ({"json_schema": '{"type": "nothing"}'}, "json_schema"),
+    ({"regex": "("}, "regex"),
+    ({"regex": "x" * 8193}, "regex"),
 ]
 
 
@@ -179,6 +195,47 @@ def test_max_tokens_is_cut_to_what_the_context_has_room_for(catalog: Catalog) ->
     assert fit(request, catalog["small"], CONTEXT - 5).max_tokens == 5
     without = check(catalog, GenerateRequest(prompt="hi"))
     assert fit(without, catalog["small"], 10).max_tokens == CONTEXT - 10
+
+
+def test_the_reason_for_a_wrong_schema_is_the_library_s(catalog: Catalog) -> None:
+    params = SamplingParams(json_schema='{"not": {}}')
+    with pytest.raises(InvalidRequest, match="Unimplemented keys"):
+        check(catalog, GenerateRequest(prompt="hi", sampling=params))
+
+
+def test_min_tokens_are_cut_with_max_tokens(catalog: Catalog) -> None:
+    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(min_tokens=100)))
+    assert fit(request, catalog["small"], 10).min_tokens == 100
+    assert fit(request, catalog["small"], CONTEXT - 5).min_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(min_p=0.5, presence_penalty=-0.5, frequency_penalty=0.25, min_tokens=3),
+        SamplingParams(json_schema="{}"),
+        SamplingParams(regex=""),
+    ],
+)
+def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> None:
+    sampling = fit(
+        check(catalog, GenerateRequest(prompt="hi", sampling=params)), catalog["small"], 10
+    )
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
+        assert getattr(sampling, name) == getattr(params, name)
+    assert sampling.WhichOneof("constraint") == params.WhichOneof("constraint")
+    assert (sampling.json_schema, sampling.regex) == (params.json_schema, params.regex)
+
+
+def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
+    model = catalog["small"]
+    endless = replace(model, tokenization=replace(model.tokenization, stop_token_ids=frozenset()))
+    free = check(catalog, GenerateRequest(prompt="hi"))
+    assert fit(free, endless, 10)
+    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(regex="a")))
+    with pytest.raises(InvalidRequest, match="no token that ends") as caught:
+        fit(request, endless, 10)
+    assert [violation.field for violation in caught.value.violations] == ["sampling.regex"]
 
 
 def test_sampling_travels_complete(catalog: Catalog) -> None:

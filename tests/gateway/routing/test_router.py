@@ -50,7 +50,7 @@ class Busy(Idle):
 def plan(settings: dict[str, Any], features: Features, standing: Idle | None = None) -> Plan:
     routing = RoutingSettings(**settings)
     predictors = {name: Long() for name in ("", *routing.policies)}
-    return PolicyRouter(routing, MODELS, predictors, "v1").plan(features, standing or Idle())
+    return PolicyRouter(routing, MODELS, predictors, {}, "v1").plan(features, standing or Idle())
 
 
 def auto(text: str = "", **fields: Any) -> Features:
@@ -122,8 +122,8 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
 def test_tokens_are_counted_only_where_a_rule_asks() -> None:
     rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
     deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
-    assert PolicyRouter(deep, MODELS, {}).needs_prompt_tokens
-    assert not PolicyRouter(RoutingSettings(), MODELS, {}).needs_prompt_tokens
+    assert PolicyRouter(deep, MODELS, {}, {}).needs_prompt_tokens
+    assert not PolicyRouter(RoutingSettings(), MODELS, {}, {}).needs_prompt_tokens
 
 
 def test_the_first_selection_that_fits_names_the_policy() -> None:

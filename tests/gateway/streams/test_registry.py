@@ -4,7 +4,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gateway.streams.assembler import Assembler
 from gateway.streams.endings import Hops
+from gateway.streams.leg import Leg
 from gateway.streams.outbox import Outbox
 from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
@@ -61,7 +63,7 @@ class Bench:
 
     def stream(self, name: str = "r1", key: str = "", stop: str = "", now: float = 0.0) -> Stream:
         ticket = Ticket(
-            started=Started(request_id=name, prompt_tokens=3),
+            started=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
             with_logprobs=False,
             hops=Hops(arrived_at=now),
@@ -69,7 +71,8 @@ class Bench:
             fingerprint=b"f",
         )
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-        stream = Stream(ticket, transcript, STALL_S, now, held=0)
+        leg = Leg(name, "m", 3, transcript, Assembler(0, STALL_S, now))
+        stream = Stream(ticket, leg)
         self.registry.open(stream)
         stream.published()
         return stream
@@ -284,7 +287,7 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
     stream = bench.stream(key="k")
     old = bench.reader(stream)
     bench.take(frame(0, ids("ab")))
-    assert bench.registry.find("k", b"f", ids("a"), 1) is stream
+    assert bench.registry.find("k", b"f", ids("a"), "", 1) is stream
     new = bench.reader(stream, index=1)
     with pytest.raises(Cancelled):
         stream.read(old)
@@ -297,10 +300,10 @@ def test_a_finished_answer_is_found_until_it_is_too_old() -> None:
     bench = Bench(keep_s=5)
     stream = bench.stream(key="k")
     bench.take(last(0, ids("ab")), now=1)
-    assert bench.registry.find("k", b"f", (), 5.9) is stream
-    assert bench.registry.find("k", b"f", (), 6.1) is None
+    assert bench.registry.find("k", b"f", (), "", 5.9) is stream
+    assert bench.registry.find("k", b"f", (), "", 6.1) is None
     bench.registry.tick(7)
-    assert bench.registry.find("k", b"f", (), 5.9) is None
+    assert bench.registry.find("k", b"f", (), "", 5.9) is None
 
 
 def test_only_so_many_finished_answers_are_kept() -> None:
@@ -308,15 +311,15 @@ def test_only_so_many_finished_answers_are_kept() -> None:
     for name in ("r1", "r2", "r3"):
         bench.stream(name, key=name)
         bench.take(last(0, ids("a")), name=name)
-    assert bench.registry.find("r1", b"f", (), 1) is None
-    assert bench.registry.find("r3", b"f", (), 1) is not None
+    assert bench.registry.find("r1", b"f", (), "", 1) is None
+    assert bench.registry.find("r3", b"f", (), "", 1) is not None
 
 
 def test_another_request_with_the_key_is_refused() -> None:
     bench = Bench()
     bench.stream(key="k")
     with pytest.raises(IdempotencyConflict):
-        bench.registry.find("k", b"other", (), 1)
+        bench.registry.find("k", b"other", (), "", 1)
 
 
 def test_tokens_of_another_answer_are_refused() -> None:
@@ -324,7 +327,7 @@ def test_tokens_of_another_answer_are_refused() -> None:
     bench.stream(key="k")
     bench.take(frame(0, ids("ab")))
     with pytest.raises(InvalidRequest):
-        bench.registry.find("k", b"f", ids("x"), 1)
+        bench.registry.find("k", b"f", ids("x"), "", 1)
 
 
 def test_failing_all_leaves_nothing_behind() -> None:
@@ -335,7 +338,7 @@ def test_failing_all_leaves_nothing_behind() -> None:
     with pytest.raises(ShuttingDown):
         stream.read(reader)
     assert len(bench.registry) == 0
-    assert bench.registry.find("k", b"f", (), 1) is None
+    assert bench.registry.find("k", b"f", (), "", 1) is None
 
 
 def test_the_table_of_moves_covers_every_state() -> None:

@@ -1,9 +1,10 @@
+import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from model_workers.engine.checkpoint import load_engine
+from model_workers.engine.protocol import Sampling
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.rows import drive, row_spec
 from tests.support.tiny_models import CONTEXT, save_model
@@ -13,17 +14,21 @@ def model(folder: Path, **changes: object) -> ModelSettings:
     return ModelSettings.model_validate({"name": "tiny", "path": str(folder), **changes})
 
 
-def test_loads_and_answers_in_float32_from_bfloat16_weights(tmp_path: Path) -> None:
+def test_loads_and_answers(tmp_path: Path) -> None:
     core = load_engine(model(save_model(tmp_path), device="cpu", slots=3))
     load = core.load()
     assert (load.slots, load.context_tokens, load.running) == (3, CONTEXT, 0)
     assert len(drive(core, row_spec("r", [1, 2, 3])).tokens["r"]) == 8
-    assert core._forward._model.dtype is torch.float32
 
 
-def test_the_sliding_window_ends_the_context(tmp_path: Path) -> None:
-    folder = save_model(tmp_path, "qwen2", use_sliding_window=True, sliding_window=64)
-    assert load_engine(model(folder, device="cpu")).load().context_tokens == 64
+def test_a_cache_too_small_for_a_row_is_refused_by_key(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"models: tiny: .*256 tokens.*raise cache_gb"):
+        load_engine(model(save_model(tmp_path), device="cpu", cache_gb=1e-5))
+
+
+def test_the_cache_is_no_larger_than_all_slots_can_fill(tmp_path: Path) -> None:
+    load = load_engine(model(save_model(tmp_path), device="cpu", slots=3, block_tokens=8)).load()
+    assert (load.block_tokens, load.cache_blocks) == (8, 3 * CONTEXT // 8)
 
 
 def test_a_context_over_the_models_is_refused(tmp_path: Path) -> None:
@@ -36,3 +41,20 @@ def test_another_kind_of_model_is_one_clear_line(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(SettingsError, match="encoder-decoder"):
         load_engine(model(folder))
+
+
+def test_a_draft_changes_no_answer(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    draft = save_model(tmp_path / "draft", num_hidden_layers=1)
+    rows = [row_spec(f"r{i}", [i, 2, 3], Sampling(60, temperature=i % 2)) for i in range(4)]
+    expected = drive(load_engine(model(folder, device="cpu")), *rows)
+    core = load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)
+    assert drive(core, *rows) == expected
+
+
+def test_a_draft_of_another_kind_is_refused_by_key(tmp_path: Path) -> None:
+    folder, draft = save_model(tmp_path / "model"), save_model(tmp_path / "draft")
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text().replace('"w5"', '"other"'))
+    with pytest.raises(SettingsError, match=r"models: tiny: draft: .* has other tokens"):
+        load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)

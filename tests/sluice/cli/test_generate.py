@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,8 @@ async def test_options_travel(cli: Cli) -> None:
             *("generate", "p", "--address", service.address, "-m", "large", "--priority", "bulk"),
             *("--max-tokens", "9", "--temperature", "0.5", "--top-p", "0.25", "--top-k", "4"),
             *("--seed", "11", "--stop", "x", "--stop", "y", "--repetition-penalty", "1.5"),
+            *("--min-p", "0.125", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"),
+            *("--min-tokens", "3", "--regex", "a+"),
             *("--label", "team=desk", "--label", "a=b=c", "--timeout", "60", "--raw"),
         )
     assert ran.code == 0
@@ -78,11 +81,32 @@ async def test_options_travel(cli: Cli) -> None:
         seed=11,
         stop=["x", "y"],
         repetition_penalty=1.5,
+        min_p=0.125,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_tokens=3,
+        regex="a+",
     )
     assert (request.model, request.priority) == ("large", pb.PRIORITY_BULK)
     assert dict(request.labels) == {"team": "desk", "a": "b=c"}
     assert request.raw_prompt
     assert service.timeouts[0] is not None
+
+
+async def test_schema_as_text_or_in_a_file(cli: Cli, tmp_path: Path) -> None:
+    text = ' {"type": "null"}'
+    file = tmp_path / "schema.json"
+    file.write_text(text)
+    async with ScriptedService.serve([WHOLE, WHOLE]) as service:
+        for given in (text, str(file)):
+            await cli("generate", "p", "--json-schema", given, "--address", service.address)
+    assert [request.sampling.json_schema for request in service.requests] == [text, text]
+
+
+async def test_schema_file_that_is_not_there(cli: Cli) -> None:
+    ran = await cli("generate", "p", "--json-schema", "nowhere.json")
+    assert ran.code == 2
+    assert "nowhere.json: No such file" in ran.err
 
 
 async def test_options_that_are_not_given_stay_unset(cli: Cli) -> None:

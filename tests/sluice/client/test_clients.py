@@ -136,6 +136,11 @@ async def test_every_option_travels(kind: Kind) -> None:
             stop=["\n", "END"],
             repetition_penalty=1.5,
             logprobs=2,
+            min_p=0.125,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            min_tokens=3,
+            json_schema={"type": "null"},
             labels={"team": "desk"},
             idempotency_key="mine",
             raw_prompt=True,
@@ -152,6 +157,11 @@ async def test_every_option_travels(kind: Kind) -> None:
         stop=["\n", "END"],
         repetition_penalty=1.5,
         logprobs=2,
+        min_p=0.125,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_tokens=3,
+        json_schema='{"type": "null"}',
     )
     assert request.priority == pb.PRIORITY_BULK
     assert (dict(request.labels), request.idempotency_key) == ({"team": "desk"}, "mine")

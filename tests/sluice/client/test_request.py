@@ -24,6 +24,10 @@ NOT_UTF8 = "caf\udce9"
         ("p", {"idempotency_key": NOT_UTF8}, "idempotency_key"),
         ("p", {"priority": "urgent"}, "priority"),
         ("p", {"temperature": "warm"}, "sampling.temperature"),
+        ("p", {"min_tokens": -1}, "sampling.min_tokens"),
+        ("p", {"regex": NOT_UTF8}, "sampling.regex"),
+        ("p", {"json_schema": {"a": object()}}, "sampling.json_schema"),
+        ("p", {"json_schema": "{}", "regex": "a"}, "sampling.regex"),
     ],
 )
 def test_value_that_cannot_travel_is_named(prompt: Any, options: Any, field: str) -> None:
@@ -57,3 +61,9 @@ def test_each_request_has_a_key_of_its_own() -> None:
 def test_count_of_text_that_is_not_utf8() -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
         count_request(NOT_UTF8, "auto", raw_prompt=False)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "null"}', {"type": "null"}])
+def test_a_schema_may_be_text_or_an_object(schema: Any) -> None:
+    request = generate_request("p", {"json_schema": schema})
+    assert request.sampling.json_schema == '{"type": "null"}'

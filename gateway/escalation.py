@@ -1,0 +1,114 @@
+"""A cascade of one request: what `gateway.streams.stream.Cascade` asks, answered from the state of the gateway."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gateway import prompts
+from gateway.accounts import Accounts
+from gateway.admission import Admitted, Work
+from gateway.cascades.share import Escalations
+from gateway.cascades.watch import Watch
+from gateway.door.conversation import Turn
+from gateway.door.fit import fit
+from gateway.door.requests import ValidRequest
+from gateway.opening import leg_of
+from gateway.overload import Overload
+from gateway.streams.leg import Leg
+from gateway.streams.stream import Stream
+from sluice.errors import SluiceError
+from sluice.routing import CascadeRoute
+
+HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
+
+
+@dataclass(frozen=True)
+class Cascading:
+    """What all cascades of a gateway share."""
+
+    overload: Overload
+    accounts: Accounts
+    escalations: Escalations
+
+
+class Escalation:
+    """`gateway.streams.stream.Cascade` of one request."""
+
+    def __init__(
+        self,
+        shared: Cascading,
+        request: ValidRequest,
+        admitted: Admitted,
+        row_id: str,
+        stall_s: float,
+        send: Callable[[Stream, Work], None],
+    ) -> None:
+        """``row_id`` names the second row; ``send`` publishes its task."""
+        assert admitted.plan.cascade is not None
+        assert admitted.second is not None
+        route = admitted.plan.cascade
+        self.holds = route.mode == "hold" or not request.accept_replace
+        self.watch = Watch(
+            route,
+            admitted.conversation.user_text,
+            wants_json=request.sampling.json_schema is not None,
+            judge=admitted.plan.judge,
+        )
+        self._shared = shared
+        self._request = request
+        self._admitted = admitted
+        self._work = admitted.second
+        self._route: CascadeRoute = route
+        self._row_id = row_id
+        self._stall_s = stall_s
+        self._send = send
+        self._over = False
+        shared.escalations.began(request.tenant)
+
+    def refusal(self, now: float) -> str:
+        """See `Cascade.refusal`."""
+        route, tenant = self._route, self._request.tenant
+        shared = self._shared
+        if not shared.escalations.may_go_over(tenant, route.max_in_flight_share):
+            return f"{tenant} has gone over with {route.max_in_flight_share:.0%} of its requests"
+        if self._cost() > (route.max_cost or float("inf")):
+            return f"{route.second} would cost more than is left of {route.max_cost:g}"
+        problem = shared.overload.problem(route.second, self._admitted.demand, now)
+        return "" if problem is None else problem.message
+
+    def second(self, draft: str, now: float) -> Leg:
+        """See `Cascade.second`."""
+        self._over = True
+        self._shared.escalations.went_over(self._request.tenant)
+        if self._route.hint:
+            self._work = self._hinted(draft)
+        return leg_of(self._request, self._work, self._row_id, (), self._stall_s, now)
+
+    def launch(self, stream: Stream) -> None:
+        """See `Cascade.launch`."""
+        self._send(stream, self._work)
+
+    def ended(self) -> None:
+        """The request has ended."""
+        self._shared.escalations.ended(self._request.tenant, over=self._over)
+
+    def _cost(self) -> float:
+        """Of both legs, the second one's answer at its longest."""
+        facts, first = self._shared.accounts.models, self._admitted.first
+        work = self._work
+        return facts[first.model.name].cost(len(first.prompt_token_ids), self.watch.tokens) + facts[
+            work.model.name
+        ].cost(len(work.prompt_token_ids), work.sampling.max_tokens)
+
+    def _hinted(self, draft: str) -> Work:
+        """The second model's work with the draft in its prompt; without it where it does not fit."""
+        conversation, work = self._admitted.conversation, self._work
+        *before, last = conversation.turns
+        text = HINT.format(prompt=last.content, draft=draft)
+        hinted = replace(conversation, turns=(*before, Turn(last.role, text)))
+        try:
+            token_ids = prompts.encode_now(hinted, work.model)
+            sampling = fit(self._request, work.model, len(token_ids))
+        except SluiceError:
+            return work
+        sampling.seed = work.sampling.seed
+        return replace(work, prompt_token_ids=token_ids, sampling=sampling)

@@ -1,0 +1,170 @@
+"""Loads a model folder onto a paged cache."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from model_workers.engine.batch import PagedModel
+from model_workers.engine.forward.attention import Attention, PagedAttention
+from model_workers.engine.forward.flash import PAGE_TOKENS, FlashAttention, FlashPages, flash_fits
+from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes, pack_linear_layers
+from model_workers.engine.forward.llama import FusedModel, is_fused
+from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
+from sluice.settings import SettingsError
+
+LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose state is keys and values."""
+
+CPU_BLOCK_TOKENS: Final = 32
+"""docs/decisions/paged-attention-cpu.md has the figures."""
+
+LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
+the cache already cannot change with them, and rows of one step differ in length: the context ends there."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose weights are in memory, without a cache yet.
+
+    Attributes:
+        context_tokens: the longest row.
+    """
+
+    path: str
+    context_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    _model: Any
+    _shapes: tuple[LayerShape, ...]
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Memory of a cache block in all layers."""
+        return bytes_per_block(self._shapes, block_tokens, self.dtype)
+
+    def paged(self, num_blocks: int, block_tokens: int) -> PagedModel:
+        """The model on an empty cache.
+
+        Raises:
+            SettingsError: the cache could not hold one row.
+        """
+        if num_blocks * block_tokens < self.context_tokens:
+            raise SettingsError(
+                f"{self.path}: a cache of {num_blocks * block_tokens} tokens is too small for one row of "
+                f"{self.context_tokens}: give it more memory, or set context_tokens"
+            )
+        make = FusedModel if is_fused(self._model) else HubModel
+        return make(self._model, self._attention(num_blocks, block_tokens), self.context_tokens)
+
+    def block_tokens(self) -> int:
+        """A good size of blocks on this device."""
+        return PAGE_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
+
+    def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
+        kind = FlashPages if self._has_flash() else Pages
+        if kind is FlashPages and block_tokens % PAGE_TOKENS:
+            raise SettingsError(f"block_tokens: on this device a multiple of {PAGE_TOKENS}")
+        pages = kind(
+            self._shapes,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return FlashAttention(pages) if isinstance(pages, FlashPages) else PagedAttention(pages)
+
+    def _has_flash(self) -> bool:
+        return flash_fits(self._shapes, self.dtype, self.device)
+
+
+def load_model(
+    path: str, *, device: str = "auto", dtype: str = "auto", context_tokens: int | None = None
+) -> LoadedModel:
+    """The model in a folder, or of a hub id.
+
+    Raises:
+        SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, or a longer
+            context than the model's.
+    """
+    config = read_config(path)
+    where = find_device(device)
+    number = find_dtype(dtype, where)
+    context = find_context(path, config, context_tokens)
+    model = read_weights(path, config, number).to(where).eval()
+    shapes = tuple(layer_shapes(model))
+    if not is_fused(model):
+        pack_linear_layers(model)
+    return LoadedModel(path, context, where, number, model, shapes)
+
+
+def read_config(path: str) -> Any:
+    """The configuration of a model that can be served.
+
+    Raises:
+        SettingsError: there is none, or it cannot be served.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
+    if config.is_encoder_decoder:
+        raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
+    others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
+    if others:
+        raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
+    return config
+
+
+def read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
+    """The model of transformers, with our attention in it.
+
+    Raises:
+        SettingsError: the model does not ask transformers' attention interface.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=ATTENTION
+        )
+    except KeyError as error:
+        raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one.
+
+    Raises:
+        SettingsError: torch knows no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"device: {name!r} is not a torch device") from error
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What to compute in; "auto" is float32 on a CPU, else bfloat16 (docs/decisions/engine-numerics.md)."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def find_context(path: str, config: Any, wanted: int | None) -> int:
+    """The longest row: what is wanted, up to what the model allows.
+
+    Raises:
+        SettingsError: more is wanted than the model allows, or neither says anything.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in LENGTH_DEPENDENT:
+        limit = rope.get("original_max_position_embeddings") or limit
+    if not limit and wanted is None:
+        raise SettingsError(f"{path}: set context_tokens, the model names none")
+    if limit and wanted is not None and wanted > limit:
+        raise SettingsError(f"{path}: context_tokens is {wanted}, the model allows at most {limit}")
+    return wanted or limit or 0

@@ -1,0 +1,92 @@
+"""The memory of a paged KV cache.
+
+One tensor per layer for keys and one for values, addressed by block. Keys lie with their tokens innermost, so that a
+score is a weighted sum over the head size just as an answer is a weighted sum over tokens: `bags.py` needs both.
+(`flash.py` has pages in the order of its kernel.)
+
+What earlier rows left in a block is masked, not erased: it must be finite, because a masked NaN is still NaN.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps for a token, and how far back it looks.
+
+    Attributes:
+        window: a token sees this many tokens, itself included; None: all before it.
+        softcap: scores are bent to stay between plus and minus this; None: they are not.
+    """
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None = None
+    softcap: float | None = None
+
+    def values_per_token(self) -> int:
+        """Numbers that a token takes."""
+        return self.kv_heads * (self.key_size + self.value_size)
+
+
+def bytes_per_block(shapes: Sequence[LayerShape], block_tokens: int, dtype: torch.dtype) -> int:
+    """Memory of one block in all layers."""
+    return sum(s.values_per_token() for s in shapes) * block_tokens * dtype.itemsize
+
+
+class Pages:
+    """Keys [blocks, kv heads, key size, block tokens] and values [blocks, kv heads, block tokens, value size]."""
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shapes = tuple(shapes)
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.dtype = dtype
+        self.device = device
+        self.keys = [self._keys(shape) for shape in shapes]
+        self.values = [self._values(shape) for shape in shapes]
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values."""
+        return self.keys[layer], self.values[layer]
+
+    def write(
+        self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        """Stores tokens, key and value [tokens, kv heads, size], at their blocks and offsets in those."""
+        self.keys[layer].permute(0, 3, 1, 2).index_put_((blocks, offsets), key)
+        self.values[layer].permute(0, 2, 1, 3).index_put_((blocks, offsets), value)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks."""
+        for tensor in (*self.keys, *self.values):
+            tensor.index_fill_(0, torch.tensor(list(blocks), device=tensor.device), 0)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, (from, to)."""
+        for tensor in (*self.keys, *self.values):
+            source, target = torch.tensor(list(pairs), device=tensor.device).unbind(1)
+            tensor.index_copy_(0, target, tensor.index_select(0, source))
+
+    def _keys(self, shape: LayerShape) -> Tensor:
+        return self._zeros(self.num_blocks, shape.kv_heads, shape.key_size, self.block_tokens)
+
+    def _values(self, shape: LayerShape) -> Tensor:
+        return self._zeros(self.num_blocks, shape.kv_heads, self.block_tokens, shape.value_size)
+
+    def _zeros(self, *sizes: int) -> Tensor:
+        return torch.zeros(sizes, dtype=self.dtype, device=self.device)

@@ -1,0 +1,95 @@
+"""One step as arrays: chunks packed one behind the other, without padding.
+
+Chunks of few tokens (decoding, verification of drafts) come first, prompts behind them: the two are attended to in
+different ways. Everything is computed on the host, before the first layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_workers.engine.batch import Chunk
+
+SHORT_TOKENS: Final = 16
+"""Chunks up to this length are computed token by token in bags."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``."""
+
+    first: int
+    count: int
+    start: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The packed arrays.
+
+    Attributes:
+        tokens, positions: of every packed token.
+        blocks, offsets: where each token's key and value go.
+        wanted: packed places whose logits are wanted, in the order of the chunks given.
+        short: spans of few tokens; they fill the first ``short_tokens`` places.
+        long: the others.
+    """
+
+    tokens: Ints
+    positions: Ints
+    blocks: Ints
+    offsets: Ints
+    wanted: Ints
+    short: tuple[Span, ...]
+    long: tuple[Span, ...]
+    short_tokens: int
+
+
+def pack(chunks: Sequence[Chunk], block_tokens: int) -> Step:
+    """Packs chunks; at least one."""
+    order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].tokens) > SHORT_TOKENS)
+    spans: dict[int, Span] = {}
+    first = 0
+    for index in order:
+        chunk = chunks[index]
+        spans[index] = Span(first, len(chunk.tokens), chunk.start, chunk.blocks)
+        first += len(chunk.tokens)
+    packed = [spans[index] for index in order]
+    positions = _positions(packed)
+    short = tuple(span for span in packed if span.count <= SHORT_TOKENS)
+    return Step(
+        tokens=_ints(chain.from_iterable(chunks[index].tokens for index in order)),
+        positions=positions,
+        blocks=_blocks(packed, block_tokens),
+        offsets=positions % block_tokens,
+        wanted=_wanted(chunks, spans),
+        short=short,
+        long=tuple(packed[len(short) :]),
+        short_tokens=sum(span.count for span in short),
+    )
+
+
+def _ints(values: "chain[int] | list[int]") -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _positions(spans: Sequence[Span]) -> Ints:
+    return _ints(chain.from_iterable(range(s.start, s.start + s.count) for s in spans))
+
+
+def _blocks(spans: Sequence[Span], block_tokens: int) -> Ints:
+    return _ints(
+        [s.blocks[p // block_tokens] for s in spans for p in range(s.start, s.start + s.count)]
+    )
+
+
+def _wanted(chunks: Sequence[Chunk], spans: dict[int, Span]) -> Ints:
+    ends = ((spans[i].first + spans[i].count, chunk.logits) for i, chunk in enumerate(chunks))
+    return _ints(chain.from_iterable(range(end - logits, end) for end, logits in ends))

@@ -1,0 +1,161 @@
+"""Continuous batching over a paged model; docs/engine.md walks through a step."""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from model_workers.engine.batch import Chunk, PagedModel
+from model_workers.engine.blocks import BlockManager
+from model_workers.engine.protocol import Load, RowEnd, RowInvalid, RowSpec, RowStep
+from model_workers.engine.rows import Row
+from model_workers.engine.runner import Runner
+from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
+from model_workers.engine.scheduler import Limits, Scheduler
+from model_workers.engine.speculation.speculator import Speculator
+
+log = logging.getLogger(__name__)
+
+NOTHING: Final = Drawn()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step does for one row.
+
+    Attributes:
+        count: pending tokens to compute; behind the last one a token is drawn.
+        drafted: tokens that are guessed to come next, computed and verified in the same step.
+    """
+
+    row: Row
+    count: int
+    drafted: Sequence[int] = ()
+
+    def chunk(self) -> Chunk:
+        """As the model gets it."""
+        row, start = self.row, self.row.computed
+        tokens = row.tokens[start : start + self.count]
+        if self.drafted:
+            tokens += self.drafted
+        wanted = 1 + len(self.drafted) if self.count == row.pending else 0
+        return Chunk(tokens, start, row.table.blocks, wanted)
+
+    def ask(self) -> Ask:
+        """As the sampler gets it."""
+        assert self.row.draws is not None
+        return Ask(self.row.draws, self.drafted)
+
+
+class PagedEngine:
+    """See `Engine`. The scheduler decides, the model computes, the sampler draws."""
+
+    def __init__(
+        self,
+        model: PagedModel,
+        sampler: Sampler,
+        *,
+        slots: int,
+        max_waiting: int,
+        prefill_tokens: int,
+        prefix_cache: bool = True,
+        speculator: Speculator | None = None,
+    ) -> None:
+        blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
+        limits = Limits(slots, max_waiting, model.context_tokens, prefill_tokens)
+        self._scheduler = Scheduler(blocks, limits)
+        self._runner = Runner(model)
+        self._sampler = sampler
+        self._speculator = speculator
+        self._vocabulary = model.vocab_size
+        self._steps = 0
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`."""
+        highest = max((*row.prompt, *row.produced), default=0)
+        if highest >= self._vocabulary:
+            raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
+        draws = self._sampler.open(row)
+        self._scheduler.add(row).draws = draws
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """See `Engine.cancel`."""
+        self._scheduler.cancel(request_ids)
+
+    @torch.inference_mode()
+    def step(self, now: float) -> list[RowStep]:
+        """See `Engine.step`."""
+        self._steps += 1
+        swept = self._scheduler.sweep(now)
+        steps = [row.closing(end) for row, end in swept]
+        planned = self._scheduler.schedule()
+        if planned and self._speculator is not None:
+            return steps + self._speculate(planned, self._speculator)
+        return steps + self._compute([Work(*pair) for pair in planned]) if planned else steps
+
+    def abort(self, message: str) -> list[RowStep]:
+        """See `Engine.abort`."""
+        return [row.closing(RowEnd.FAILED, message) for row in self._scheduler.drain()]
+
+    def has_rows(self) -> bool:
+        """See `Engine.has_rows`."""
+        return self._scheduler.has_rows()
+
+    def load(self) -> Load:
+        """See `Engine.load`."""
+        return self._scheduler.load(self._steps)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a row had to give its blocks back, since the start."""
+        return self._scheduler.preemptions
+
+    def _speculate(
+        self, planned: Sequence[tuple[Row, int]], speculator: Speculator
+    ) -> list[RowStep]:
+        decoding = [row for row, _ in planned if row.pending == 1]
+        drafts = speculator.draft(decoding, self._scheduler.widen)
+        work = [Work(row, count, drafts.get(row, ())) for row, count in planned]
+        steps = self._compute(work)
+        if len(decoding) == len(planned):
+            speculator.settle(decoding, drafts, sum(len(step.token_ids) for step in steps))
+        return steps
+
+    def _compute(self, work: Sequence[Work]) -> list[RowStep]:
+        if self._scheduler.copies:
+            self._runner.model.copy_blocks(self._scheduler.copies)
+        logits, broken = self._runner.forward([item.chunk() for item in work])
+        steps = [self._fail(work[place].row, error) for place, error in broken.items()]
+        whole = [item for place, item in enumerate(work) if place not in broken]
+        drawing = [item for item in whole if item.count == item.row.pending]
+        for item in whole:
+            if item.count < item.row.pending:
+                self._scheduler.advance(item.row, item.count)
+        if drawing:
+            drawn = self._sampler.draw(logits, [item.ask() for item in drawing])
+            steps += [self._take(*pair) for pair in zip(drawing, drawn, strict=True)]
+        return steps
+
+    def _take(self, item: Work, drawn: Drawn) -> RowStep:
+        row = item.row
+        if drawn.error:
+            return self._fail(row, drawn.error, drawn)
+        step = row.take(drawn.token_ids, drawn.logprobs)
+        self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
+        if self._speculator is not None:
+            self._speculator.keep(row)
+        if step.end is not None:
+            self._scheduler.finish(row)
+        return step
+
+    def _fail(self, row: Row, error: str, drawn: Drawn = NOTHING) -> RowStep:
+        """Ends a row that broke. What it left in the cache may be anything, so nobody shall meet it."""
+        log.warning("request %s failed: %s", row.spec.request_id, error)
+        step = row.take(drawn.token_ids, drawn.logprobs)
+        if freed := self._scheduler.discard(row):
+            self._runner.model.clear_blocks(freed)
+            if self._speculator is not None:
+                self._speculator.clear(freed)
+        return replace(step, end=RowEnd.FAILED, error=error)

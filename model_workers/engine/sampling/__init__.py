@@ -1,0 +1,1 @@
+"""Draws tokens: from the logits of a step to the tokens of its rows (docs/sampling.md)."""

@@ -1,0 +1,223 @@
+"""Constrained decoding with llguidance: JSON schemas and regular expressions over a model's tokens."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+from transformers.utils.hub import cached_file
+
+from model_workers.engine.protocol import RowInvalid, Sampling
+from model_workers.engine.sampling.matcher import MatcherError
+from sluice.constraints import (
+    ConstraintInvalid,
+    compile_grammar,
+    json_grammar,
+    reason_of,
+    regex_grammar,
+)
+
+log = logging.getLogger(__name__)
+
+CACHE_SIZE: Final = 64
+"""Compiled grammars that are kept, those used last."""
+
+RENEW_TOKENS: Final = 32
+"""Tokens between two times that a row may start again; what needs it more often costs all rows too much."""
+
+_CANNOT: Final = "the constraint cannot be held"
+_END: Final = "<|end of a constrained answer|>"
+
+
+class TokenGrammars:
+    """`Grammars` of one model's tokenizer."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        """``tokenizer`` has one token beside the model's, its end of text: see `load_grammars`."""
+        self._tokenizer = tokenizer
+        self._compiled: dict[tuple[str | None, str | None], Grammar] = {}
+
+    def open(self, sampling: Sampling) -> "TokenMatcher":
+        """See `Grammars.open`."""
+        key = (sampling.json_schema, sampling.regex)
+        grammar = self._compiled.pop(key, None) or self._compile(sampling)
+        self._compiled[key] = grammar
+        if len(self._compiled) > CACHE_SIZE:
+            del self._compiled[next(iter(self._compiled))]
+        return TokenMatcher(grammar, sampling.stop_token_ids)
+
+    def _compile(self, sampling: Sampling) -> "Grammar":
+        try:
+            if sampling.json_schema is not None:
+                return Grammar(json_grammar(sampling.json_schema), self._tokenizer)
+            assert sampling.regex is not None, "a row without a constraint has no matcher"
+            return Grammar(regex_grammar(sampling.regex), self._tokenizer)
+        except ConstraintInvalid as error:
+            raise RowInvalid(f"{_CANNOT}: {error}") from error
+
+
+class Grammar:
+    """A compiled grammar. Its matchers share what they find out about it, and the limit on how much that may be."""
+
+    def __init__(self, text: str, tokenizer: LLTokenizer) -> None:
+        """Raises ConstraintInvalid."""
+        self.tokenizer = tokenizer
+        self._text = text
+        self._start = compile_grammar(text, tokenizer)
+
+    def matcher(self) -> LLMatcher:
+        """A new one, at the start of an answer."""
+        return self._start.deep_copy()
+
+    def renew(self) -> None:
+        """Forgets what was found out."""
+        self._start = compile_grammar(self._text, self.tokenizer)
+
+
+class TokenMatcher:
+    """`Matcher` over llguidance. Any stop token ends an answer, and only where it is complete.
+
+    When a limit is met that rows share, the row starts again from its tokens; it fails where it soon meets it again.
+    """
+
+    def __init__(self, grammar: Grammar, stop_token_ids: frozenset[int]) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher()
+        self._end = grammar.tokenizer.eos_token
+        self._stops = sorted(stop_token_ids)
+        self._words = (max(self._end, *self._stops) >> 5) + 1
+        self._taken: list[int] = []
+        self._renewed_at = -RENEW_TOKENS
+        self._ended = False
+
+    def mask(self) -> NDArray[np.int32]:
+        """See `Matcher.mask`."""
+        words = np.zeros((1, self._words), np.int32)
+        mask: NDArray[np.int32] = words[0]
+        if self._ended:
+            return mask
+        fill_next_token_bitmask(self._matcher, words)
+        if self._renewed():
+            fill_next_token_bitmask(self._matcher, words)
+            if self._matcher.is_error():
+                self._fail()
+        may_end = _has(mask, self._end)
+        _put(mask, [self._end], False)
+        _put(mask, self._stops, may_end)
+        return mask
+
+    def take(self, token_ids: Sequence[int]) -> int:
+        """See `Matcher.take`."""
+        taken = 0
+        for token_id in token_ids:
+            if self._ended or not self._take(token_id):
+                break
+            taken += 1
+        return taken
+
+    def give_back(self, count: int) -> None:
+        """See `Matcher.give_back`."""
+        if self._ended and count:
+            self._ended = False
+            count -= 1
+        if count:
+            self._matcher.rollback(count)
+            del self._taken[-count:]
+
+    def _take(self, token_id: int) -> bool:
+        if token_id in self._stops:
+            self._ended = self._matcher.is_accepting()
+            return self._ended
+        if token_id >= self._end:
+            return False
+        taken = self._matcher.try_consume_tokens([token_id])
+        if self._renewed():
+            taken = self._matcher.try_consume_tokens([token_id])
+            if self._matcher.is_error():
+                self._fail()
+        self._taken += [token_id] * taken
+        return taken == 1
+
+    def _renewed(self) -> bool:
+        """Whether the matcher was in error, and had to start again; it is behind the same tokens then.
+
+        Raises:
+            MatcherError: it had to only just before.
+        """
+        if not self._matcher.is_error():
+            return False
+        if len(self._taken) < self._renewed_at + RENEW_TOKENS:
+            self._fail()
+        self._renewed_at = len(self._taken)
+        self._grammar.renew()
+        self._matcher = self._grammar.matcher()
+        self._matcher.try_consume_tokens(self._taken)
+        return True
+
+    def _fail(self) -> NoReturn:
+        raise MatcherError(f"{_CANNOT}: {reason_of(self._matcher)}")
+
+
+def find_grammars(path: str) -> TokenGrammars | None:
+    """The grammars of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
+    file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        log.warning("%s: no tokenizer.json, so answers cannot be held to a schema or a regex", path)
+        return None
+    try:
+        return load_grammars(Path(file))
+    except ValueError as error:
+        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
+        return None
+
+
+def load_grammars(tokenizer_file: Path) -> TokenGrammars:
+    """The grammars of a model, by its ``tokenizer.json``.
+
+    Raises:
+        ValueError: the library does not know how tokens of this kind become text.
+    """
+    tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    return TokenGrammars(with_end(tokenizer))
+
+
+def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:
+    """The tokenizer with one token more, which stands for every stop token of a row in its masks."""
+    added = tokenizer.get("added_tokens") or []
+    ids = [*_vocabulary(tokenizer["model"]), *(token["id"] for token in added)]
+    end = {
+        "id": max(ids) + 1,
+        "content": _END,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    changed = {**tokenizer, "added_tokens": [*added, end], "truncation": None, "padding": None}
+    return LLTokenizer(json.dumps(changed), eos_token=end["id"])
+
+
+def _vocabulary(model: dict[str, Any]) -> Sequence[int]:
+    vocabulary = model["vocab"]
+    # A unigram model lists its tokens in order.
+    return list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
+
+
+def _has(words: NDArray[np.int32], token_id: int) -> bool:
+    return bool(words[token_id >> 5] >> (token_id & 31) & 1)
+
+
+def _put(words: NDArray[np.int32], token_ids: Sequence[int], value: bool) -> None:
+    bits = words.view(np.uint32)
+    for token_id in token_ids:
+        bit = np.uint32(1 << (token_id & 31))
+        if value:
+            bits[token_id >> 5] |= bit
+        else:
+            bits[token_id >> 5] &= ~bit

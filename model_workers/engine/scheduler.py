@@ -1,0 +1,277 @@
+"""Which rows the next step computes, and how many tokens of each.
+
+    add / cancel   rows come and go between steps
+    sweep          takes out what is cancelled or past its deadline
+    schedule       plans a step: [(row, tokens to compute)]
+    advance        the step has computed tokens of a row
+    finish         a row has ended
+
+Rows are in the order of their urgency: the rank of their class, then their arrival. WAITING and PREEMPTED rows stand in
+the queue and hold nothing; RUNNING rows hold blocks for all their tokens. A step is planned like this:
+
+1. Every running row with one token to compute decodes. When no block is left for it, the least urgent running row is
+   preempted: it gives all its blocks back and returns to the queue, to be computed again (what is still in the prefix
+   cache is not).
+2. Prompts get up to ``prefill_tokens`` tokens, most urgent first, in chunks. A row joins from the queue when a slot and
+   blocks for all its tokens are there, and one more in reserve for every running row. For a row of a more urgent rank,
+   running rows of less urgent ranks are preempted. Nobody overtakes the head of the queue.
+
+Nothing is ever stuck: the most urgent running row is never preempted for a less urgent one, so it ends some day; and
+alone a row always fits, because the cache holds at least one row as long as the context.
+"""
+
+import bisect
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from model_workers.engine.blocks import BlockManager
+from model_workers.engine.protocol import (
+    EngineFull,
+    Load,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStale,
+    RowTooLong,
+)
+from model_workers.engine.rows import Row, RowState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler keeps to.
+
+    Attributes:
+        slots: most rows that run at once.
+        max_waiting: rows that may be here beyond those.
+        context_tokens: longest row.
+        prefill_tokens: most tokens of prompts in a step.
+    """
+
+    slots: int
+    max_waiting: int
+    context_tokens: int
+    prefill_tokens: int
+
+
+class Scheduler:
+    """The rows of one engine. Knows no tensors."""
+
+    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+        assert blocks.num_blocks >= blocks.blocks_for(limits.context_tokens)
+        self.blocks = blocks
+        self.limits = limits
+        self.copies: list[tuple[int, int]] = []
+        """Blocks to copy, (from, to), before the step is computed."""
+        self.preemptions = 0
+        self._queue: list[Row] = []
+        self._queued_tokens = 0
+        self._running: list[Row] = []
+        self._newest: dict[str, Row] = {}
+        self._arrivals = 0
+        self._plan: dict[Row, int] = {}
+        self._coming: set[bytes] = set()
+        self._sweep_at = math.inf
+
+    def add(self, spec: RowSpec) -> Row:
+        """Takes a row; see `Engine.add`."""
+        self._check(spec)
+        old = self._newest.get(spec.request_id)
+        if old is None and len(self._newest) >= self.limits.slots + self.limits.max_waiting:
+            raise EngineFull(f"all {len(self._newest)} places for rows are taken")
+        if old is not None:
+            self.finish(old)
+        row = Row(spec, self.limits.context_tokens, self._arrivals)
+        self._arrivals += 1
+        self._newest[spec.request_id] = row
+        self._enqueue(row)
+        if row.end_by_tokens() is not None:
+            self._sweep_at = -math.inf
+        elif spec.deadline is not None:
+            self._sweep_at = min(self._sweep_at, spec.deadline)
+        return row
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Marks rows; the next `sweep` takes them out. Unknown ones are ignored."""
+        for request_id in request_ids:
+            row = self._newest.get(request_id)
+            if row is not None:
+                row.cancelled = True
+                self._sweep_at = -math.inf
+
+    def sweep(self, now: float) -> list[tuple[Row, RowEnd]]:
+        """Takes out rows that must not be computed any further."""
+        if now < self._sweep_at:
+            return []
+        ended = [
+            (row, end) for row in self._newest.values() if (end := row.end_now(now)) is not None
+        ]
+        for row, _ in ended:
+            self.finish(row)
+        deadlines = (row.spec.deadline for row in self._newest.values())
+        self._sweep_at = min((d for d in deadlines if d is not None), default=math.inf)
+        return ended
+
+    def schedule(self) -> list[tuple[Row, int]]:
+        """Plans a step: rows, and how many of their pending tokens to compute. Each is to be advanced or finished."""
+        self.copies = []
+        self._coming.clear()
+        for row in tuple(self._running):
+            if row.pending == 1 and row.state is RowState.RUNNING and self._make_room(row):
+                self._plan[row] = 1
+        self._plan_prompts()
+        plan, self._plan = self._plan, {}
+        return list(plan.items())
+
+    def widen(self, row: Row, tokens: int) -> bool:
+        """Makes room for ``tokens`` behind those of a planned row, if that costs nobody anything."""
+        return self.blocks.grow(row.table, len(row.tokens) + tokens)
+
+    def advance(self, row: Row, count: int) -> None:
+        """The next ``count`` tokens of a planned row are in the cache."""
+        row.computed += count
+        self.blocks.computed(row.table, row.tokens, row.computed)
+
+    def finish(self, row: Row) -> None:
+        """Takes a row out."""
+        self.blocks.close(row.table)
+        self._leave(row)
+
+    def discard(self, row: Row) -> list[int]:
+        """Takes out a row whose content is not to be trusted; returns the blocks that nobody holds now."""
+        freed = self.blocks.discard(row.table)
+        self._leave(row)
+        return freed
+
+    def drain(self) -> list[Row]:
+        """Takes all rows out, and trusts nothing in the cache that they held."""
+        rows = list(self._newest.values())
+        for row in rows:
+            self.discard(row)
+        return rows
+
+    def has_rows(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._newest)
+
+    def load(self, steps: int) -> Load:
+        """The load now."""
+        pending = (row.pending for row in self._running)
+        return Load(
+            self.limits.slots,
+            len(self._running),
+            len(self._queue),
+            self.limits.context_tokens,
+            steps,
+            self.blocks.block_tokens,
+            self.blocks.num_blocks,
+            self.blocks.free_blocks,
+            sum(len(row.tokens) for row in self._running),
+            self._queued_tokens + sum(tokens for tokens in pending if tokens > 1),
+        )
+
+    def _check(self, spec: RowSpec) -> None:
+        old = self._newest.get(spec.request_id)
+        if old is not None and spec.attempt <= old.spec.attempt:
+            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
+        if not spec.prompt:
+            raise RowInvalid("the prompt has no tokens")
+        context_tokens = self.limits.context_tokens
+        if len(spec.prompt) >= context_tokens:
+            raise RowTooLong(
+                f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
+                f"in a context of {context_tokens}"
+            )
+
+    def _make_room(self, row: Row) -> bool:
+        """Blocks for all tokens of a running row, at the cost of less urgent ones; False: it was preempted itself."""
+        while not self.blocks.grow(row.table, len(row.tokens)):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is row:
+                return False
+        return True
+
+    def _plan_prompts(self) -> None:
+        """Spends the budget on prompts, most urgent first."""
+        budget = self.limits.prefill_tokens
+        begun = [row for row in self._running if row not in self._plan]
+        queue_moves = True
+        while budget > 0:
+            row = next((row for row in begun if row.state is RowState.RUNNING), None)
+            head = self._queue[0] if self._queue and queue_moves else None
+            if head is not None and (row is None or head.urgency < row.urgency):
+                queue_moves = self._join(head)
+                if not queue_moves:
+                    continue
+                row = head
+            elif row is not None:
+                begun.remove(row)
+            else:
+                break
+            budget -= self._plan_chunk(row, budget)
+
+    def _plan_chunk(self, row: Row, budget: int) -> int:
+        count = min(row.pending, budget)
+        self._plan[row] = count
+        size = self.blocks.block_tokens
+        first, end = row.computed // size, (row.computed + count) // size
+        self._coming.update(row.table.hashes[first:end])
+        return count
+
+    def _join(self, row: Row) -> bool:
+        """Takes the head of the queue in, at the cost of less urgent ranks if need be; whether that worked."""
+        if self.blocks.missing(row.table, row.tokens) in self._coming:
+            return False  # a row before it computes the very same block in this step: it is shared one step later
+        while (copies := self._open(row)) is None:
+            if not self._reclaims(row):
+                return False
+            self._preempt(self._running[-1])
+        self.copies += copies
+        row.computed = self.blocks.cached_tokens(row.table, len(row.tokens))
+        self._queue.pop(0)
+        self._queued_tokens -= len(row.tokens)
+        row.move(RowState.RUNNING)
+        bisect.insort(self._running, row, key=_urgency)
+        return True
+
+    def _open(self, row: Row) -> list[tuple[int, int]] | None:
+        if len(self._running) >= self.limits.slots:
+            return None
+        return self.blocks.open(row.table, row.tokens, reserve=len(self._running))
+
+    def _reclaims(self, row: Row) -> bool:
+        """Whether ``row`` would fit if all rows of less urgent ranks went."""
+        victims = [other for other in self._running if other.spec.rank > row.spec.rank]
+        blocks = sum(len(other.table.blocks) for other in victims)
+        stay = len(self._running) - len(victims)
+        wanted = self.blocks.blocks_for(len(row.tokens)) + stay
+        return bool(victims) and self.blocks.free_blocks + blocks >= wanted
+
+    def _preempt(self, row: Row) -> None:
+        self._plan.pop(row, None)
+        self._running.remove(row)
+        row.move(RowState.PREEMPTED)
+        self.blocks.close(row.table)
+        row.computed = row.drafted = 0
+        self.preemptions += 1
+        self._enqueue(row)
+
+    def _enqueue(self, row: Row) -> None:
+        bisect.insort(self._queue, row, key=_urgency)
+        self._queued_tokens += len(row.tokens)
+
+    def _leave(self, row: Row) -> None:
+        if row.state is RowState.RUNNING:
+            self._running.remove(row)
+        else:
+            self._queue.remove(row)
+            self._queued_tokens -= len(row.tokens)
+        row.move(RowState.ENDED)
+        if self._newest.get(row.spec.request_id) is row:
+            del self._newest[row.spec.request_id]
+
+
+def _urgency(row: Row) -> tuple[int, int]:
+    return row.urgency

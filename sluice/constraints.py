@@ -1,0 +1,137 @@
+"""What an answer may be constrained to: JSON schemas and regular expressions, as llguidance grammars.
+
+The gateway refuses what a worker could not hold, so both read a constraint here, with the same options and limits.
+"""
+
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+JSON_SCHEMA_MAX_BYTES: Final = 64 << 10
+REGEX_MAX_BYTES: Final = 8 << 10
+
+LIMITS: Final = LLParserLimits(
+    # Of the work for one token: about 20 ms. All rows of a worker wait meanwhile.
+    step_lexer_fuel=20_000,
+    initial_lexer_fuel=100_000,
+    # About 2 kB each, for every row.
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+_JSON_OPTIONS: Final[Any] = {
+    "item_separator": ",",
+    "key_separator": ":",
+    # Between any two parts; bounded, since models that are unsure like to go on with blanks.
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}",
+    "coerce_one_of": False,
+    # What a schema asks and cannot be held is refused, not passed over.
+    "lenient": False,
+}
+
+
+_REASON_MAX_CHARS: Final = 300
+
+
+class ConstraintInvalid(ValueError):
+    """A constraint cannot be held; the message is the reason in one line."""
+
+
+def json_grammar(schema: str) -> str:
+    """The grammar of JSON texts that ``schema`` accepts.
+
+    Raises:
+        ConstraintInvalid: it is too long, or no JSON object.
+    """
+    _check_size(schema, JSON_SCHEMA_MAX_BYTES)
+    # The schema that accepts everything, which the library takes as an object only.
+    schema = "{}" if schema.strip() == "true" else schema
+    if not schema.lstrip().startswith("{"):
+        raise ConstraintInvalid("must be a JSON object")
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
+    except ValueError as error:
+        raise ConstraintInvalid(_line(str(error))) from error
+
+
+def regex_grammar(regex: str) -> str:
+    """The grammar of texts that ``regex`` matches from end to end.
+
+    Raises:
+        ConstraintInvalid: it is too long.
+    """
+    _check_size(regex, REGEX_MAX_BYTES)
+    return str(LLMatcher.grammar_from_regex(regex))
+
+
+def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher at the start of an answer.
+
+    Raises:
+        ConstraintInvalid: the grammar is wrong, or over the limits.
+    """
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise ConstraintInvalid(_line(matcher.get_error()))
+    return matcher
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """Why ``matcher`` is in error, in one line."""
+    message = matcher.get_error()
+    return "no text matches it" if message.startswith("NoExtension") else _line(message)
+
+
+@lru_cache(maxsize=256)
+def problem_of_json_schema(schema: str) -> str | None:
+    """Why answers cannot be constrained to ``schema``; None when they can."""
+    try:
+        return _problem_of(json_grammar(schema))
+    except ConstraintInvalid as error:
+        return str(error)
+
+
+@lru_cache(maxsize=256)
+def problem_of_regex(regex: str) -> str | None:
+    """Why answers cannot be constrained to ``regex``; None when they can."""
+    try:
+        return _problem_of(regex_grammar(regex))
+    except ConstraintInvalid as error:
+        return str(error)
+
+
+def _problem_of(grammar: str) -> str | None:
+    """Compiles, and takes a first byte: what nothing matches shows there, and what is far too large."""
+    matcher = compile_grammar(grammar, _bytes())
+    mask = allocate_token_bitmask(1, _bytes().vocab_size)
+    fill_next_token_bitmask(matcher, mask)
+    matcher.try_consume_tokens(np.flatnonzero(_bits(mask[0]))[:1].tolist())
+    return reason_of(matcher) if matcher.is_error() else None
+
+
+def _bits(words: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """One number a token, 0 or 1, of a mask of llguidance."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little")
+
+
+@lru_cache
+def _bytes() -> LLTokenizer:
+    """One token a byte."""
+    return LLTokenizer("byte")
+
+
+def _check_size(text: str, limit: int) -> None:
+    if len(text.encode()) > limit:
+        raise ConstraintInvalid(f"must have at most {limit} bytes")
+
+
+def _line(message: str) -> str:
+    """The line of the library's message that says what is wrong; about a regex it also draws the place."""
+    told = message.partition("\nerror: ")[2] or message
+    return told.split("\n")[0].replace("<non-verbose/>", "").strip()[:_REASON_MAX_CHARS]

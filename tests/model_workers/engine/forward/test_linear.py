@@ -1,0 +1,52 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from model_workers.engine.forward.linear import Linear, PackedLinear, can_pack, make_linear
+
+SIZES = ((64, 48), (48, 1536), (97, 32))
+
+
+def test_this_torch_packs() -> None:
+    assert can_pack()
+    assert isinstance(make_linear(torch.randn(8, 8)), PackedLinear)
+
+
+def test_a_torch_that_cannot_pack_computes_a_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise AttributeError
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing)
+    can_pack.cache_clear()
+    try:
+        assert type(make_linear(torch.randn(8, 8))) is Linear
+    finally:
+        monkeypatch.undo()
+        can_pack.cache_clear()
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", [Linear, PackedLinear])
+def test_computes_the_product(kind: type[Linear], sizes: tuple[int, int], biased: bool) -> None:
+    weight, bias = torch.randn(*sizes), torch.randn(sizes[0]) if biased else None
+    linear = kind(weight, bias)
+    for rows in (1, 2, 33):
+        x, residual = torch.randn(rows, sizes[1]), torch.randn(rows, sizes[0])
+        expected = functional.linear(x, weight, bias)
+        torch.testing.assert_close(linear(x), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            linear.add(x, residual), expected + residual, atol=1e-4, rtol=1e-4
+        )
+        torch.testing.assert_close(linear(x[None])[0], expected, atol=1e-4, rtol=1e-4)
+    assert linear(torch.empty(0, sizes[1])).shape == (0, sizes[0])
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(sizes: tuple[int, int]) -> None:
+    linear = PackedLinear(torch.randn(*sizes), None)
+    x, residual = torch.randn(70, sizes[1]), torch.randn(70, sizes[0])
+    all_rows, added = linear(x), linear.add(x, residual)
+    for rows in (1, 2, 3, 7, 16, 32, 33):
+        assert torch.equal(linear(x[:rows]), all_rows[:rows])
+        assert torch.equal(linear.add(x[:rows], residual[:rows]), added[:rows])

@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MptConfig
+
+from model_workers.engine.forward import load_model
+from sluice.settings import SettingsError
+from tests.support.tiny_models import CONTEXT, save_model
+
+REFUSED = {
+    "bloom": BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4),
+    "falcon": FalconConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
+    ),
+    "mpt": MptConfig(vocab_size=97, d_model=32, n_layers=1, n_heads=4, max_seq_len=64),
+    "gpt-oss": GptOssConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_attention_that_has_no_pages_is_refused(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    AutoModelForCausalLM.from_config(REFUSED[name]).save_pretrained(tmp_path)
+    with pytest.raises(SettingsError, match=r"attention|keys and values|without a mask"):
+        load_model(str(tmp_path), device="cpu", context_tokens=64)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen3_next", "t5"])
+def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    with pytest.raises(SettingsError, match=r"cannot be served|encoder-decoder"):
+        load_model(str(tmp_path))
+
+
+def test_no_model_at_all_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_model(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_the_context_is_the_models_or_shorter(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path))
+    assert load_model(folder).context_tokens == CONTEXT
+    assert load_model(folder, context_tokens=64).context_tokens == 64
+    with pytest.raises(SettingsError, match=f"at most {CONTEXT}"):
+        load_model(folder, context_tokens=CONTEXT + 1)
+
+
+def test_frequencies_that_change_with_the_length_end_the_context(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    rope["original_max_position_embeddings"] = 64
+    folder = str(save_model(tmp_path, rope_parameters=rope))
+    assert load_model(folder).context_tokens == 64
+    with pytest.raises(SettingsError, match="at most 64"):
+        load_model(folder, context_tokens=65)
+
+
+def test_a_cache_too_small_for_one_row_is_refused(tmp_path: Path) -> None:
+    loaded = load_model(str(save_model(tmp_path)), context_tokens=64)
+    assert loaded.paged(4, 16).num_blocks == 4
+    with pytest.raises(SettingsError, match="too small"):
+        loaded.paged(3, 16)
+
+
+def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="not a torch device"):
+        load_model(str(save_model(tmp_path)), device="abacus")
+
+
+def test_numbers_are_float32_on_a_cpu_unless_asked_otherwise(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path))
+    assert load_model(folder, device="cpu").dtype is torch.float32
+    assert load_model(folder, device="cpu", dtype="bfloat16").dtype is torch.bfloat16

@@ -1,0 +1,78 @@
+"""Sampling in the paged engine with a real tiny model: constraints and penalties hold, and rows resume alike."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from model_workers.engine.checkpoint import load_engine
+from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.protocol import RowEnd, RowInvalid, Sampling
+from sluice.settings import ModelSettings, resolve_model_path
+from tests.support.rows import drive, row_spec
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["order", "ticket"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 20},
+        "notes": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+    },
+    "required": ["kind", "count", "notes"],
+    "additionalProperties": False,
+}
+END = 5
+ROWS: list[dict[str, Any]] = [
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": "(?:[0-9]{2}, ){2,3}[a-z]{5,9}"},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"repetition_penalty": 1.5, "min_p": 0.01},
+    {"min_tokens": 50, "top_k": 40},
+]
+
+
+def settings(**changes: Any) -> ModelSettings:
+    chosen = {"name": "small", "path": "builtin:small", "tier": "small", "slots": 8}
+    return ModelSettings.model_validate({**chosen, **changes})
+
+
+@pytest.fixture(scope="module")
+def engine() -> PagedEngine:
+    return load_engine(settings())
+
+
+def sampling(changes: dict[str, Any], seed: int) -> Sampling:
+    # Hot, so that only the constraint makes the text what it is.
+    whole = {
+        "max_tokens": 150,
+        "temperature": 1.5,
+        "seed": seed,
+        "stop_token_ids": frozenset({END}),
+    }
+    return Sampling(**(whole | changes))
+
+
+def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
+    rows = {f"{i}/{seed}": sampling(ROWS[i], seed) for i in range(len(ROWS)) for seed in (1, 2, 3)}
+    whole = drive(engine, *(row_spec(name, [1, 9, 4], chosen) for name, chosen in rows.items()))
+    text = Tokenizer.from_file(f"{resolve_model_path('builtin:small')}/tokenizer.json")
+    for name, tokens in whole.tokens.items():
+        if name[0] == "0" and whole.ends[name] is RowEnd.STOP:
+            jsonschema.validate(json.loads(text.decode(tokens)), SCHEMA)
+    assert RowEnd.STOP in {whole.ends[f"0/{seed}"] for seed in (1, 2, 3)}
+    specs = [
+        row_spec(name, [1, 9, 4], chosen, produced=whole.tokens[name][: 5 + i])
+        for i, (name, chosen) in enumerate(rows.items())
+    ]
+    resumed = drive(engine, *specs)
+    for i, (name, tokens) in enumerate(whole.tokens.items()):
+        assert tokens[: 5 + i] + resumed.tokens.get(name, []) == tokens
+        assert resumed.ends[name] is whole.ends[name]
+
+
+def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
+    with pytest.raises(RowInvalid, match="unclosed group"):
+        engine.add(row_spec("wrong", [1, 2], sampling({"regex": "("}, 0)), 0.0)
+    assert not engine.has_rows()

@@ -1,0 +1,335 @@
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from model_workers.engine.protocol import RowInvalid
+from model_workers.engine.sampling import cuts, shaped
+from model_workers.engine.sampling.row import RowDraws
+from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, Ask, Drawn, Sampler
+from model_workers.engine.sampling.uniform import uniform
+from tests.model_workers.engine.sampling.rows import (
+    SIZE,
+    ListGrammars,
+    draw,
+    logits,
+    opened,
+    spec,
+    tokens,
+)
+
+LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE)
+DRAWS = 4096
+
+
+def test_greedy_takes_the_most_probable() -> None:
+    assert tokens(logits([0, 3, 1], [5, 3, 1]), opened(), opened()) == [1, 0]
+
+
+@settings(deadline=None)
+@given(LOGITS, st.integers(0, 2**64 - 1), st.integers(0, 1000))
+def test_the_token_is_where_the_distribution_passes_the_number(
+    row: list[float], seed: int, index: int
+) -> None:
+    (token,) = tokens(logits(row), opened(produced=[0] * index, temperature=1.0, seed=seed))
+    shares = [math.exp(value - max(row)) for value in row]
+    target = uniform(seed, index) * sum(shares)
+    below = math.fsum(shares[:token])
+    assert below - 1e-4 <= target <= below + shares[token] + 1e-4
+
+
+def test_counts_follow_the_probabilities() -> None:
+    row = [0.0, 1.0, 2.0, -1.0, -30.0]
+    shares = torch.tensor(row).softmax(0).tolist()
+    state = opened(temperature=1.0, seed=11)
+    counts = Counter(tokens(logits(row), state)[0] for _ in range(DRAWS))
+    for token, share in enumerate(shares):
+        assert abs(counts[token] - DRAWS * share) <= 4 * math.sqrt(DRAWS * share) + 1e-3
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    row=LOGITS,
+    temperature=st.floats(0.125, 2, width=16),
+    top_k=st.integers(0, SIZE),
+    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    penalty=st.sampled_from([0.5, 1.0, 1.7]),
+    seen=st.sets(st.integers(0, SIZE - 1)),
+)
+def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
+    row: list[float],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    penalty: float,
+    seen: set[int],
+) -> None:
+    # Ties at the border of a cut are broken differently there.
+    scores = logits(row) + torch.arange(SIZE) * 1e-3
+    processors: Any = LogitsProcessorList()
+    if seen:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+    processors.append(TemperatureLogitsWarper(temperature))
+    if top_k:
+        processors.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        processors.append(TopPLogitsWarper(top_p))
+    if min_p:
+        processors.append(MinPLogitsWarper(min_p))
+    expected = processors(torch.tensor([sorted(seen)]), scores.clone()).softmax(-1)
+    state = opened(
+        sorted(seen),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=penalty,
+    )
+    (position,) = state.positions(())
+    tempered = shaped._tempered(shaped._ruled(scores.clone(), [position]), [position])
+    found = cuts.cut(tempered, [position.sampling]).softmax(-1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_tokens_of_the_same_score_stay_or_go_together() -> None:
+    state = opened(temperature=1.0, top_k=2)
+    found = {tokens(logits([1, 1, 1, 0]), state)[0] for _ in range(200)}
+    assert found == {0, 1, 2}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    row=LOGITS,
+    produced=st.lists(st.integers(0, SIZE - 1), max_size=40),
+    presence=st.sampled_from([-2.0, 0.0, 0.5]),
+    frequency=st.sampled_from([-0.25, 0.0, 1.5]),
+)
+def test_presence_and_frequency_count_the_answer(
+    row: list[float], produced: list[int], presence: float, frequency: float
+) -> None:
+    counts = Counter(produced)
+    expected = [
+        value - presence * (counts[t] > 0) - frequency * counts[t] for t, value in enumerate(row)
+    ]
+    state = opened([3, 4], produced, presence_penalty=presence, frequency_penalty=frequency)
+    found = shaped._ruled(logits(row), list(state.positions(())))[0]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
+
+
+MIXED: Sequence[dict[str, Any]] = (
+    {},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 1.5, "top_k": 3, "seed": 2},
+    {"temperature": 1.0, "top_p": 0.4, "seed": 3},
+    {"temperature": 1.0, "min_p": 0.3, "seed": 4, "presence_penalty": 0.4},
+    {"repetition_penalty": 1.8, "frequency_penalty": 0.2},
+    {"temperature": 0.9, "repetition_penalty": 0.6, "logprobs": True, "top_logprobs": 3},
+    {"min_tokens": 20, "stop_token_ids": frozenset({1, 2})},
+    {"temperature": 1.2, "regex": "1,2,3|3,2,1,1,1,1,1,1,1|5", "logprobs": True, "top_logprobs": 2},
+)
+
+
+def mixed() -> list[RowDraws]:
+    sampler = Sampler(ListGrammars())
+    return [sampler.open(spec([1, 2, 3], **changes)) for changes in MIXED]
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    torch.manual_seed(3)
+    together, alone = mixed(), mixed()
+    for _ in range(3):
+        scores = torch.randn(len(MIXED), SIZE)
+        before = scores.clone()
+        found = draw(scores, *together)
+        assert found == [draw(scores[i : i + 1], row)[0] for i, row in enumerate(alone)]
+        assert torch.equal(scores, before)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32), st.integers(0, 8), st.sampled_from(MIXED))
+def test_a_row_opened_in_the_middle_goes_on_alike(
+    seed: int, cut_at: int, changes: dict[str, Any]
+) -> None:
+    scores = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(seed))
+    sampler = Sampler(ListGrammars())
+    whole = sampler.open(spec([4, 1], **changes))
+    drawn: list[int] = []
+    for row in scores:
+        step = sampler.draw(row[None], [Ask(whole)])[0]
+        if step.error or drawn[-1:] == [0]:
+            break
+        drawn += step.token_ids
+    cut_at = min(cut_at, len(drawn))
+    resumed = sampler.open(spec([4, 1], drawn[:cut_at], **changes))
+    again = [
+        token
+        for row in scores[cut_at : len(drawn)]
+        for token in sampler.draw(row[None], [Ask(resumed)])[0].token_ids
+    ]
+    assert drawn[:cut_at] + again == drawn
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from(MIXED), st.data())
+def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) -> None:
+    """Logits that depend on the tokens before, as a model's do; drafts that are right, wrong, or both in turn."""
+    sampler = Sampler(ListGrammars())
+
+    def behind(tokens: Sequence[int]) -> torch.Tensor:
+        of = torch.Generator().manual_seed(hash((seed, *tokens)) % 2**31)
+        return torch.randn(SIZE, generator=of)
+
+    plain, produced = sampler.open(spec([4, 1], **changes)), list[int]()
+    logprobs = []
+    stops = changes.get("stop_token_ids", frozenset())
+    while len(produced) < 12:
+        step = sampler.draw(behind(produced)[None], [Ask(plain)])[0]
+        if step.error:
+            break
+        produced += step.token_ids
+        logprobs += step.logprobs
+        if produced[-1] in stops:
+            break
+    drafting, found, found_logprobs = sampler.open(spec([4, 1], **changes)), list[int](), []
+    while len(found) < len(produced):
+        drafted = produced[len(found) :][: data.draw(st.integers(0, 4))][
+            : len(produced) - len(found) - 1
+        ]
+        if drafted and data.draw(st.booleans()):
+            drafted[data.draw(st.integers(0, len(drafted) - 1))] = data.draw(
+                st.integers(0, SIZE - 1)
+            )
+        rows = [behind([*found, *drafted[:i]]) for i in range(len(drafted) + 1)]
+        step = sampler.draw(torch.stack(rows), [Ask(drafting, drafted)])[0]
+        assert step.token_ids
+        assert step.error == ""
+        found += step.token_ids
+        found_logprobs += step.logprobs
+    assert found == produced
+    assert found_logprobs == logprobs
+
+
+def test_drafted_and_plain_rows_share_a_draw() -> None:
+    one, other = opened(), opened(temperature=1.0, seed=9, top_k=1)
+    scores = logits([0, 9, 0], [0, 0, 9], [9, 0, 0], [0, 9, 0])
+    found = Sampler().draw(scores, [Ask(one, (1, 1)), Ask(other)])
+    assert [drawn.token_ids for drawn in found] == [(1, 2), (1,)]
+
+
+def test_nothing_follows_a_stop_token() -> None:
+    row = opened(stop_token_ids=frozenset({1}))
+    found = Sampler().draw(logits([0, 9, 0], [0, 0, 9]), [Ask(row, (1,))])
+    assert found == [Drawn((1,))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_that_is_too_short_cannot_stop(temperature: float) -> None:
+    row = opened(temperature=temperature, min_tokens=3, stop_token_ids=frozenset({1, 2}))
+    found = [tokens(logits([0, 99, 98, 1]), row)[0] for _ in range(4)]
+    assert not {1, 2} & set(found[:3])
+    assert found[3] == 1
+
+
+def test_drafts_reach_over_the_border_of_min_tokens() -> None:
+    row = opened(min_tokens=1, stop_token_ids=frozenset({1}))
+    found = Sampler().draw(logits([0, 9, 1], [0, 9, 1]), [Ask(row, (2,))])
+    assert found == [Drawn((2, 1))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_logprobs_are_after_penalty_and_temperature_and_before_the_cuts(temperature: float) -> None:
+    state = opened(
+        [0],
+        temperature=temperature,
+        top_k=1,
+        repetition_penalty=2.0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    (found,) = draw(logits([3.0, 2.0, 1.0]), state)
+    expected = (torch.tensor([1.5, 2.0, 1.0]) / (temperature or 1)).log_softmax(0).tolist()
+    assert found.token_ids == (1,)
+    (logprobs,) = found.logprobs
+    assert logprobs.logprob == pytest.approx(expected[1])
+    assert [token for token, _ in logprobs.top] == [1, 0]
+    assert [value for _, value in logprobs.top] == pytest.approx([expected[1], expected[0]])
+
+
+def test_rows_with_and_without_logprobs_share_a_draw() -> None:
+    scores = logits([0, 0], [0, 0], [0, 0], [0, 5])
+    found = draw(
+        scores,
+        opened(logprobs=True),
+        opened(),
+        opened(logprobs=True, top_logprobs=1),
+        opened(logprobs=True, top_logprobs=32),
+    )
+    assert found[0].logprobs[0].logprob == pytest.approx(math.log(0.5))
+    assert [len(d.logprobs[0].top) if d.logprobs else None for d in found] == [0, None, 1, 2]
+    assert [token for token, _ in found[3].logprobs[0].top] == [1, 0]
+
+
+def test_alternatives_are_tokens_that_can_come() -> None:
+    row = Sampler(ListGrammars()).open(spec(regex="1|2", logprobs=True, top_logprobs=5))
+    (found,) = draw(torch.zeros(1, SIZE), row)
+    assert [token for token, _ in found.logprobs[0].top] == [1, 2]
+    assert found.logprobs[0].logprob == pytest.approx(math.log(0.5))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"temperature": 1.0, "logprobs": True}, {"top_p": 0.5, "temperature": 1.0, "min_p": 0.1}],
+)
+def test_a_row_without_a_distribution_has_an_error_and_leaves_the_others(
+    wrong: float, changes: dict[str, Any]
+) -> None:
+    found = draw(logits([0, wrong, 1], [0, 2, 1]), opened(**changes), opened(**changes))
+    assert found[0] == Drawn(error=NO_DISTRIBUTION)
+    assert found[1].token_ids
+    assert not found[1].error
+
+
+def test_an_error_behind_a_draft_leaves_the_tokens_before_it() -> None:
+    row = opened()
+    found = Sampler().draw(logits([0, 9], [math.nan, 0]), [Ask(row, (1,))])
+    assert found == [Drawn((1,), error=NO_DISTRIBUTION)]
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    state = opened(temperature=1.0, seed=5)
+    scores = logits([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
+    assert {tokens(scores, state)[0] for _ in range(512)} == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-6, 1e-5, 100.0])
+def test_every_temperature_leaves_numbers(temperature: float) -> None:
+    state = opened(temperature=temperature, logprobs=True)
+    (found,) = draw(logits([1e4, -1e4, 0.0]), state)
+    assert found.token_ids[0] in range(3)
+    assert found.logprobs[0].logprob <= 0
+
+
+def test_a_constraint_needs_a_tokenizer() -> None:
+    with pytest.raises(RowInvalid, match="no tokenizer"):
+        Sampler().open(spec(regex="1"))
+
+
+def test_produced_tokens_that_break_the_constraint_are_refused() -> None:
+    with pytest.raises(RowInvalid, match="do not match"):
+        Sampler(ListGrammars()).open(spec(produced=[1, 3], regex="1,2"))

@@ -1,0 +1,169 @@
+"""Drafts change when tokens come, never which."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_workers.engine.batch import Chunk
+from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.protocol import RowEnd, RowSpec, Sampling
+from model_workers.engine.sampling.sampler import Sampler
+from model_workers.engine.speculation.payoff import Payoff
+from model_workers.engine.speculation.speculator import Speculator
+from tests.support.hash_model import (
+    NAN_TOKEN,
+    VOCABULARY,
+    HashModel,
+    alone,
+    busy,
+    greedy,
+    hash_engine,
+    rows,
+)
+from tests.support.rows import Answers, drive, row_spec
+
+
+class Always(Payoff):
+    """Drafts whether it pays or not."""
+
+    def wants(self, rows: int) -> bool:
+        return True
+
+
+def drafting(
+    draft: HashModel,
+    *,
+    model: HashModel | None = None,
+    tokens: int = 3,
+    catch_up: int = 16,
+    payoff: Payoff | None = None,
+    slots: int = 4,
+    prefix_cache: bool = True,
+) -> PagedEngine:
+    """An engine over ``model`` with drafts of ``draft``."""
+    clock = itertools.count()
+    speculator = Speculator(
+        draft,
+        Sampler(),
+        vocab_size=VOCABULARY,
+        draft_tokens=tokens,
+        catch_up_tokens=catch_up,
+        clock=lambda: float(next(clock)),
+        payoff=payoff or Always(),
+    )
+    model = model or HashModel(draft.num_blocks)
+    return hash_engine(model, slots=slots, prefix_cache=prefix_cache, speculator=speculator)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows(),
+    st.integers(16, 40),
+    st.sampled_from((0, 60, 256)),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_every_row_gets_the_tokens_it_has_alone_and_without_drafts(
+    specs: Sequence[RowSpec],
+    num_blocks: int,
+    wrong: int,
+    tokens: int,
+    catch_up: int,
+    prefix_cache: bool,
+    numbers: random.Random,
+) -> None:
+    draft = HashModel(num_blocks, wrong=wrong)
+    engine = drafting(draft, tokens=tokens, catch_up=catch_up, prefix_cache=prefix_cache)
+    waiting, answers = list(specs), Answers()
+    while waiting or busy(engine):
+        while waiting and numbers.random() < 0.4:
+            engine.add(waiting.pop(), 0.0)
+        answers.take(engine.step(0.0))
+    assert engine._speculator is not None
+    assert not engine._speculator._broken, "the small model read what it had not written"
+    for spec in specs:
+        name, expected = spec.request_id, alone(spec)
+        assert answers.tokens[name] == expected.tokens[name]
+        assert answers.ends[name] is expected.ends[name]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_drafts_of_the_same_model_all_come_true(temperature: float) -> None:
+    """That holds the small model's cache and random numbers too: one wrong cell, and drafts fail."""
+    engine = drafting(HashModel())
+    sampling = Sampling(33, temperature=temperature, seed=3)
+    prompts = [[i, *range(10)] for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        engine.add(row_spec(f"r{i}", prompt, sampling), 0.0)
+    sizes: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
+    while engine.has_rows():
+        for step in engine.step(0.0):
+            sizes[step.request_id].append(len(step.token_ids))
+    # Before that it catches up with the prompts; at last few tokens are missing.
+    assert {tuple(found[2:8]) for found in sizes.values()} == {(4,) * 6}, sizes
+
+
+def test_a_known_prefix_is_known_to_the_small_model_too() -> None:
+    draft = HashModel()
+    engine = drafting(draft, catch_up=100)
+    prompt = list(range(20))
+    first = drive(engine, row_spec("first", prompt, Sampling(9)))
+    before = draft.computed_tokens
+    again = drive(engine, row_spec("again", [*prompt, *first.tokens["first"], 40], Sampling(9)))
+    assert draft.computed_tokens - before < 20
+    assert again.tokens["again"] == greedy([*prompt, *first.tokens["first"], 40], 9)
+
+
+def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
+    draft = HashModel()
+    engine = drafting(draft, catch_up=8)
+    drive(engine, row_spec("r", range(40), Sampling(20)))
+    assert draft.largest_prefill <= 8
+
+
+def test_a_resumed_row_goes_on_as_without_drafts() -> None:
+    sampling = Sampling(20, temperature=1.0, seed=5)
+    whole = alone(row_spec("r", [1, 2], sampling)).tokens["r"]
+    for cut in range(20):
+        row = row_spec("r", [1, 2], sampling, produced=whole[:cut])
+        engine = drafting(HashModel(wrong=60))
+        engine.add(row, 0.0)
+        rest = [token for _ in range(25) for step in engine.step(0.0) for token in step.token_ids]
+        assert whole[:cut] + rest == whole
+
+
+def test_a_draft_that_breaks_is_given_up() -> None:
+    class Broken(HashModel):
+        def forward(self, chunks: Sequence[Chunk]) -> None:  # type: ignore[override]
+            raise RuntimeError("broken")
+
+    engine = drafting(Broken())
+    assert drive(engine, row_spec("r", [1, 2], Sampling(9))).tokens["r"] == greedy([1, 2], 9)
+
+
+def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
+    model, draft = HashModel(), HashModel()
+    engine = drafting(draft, model=model)
+    answers = drive(
+        engine,
+        row_spec("bad", [1, 2, NAN_TOKEN], Sampling(9)),
+        row_spec("good", [3, 4], Sampling(9)),
+    )
+    assert answers.ends == {"bad": RowEnd.FAILED, "good": RowEnd.LENGTH}
+    assert answers.tokens["good"] == greedy([3, 4], 9)
+    assert b"nan" not in {*model.cells.values(), *draft.cells.values()}
+
+
+def test_drafting_starts_only_after_it_was_measured_to_pay() -> None:
+    draft = HashModel()
+    engine = drafting(draft, payoff=Payoff())
+    engine.add(row_spec("r", [1, 2], Sampling(60)), 0.0)
+    sizes = [len(step.token_ids) for _ in range(40) for step in engine.step(0.0)]
+    assert sizes[:10] == [1] * 10
+    assert max(sizes) == 4

@@ -1,0 +1,204 @@
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from model_workers.engine.blocks import BlockManager, BlockTable
+
+SIZE = 2
+TOTAL = 12
+
+
+def opened(blocks: BlockManager, tokens: list[int], reserve: int = 0) -> BlockTable:
+    table = BlockTable()
+    assert blocks.open(table, tokens, reserve) is not None
+    return table
+
+
+def filled(blocks: BlockManager, tokens: list[int]) -> BlockTable:
+    table = opened(blocks, tokens)
+    blocks.computed(table, tokens, len(tokens))
+    return table
+
+
+def test_free_blocks_are_given_out_lowest_number_first() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    first, second = opened(blocks, [1, 2, 3]), opened(blocks, [4, 5])
+    assert (first.blocks, second.blocks) == ([0, 1], [2])
+    blocks.close(first)
+    assert opened(blocks, [6]).blocks == [0]
+
+
+def test_rows_that_begin_alike_share_blocks_also_after_the_first_has_gone() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    first = filled(blocks, [1, 2, 3, 4, 5])
+    second = opened(blocks, [1, 2, 3, 4, 9])
+    assert second.blocks[:2] == first.blocks[:2]
+    assert blocks.cached_tokens(second, 5) == 4
+    assert blocks.free_blocks == TOTAL - 4
+    blocks.close(first)
+    blocks.close(second)
+    assert blocks.free_blocks == TOTAL
+    assert blocks.cached_tokens(opened(blocks, [1, 2, 3, 4, 9]), 5) == 4
+
+
+def test_the_same_tokens_behind_others_are_another_block() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    filled(blocks, [1, 2, 3, 4])
+    assert blocks.cached_tokens(opened(blocks, [9, 9, 3, 4]), 4) == 0
+
+
+def test_a_wholly_known_row_gets_a_copy_of_its_last_block() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    first = filled(blocks, [1, 2, 3, 4])
+    table = BlockTable()
+    assert blocks.open(table, [1, 2, 3, 4]) == [(first.blocks[1], 2)]
+    assert table.blocks == [first.blocks[0], 2]
+    assert blocks.cached_tokens(table, 4) == 3
+
+
+def test_without_a_block_for_the_copy_the_last_block_is_computed_again() -> None:
+    blocks = BlockManager(2, SIZE)
+    blocks.close(filled(blocks, [1, 2, 3, 4]))
+    table = BlockTable()
+    assert blocks.open(table, [1, 2, 3, 4]) == []
+    assert blocks.cached_tokens(table, 4) == 2
+
+
+def test_the_least_recently_used_block_goes_first_and_of_a_row_the_last_one() -> None:
+    blocks = BlockManager(4, SIZE)
+    old, new = filled(blocks, [1, 2, 3, 4]), filled(blocks, [5, 6, 7, 8])
+    blocks.close(old)
+    blocks.close(new)
+    blocks.close(opened(blocks, [0]))
+    assert [blocks.missing(BlockTable(), [1, 2, 3, 4]) is None] == [False]
+    assert blocks.cached_tokens(opened(blocks, [1, 2, 9]), 3) == 2
+    assert blocks.missing(BlockTable(), [5, 6, 7, 8]) is None
+
+
+def test_a_reserve_stays_free_and_a_refusal_changes_nothing() -> None:
+    blocks = BlockManager(3, SIZE)
+    table = BlockTable()
+    assert blocks.open(table, [1, 2, 3], reserve=2) is None
+    assert (table.blocks, blocks.free_blocks) == ([], 3)
+    assert blocks.open(table, [1, 2, 3], reserve=1) == []
+    assert not blocks.grow(table, 7)
+    assert blocks.free_blocks == 1
+    assert blocks.grow(table, 6)
+
+
+def test_discarded_blocks_are_known_no_more() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    table = filled(blocks, [1, 2, 3])
+    sharing = opened(blocks, [1, 2, 9])
+    assert blocks.discard(table) == [1], "the other one is still held"
+    assert blocks.cached_tokens(opened(blocks, [1, 2, 9]), 3) == 0
+    assert blocks.discard(sharing) == [2, 0]
+
+
+def test_giving_back_twice_is_our_mistake() -> None:
+    blocks = BlockManager(TOTAL, SIZE)
+    table = filled(blocks, [1, 2, 3])
+    twin = BlockTable()
+    twin.blocks = list(table.blocks)
+    blocks.close(table)
+    with pytest.raises(AssertionError, match="twice"):
+        blocks.close(twin)
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    blocks = BlockManager(TOTAL, SIZE, prefix_cache=False)
+    first = filled(blocks, [1, 2, 3])
+    second = opened(blocks, [1, 2, 3])
+    assert not set(first.blocks) & set(second.blocks)
+    assert blocks.close(first) == [1, 0]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Rows open, write, grow and close in any order, beside a model of what stands in every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = BlockManager(TOTAL, SIZE)
+        self.rows: list[tuple[BlockTable, list[int], int]] = []
+        self.content: dict[int, list[tuple[int, ...] | None]] = {}
+
+    def write(self, table: BlockTable, tokens: list[int], start: int, end: int) -> None:
+        """What a step does: writes positions, each holding the whole prefix as keys and values do."""
+        for position in range(start, end):
+            block = table.blocks[position // SIZE]
+            holders = Counter(b for other, _, _ in self.rows for b in other.blocks)
+            assert holders[block] <= 1, "a shared block is written"
+            cells = self.content.setdefault(block, [None] * SIZE)
+            cells[position % SIZE] = tuple(tokens[: position + 1])
+        self.blocks.computed(table, tokens, end)
+
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        reserve=st.integers(0, 2),
+        part=st.integers(0, 9),
+    )
+    def open(self, tokens: list[int], reserve: int, part: int) -> None:
+        table, before = BlockTable(), self.blocks.free_blocks
+        copies = self.blocks.open(table, tokens, reserve)
+        if copies is None:
+            assert (table.blocks, self.blocks.free_blocks) == ([], before)
+            return
+        assert self.blocks.free_blocks >= reserve
+        for source, target in copies:
+            self.content[target] = list(self.content[source])
+        cached = self.blocks.cached_tokens(table, len(tokens))
+        assert cached < len(tokens)
+        self.rows.append((table, tokens, 0))
+        self.step(len(self.rows) - 1, cached, part)
+
+    def step(self, place: int, start: int, part: int) -> None:
+        table, tokens, _ = self.rows[place]
+        end = min(len(tokens), start + part)
+        self.write(table, tokens, start, end)
+        self.rows[place] = (table, tokens, end)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), part=st.integers(1, 9))
+    def go_on(self, data: st.DataObject, part: int) -> None:
+        place = data.draw(st.integers(0, len(self.rows) - 1))
+        self.step(place, self.rows[place][2], part)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def decode(self, data: st.DataObject, token: int) -> None:
+        place = data.draw(st.integers(0, len(self.rows) - 1))
+        table, tokens, computed = self.rows[place]
+        if self.blocks.grow(table, len(tokens) + 1):
+            tokens.append(token)
+            self.step(place, computed, len(tokens))
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), broken=st.booleans())
+    def leave(self, data: st.DataObject, broken: bool) -> None:
+        table, *_ = self.rows.pop(data.draw(st.integers(0, len(self.rows) - 1)))
+        held = {block for other, _, _ in self.rows for block in other.blocks}
+        mine = set(table.blocks)
+        freed = self.blocks.discard(table) if broken else self.blocks.close(table)
+        assert not set(freed) & held
+        assert set(freed) <= mine
+        if broken:
+            assert set(freed) == mine - held
+
+    @invariant()
+    def every_row_reads_its_own_tokens(self) -> None:
+        for table, tokens, computed in self.rows:
+            for position in range(computed):
+                cell = self.content[table.blocks[position // SIZE]][position % SIZE]
+                assert cell == tuple(tokens[: position + 1])
+
+    @invariant()
+    def no_block_is_lost(self) -> None:
+        held = {block for table, _, _ in self.rows for block in table.blocks}
+        assert self.blocks.free_blocks == TOTAL - len(held)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

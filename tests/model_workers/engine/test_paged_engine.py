@@ -1,0 +1,231 @@
+"""The engine over a model that shows every fault of the cache in the tokens (tests/support/hash_model.py)."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
+from tests.support.hash_model import (
+    NAN_TOKEN,
+    OOM_TOKEN,
+    VOCABULARY,
+    HashModel,
+    alone,
+    busy,
+    greedy,
+    hash_engine,
+    rows,
+)
+from tests.support.rows import Answers, drive, row_spec
+
+
+def test_a_greedy_answer_is_what_the_model_says() -> None:
+    prompt = [5, 6, 7, 8, 9]
+    assert drive(hash_engine(), row_spec("r", prompt, Sampling(20))).tokens["r"] == greedy(
+        prompt, 20
+    )
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    rows(),
+    st.integers(16, 40),
+    st.integers(1, 5),
+    st.integers(1, 30),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
+    specs: Sequence[RowSpec],
+    num_blocks: int,
+    slots: int,
+    prefill_tokens: int,
+    prefix_cache: bool,
+    numbers: random.Random,
+) -> None:
+    model = HashModel(num_blocks)
+    engine = hash_engine(
+        model, slots=slots, prefill_tokens=prefill_tokens, prefix_cache=prefix_cache
+    )
+    waiting, answers, cancelled, steps = list(specs), Answers(), set(), 0
+    while waiting or busy(engine):
+        while waiting and numbers.random() < 0.4:
+            engine.add(waiting.pop(), 0.0)
+        if numbers.random() < 0.05:
+            cancelled.add(numbers.choice(specs).request_id)
+            engine.cancel(cancelled)
+        answers.take(engine.step(0.0))
+        steps += 1
+        assert steps < 5000, "the engine does not come to an end"
+    assert model.largest_prefill <= prefill_tokens
+    for spec in specs:
+        name, expected = spec.request_id, alone(spec)
+        tokens = answers.tokens[name]
+        if answers.ends[name] is RowEnd.CANCELLED:
+            assert name in cancelled
+            assert tokens == expected.tokens[name][: len(tokens)]
+        else:
+            assert (tokens, answers.ends[name]) == (expected.tokens[name], expected.ends[name])
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows(), st.randoms(use_true_random=False))
+def test_resumed_rows_go_on_as_if_nothing_had_happened(
+    specs: Sequence[RowSpec], numbers: random.Random
+) -> None:
+    engine = hash_engine(HashModel(24))
+    whole = {spec.request_id: alone(spec) for spec in specs}
+    for spec in specs:
+        tokens = whole[spec.request_id].tokens[spec.request_id]
+        kept = tokens[: numbers.randrange(len(tokens) + 1)]
+        engine.add(row_spec(spec.request_id, spec.prompt, spec.sampling, produced=kept), 0.0)
+    answers = Answers()
+    for spec in specs:
+        answers.tokens[spec.request_id] = []
+    first: dict[str, int] = {}
+    steps = []
+    while engine.has_rows():
+        steps += engine.step(0.0)
+    for step in steps:
+        first.setdefault(step.request_id, step.start_index)
+        answers.tokens[step.request_id] += step.token_ids
+    for name, expected in whole.items():
+        assert answers.tokens[name] == expected.tokens[name][first[name] :]
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    model = HashModel()
+    engine = hash_engine(model)
+    prompt = list(range(20))
+    drive(engine, row_spec("first", prompt, Sampling(1)))
+    assert model.computed_tokens == 20
+    drive(engine, row_spec("longer", [*prompt, 30, 31], Sampling(1)))
+    assert model.computed_tokens == 22
+
+
+def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
+    model = HashModel()
+    engine = hash_engine(model)
+    prompt = list(range(20))
+    first = drive(engine, row_spec("first", prompt, Sampling(6)))
+    before = model.computed_tokens
+    again = drive(engine, row_spec("again", prompt, Sampling(6)))
+    assert model.computed_tokens - before == 1 + 5
+    assert again.tokens["again"] == first.tokens["first"]
+
+
+def test_rows_that_come_together_compute_their_common_prefix_once() -> None:
+    model = HashModel()
+    engine = hash_engine(model, slots=8, prefill_tokens=100)
+    prompts = [[*range(20), 40 + i] for i in range(8)]
+    answers = drive(engine, *(row_spec(f"r{i}", p, Sampling(1)) for i, p in enumerate(prompts)))
+    assert model.computed_tokens == 20 + 8
+    assert answers.tokens == {f"r{i}": greedy(p, 1) for i, p in enumerate(prompts)}
+
+
+def test_a_prompt_in_chunks_does_not_stop_rows_that_decode() -> None:
+    engine = hash_engine(prefill_tokens=16)
+    engine.add(row_spec("short", [1, 2], Sampling(50)), 0.0)
+    engine.step(0.0)
+    engine.add(row_spec("long", range(60), Sampling(4)), 0.0)
+    steps = [[step.request_id for step in engine.step(0.0)] for _ in range(4)]
+    assert steps == [["short"], ["short"], ["short"], ["short", "long"]]
+
+
+def test_bulk_rows_give_way_and_come_back_without_losing_a_token() -> None:
+    engine = hash_engine(HashModel(16), slots=4)
+    bulk = [row_spec(f"b{i}", [i, 1, 2], Sampling(20), rank=2) for i in range(2)]
+    answers = Answers()
+    for row in bulk:
+        engine.add(row, 0.0)
+    for _ in range(8):
+        answers.take(engine.step(0.0))
+    engine.add(row_spec("urgent", range(45), Sampling(8), rank=0), 0.0)
+    seen = []
+    while engine.has_rows():
+        steps = engine.step(0.0)
+        seen += [step.request_id for step in steps]
+        answers.take(steps)
+    assert "b1" not in seen[: seen.index("urgent")], "it was preempted at once"
+    assert answers.tokens["urgent"] == greedy(range(45), 8)
+    for row in bulk:
+        assert answers.tokens[row.request_id] == greedy(row.prompt, 20)
+
+
+def test_a_higher_attempt_takes_over_without_a_word_of_the_old_one() -> None:
+    engine = hash_engine()
+    engine.add(row_spec("r", [1, 2], Sampling(9)), 0.0)
+    first = engine.step(0.0)[0].token_ids
+    engine.add(row_spec("r", [1, 2], Sampling(9), produced=first, attempt=1), 0.0)
+    steps = [step for _ in range(8) for step in engine.step(0.0)]
+    assert {step.attempt for step in steps} == {1}
+    assert [*first, *(t for s in steps for t in s.token_ids)] == greedy([1, 2], 9)
+
+
+def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
+    model = HashModel(24)
+    engine = hash_engine(model, slots=3)
+    bad = [1, 2, 3, 4, NAN_TOKEN, *range(10)]
+    answers = drive(
+        engine,
+        row_spec("good", [1, 2, 3, 4, 5], Sampling(9)),
+        row_spec("bad", bad, Sampling(9)),
+        row_spec("late", [1, 2, 3, 4, 6], Sampling(9)),
+    )
+    assert answers.ends == {
+        "good": RowEnd.LENGTH,
+        "bad": RowEnd.FAILED,
+        "late": RowEnd.LENGTH,
+    }
+    assert answers.tokens["good"] == greedy([1, 2, 3, 4, 5], 9)
+    assert answers.tokens["late"] == greedy([1, 2, 3, 4, 6], 9)
+    assert b"nan" not in model.cells.values()
+    assert not busy(engine)
+
+
+@pytest.mark.parametrize("beside", [0, 1, 2, 5])
+def test_a_row_that_exhausts_the_memory_fails_alone(beside: int) -> None:
+    engine = hash_engine(slots=8, prefill_tokens=100)
+    rows = [row_spec(f"r{i}", [i, 1], Sampling(9)) for i in range(beside)]
+    for row in rows:
+        engine.add(row, 0.0)
+    engine.add(row_spec("bad", [1, OOM_TOKEN, 3], Sampling(9)), 0.0)
+    steps = engine.step(0.0)
+    (failed,) = [step for step in steps if step.end is RowEnd.FAILED]
+    assert (failed.request_id, "memory" in failed.error) == ("bad", True)
+    answers = Answers()
+    answers.take(steps)
+    while busy(engine):
+        answers.take(engine.step(0.0))
+    assert {row.request_id: answers.tokens[row.request_id] for row in rows} == {
+        row.request_id: greedy(row.prompt, 9) for row in rows
+    }
+
+
+def test_tokens_that_the_model_does_not_have_are_refused() -> None:
+    for row in (row_spec("r", [VOCABULARY]), row_spec("r", [1], produced=[VOCABULARY])):
+        with pytest.raises(RowInvalid, match=str(VOCABULARY)):
+            hash_engine().add(row, 0.0)
+
+
+def test_abort_empties_the_engine_and_it_goes_on() -> None:
+    engine = hash_engine(slots=1)
+    for name in ("a", "b"):
+        engine.add(row_spec(name, [1, 2]), 0.0)
+    engine.step(0.0)
+    assert {step.end for step in engine.abort("it broke")} == {RowEnd.FAILED}
+    assert not busy(engine)
+    assert drive(engine, row_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)
+
+
+def test_the_load_counts_tokens_and_blocks() -> None:
+    engine = hash_engine(slots=1, prefill_tokens=8)
+    engine.add(row_spec("a", range(10)), 0.0)
+    engine.add(row_spec("b", range(20, 25)), 0.0)
+    engine.step(0.0)
+    load = engine.load()
+    assert (load.running, load.waiting, load.running_tokens, load.waiting_tokens) == (1, 1, 10, 7)
+    assert (load.block_tokens, load.cache_blocks, load.free_blocks) == (4, 64, 61)

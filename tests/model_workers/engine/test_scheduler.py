@@ -1,0 +1,287 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from model_workers.engine.blocks import BlockManager
+from model_workers.engine.protocol import (
+    EngineFull,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStale,
+    RowTooLong,
+    Sampling,
+)
+from model_workers.engine.rows import Row, RowState
+from model_workers.engine.scheduler import Limits, Scheduler
+from tests.support.rows import row_spec
+
+SIZE = 4
+
+
+def scheduler(
+    num_blocks: int = 64,
+    *,
+    slots: int = 4,
+    max_waiting: int = 50,
+    context: int = 32,
+    prefill: int = 16,
+) -> Scheduler:
+    return Scheduler(BlockManager(num_blocks, SIZE), Limits(slots, max_waiting, context, prefill))
+
+
+def step(core: Scheduler, token: int = 1) -> dict[str, int]:
+    """Computes what is planned; rows whose tokens are all computed draw ``token``."""
+    planned = core.schedule()
+    for row, count in planned:
+        if count == row.pending:
+            end = row.take((token,)).end
+            core.advance(row, count)
+            if end is not None:
+                core.finish(row)
+        else:
+            core.advance(row, count)
+    return {row.spec.request_id: count for row, count in planned}
+
+
+def long(name: str, prompt: int = 1, tokens: int = 20, rank: int = 0) -> RowSpec:
+    start = ord(name[0])
+    return row_spec(name, range(start, start + prompt), Sampling(tokens), rank=rank)
+
+
+def test_rows_over_slots_and_waiting_places_are_refused() -> None:
+    core = scheduler(slots=2, max_waiting=1)
+    for name in "abc":
+        core.add(row_spec(name, [1]))
+    with pytest.raises(EngineFull) as refused:
+        core.add(row_spec("d", [1]))
+    assert refused.value.retryable
+    assert list(step(core)) == ["a", "b"]
+    assert (core.load(0).running, core.load(0).waiting) == (2, 1)
+
+
+def test_the_prompt_must_leave_room_for_a_token() -> None:
+    core = scheduler(context=8)
+    with pytest.raises(RowTooLong, match="8 tokens") as refused:
+        core.add(row_spec("r", range(8)))
+    assert not refused.value.retryable
+    core.add(row_spec("r", range(7)))
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(RowInvalid):
+        scheduler().add(row_spec("r", []))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_only_a_higher_attempt_replaces(running: bool) -> None:
+    core = scheduler()
+    old = core.add(row_spec("r", [1], attempt=3))
+    if running:
+        step(core)
+    for attempt in (2, 3):
+        with pytest.raises(RowStale):
+            core.add(row_spec("r", [1], attempt=attempt))
+    new = core.add(row_spec("r", [2], attempt=4))
+    assert (old.state, core.sweep(0.0)) == (RowState.ENDED, [])
+    core.cancel(["r", "unknown"])
+    assert core.sweep(0.0) == [(new, RowEnd.CANCELLED)]
+    assert not core.has_rows()
+
+
+def test_waiting_rows_end_by_cancel_and_deadline_too() -> None:
+    core = scheduler(slots=1)
+    for name in "abcd":
+        core.add(row_spec(name, [ord(name)], deadline=10.0 if name == "c" else None))
+    step(core)
+    core.cancel(["b"])
+    assert [(row.spec.request_id, end) for row, end in core.sweep(9.0)] == [("b", RowEnd.CANCELLED)]
+    assert [(row.spec.request_id, end) for row, end in core.sweep(10.0)] == [("c", RowEnd.DEADLINE)]
+    assert (core.load(0).running, core.load(0).waiting) == (1, 1)
+
+
+def test_a_resumed_row_that_lacked_only_its_end_is_swept() -> None:
+    core = scheduler()
+    row = core.add(row_spec("r", [1], Sampling(2), produced=[5, 6]))
+    assert core.sweep(0.0) == [(row, RowEnd.LENGTH)]
+
+
+def test_prompts_are_cut_to_the_budget_beside_rows_that_decode() -> None:
+    core = scheduler(prefill=8)
+    core.add(long("a"))
+    step(core)
+    core.add(long("b", prompt=13))
+    core.add(long("z", prompt=9))
+    assert [step(core) for _ in range(4)] == [
+        {"a": 1, "b": 8},
+        {"a": 1, "b": 5, "z": 3},
+        {"a": 1, "b": 1, "z": 6},
+        {"a": 1, "b": 1, "z": 1},
+    ]
+
+
+def test_an_urgent_prompt_goes_before_one_that_has_begun() -> None:
+    core = scheduler(prefill=8)
+    core.add(long("bulk", prompt=20, rank=2))
+    assert step(core) == {"bulk": 8}
+    core.add(long("now", prompt=6, rank=0))
+    assert step(core) == {"now": 6, "bulk": 2}
+
+
+def test_an_urgent_row_takes_the_slot_of_the_least_urgent_one() -> None:
+    core = scheduler(slots=2)
+    for name, rank in (("a", 1), ("b", 2)):
+        core.add(long(name, rank=rank))
+    step(core)
+    core.add(long("now", rank=0))
+    assert step(core) == {"a": 1, "now": 1}
+    assert core.preemptions == 1
+    core.cancel(["a"])
+    core.sweep(0.0)
+    assert step(core) == {"now": 1, "b": 2}, "its token is kept, and computed again with the prompt"
+
+
+def test_the_most_urgent_row_leaves_the_queue_first_then_the_oldest() -> None:
+    core = scheduler(slots=1)
+    for name, rank in (("a", 2), ("b", 2), ("c", 0), ("d", 1), ("e", 0)):
+        core.add(long(name, rank=rank, tokens=1))
+    assert [list(step(core)) for _ in range(5)] == [["c"], ["e"], ["d"], ["a"], ["b"]]
+
+
+def test_rows_of_the_same_rank_do_not_give_way_to_one_that_waits() -> None:
+    core = scheduler(slots=1)
+    core.add(long("a", rank=1))
+    step(core)
+    core.add(long("b", rank=1))
+    assert step(core) == {"a": 1}
+    assert core.preemptions == 0
+
+
+def test_an_urgent_row_that_would_not_fit_anyway_preempts_nobody() -> None:
+    core = scheduler(10)
+    core.add(long("a", prompt=24, rank=0))
+    core.add(long("b", prompt=4, rank=2))
+    for _ in range(3):
+        step(core)
+    core.add(long("now", prompt=20, rank=0))
+    assert set(step(core)) == {"a", "b"}
+    assert core.preemptions == 0
+
+
+def test_out_of_blocks_the_youngest_goes_and_comes_back_first() -> None:
+    core = scheduler(8, context=32)
+    core.add(long("a", prompt=11, tokens=20))
+    core.add(long("z", prompt=7, tokens=20))
+    seen = [set(step(core)) for _ in range(13)]
+    assert seen[-1] == {"a"}
+    core.add(long("q", prompt=1))
+    names = [name for _ in range(60) for name in step(core)]
+    assert core.preemptions > 0
+    assert names.index("z") < names.index("q")
+    assert not core.has_rows()
+
+
+def test_a_joining_row_leaves_a_block_for_every_running_one() -> None:
+    core = scheduler(8)
+    core.add(long("a", prompt=8))
+    core.add(long("k", prompt=21))
+    assert list(step(core)) == ["a"], "6 blocks are free, but not 1 more"
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: bounds hold, every row ends once, the most urgent one moves on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = scheduler(9, slots=3, max_waiting=3, prefill=6)
+        self.now = 0.0
+        self.accepted = self.ended = 0
+
+    @rule(
+        name=st.sampled_from("abcdefg"),
+        attempt=st.integers(0, 3),
+        prompt=st.integers(1, 30),
+        rank=st.integers(0, 2),
+        wait=st.integers(1, 30),
+    )
+    def add(self, name: str, attempt: int, prompt: int, rank: int, wait: int) -> None:
+        before = self.core.load(0)
+        deadline = self.now + wait
+        spec = row_spec(name, range(prompt), attempt=attempt, deadline=deadline, rank=rank)
+        try:
+            self.core.add(spec)
+        except (EngineFull, RowStale):
+            assert self.core.load(0) == before
+            return
+        after = self.core.load(0)
+        self.accepted += 1
+        self.ended += before.running + before.waiting + 1 - after.running - after.waiting
+
+    @rule(name=st.sampled_from("abcdefg"))
+    def cancel(self, name: str) -> None:
+        self.core.cancel([name])
+
+    @rule(passed=st.floats(0, 3))
+    def sweep(self, passed: float) -> None:
+        self.now += passed
+        swept = self.core.sweep(self.now)
+        self.ended += len(swept)
+        assert all(row.end_now(self.now) is not None for row, _ in swept)
+        assert all(row.end_now(self.now) is None for row in self.rows())
+
+    @rule(fails=st.booleans())
+    def step(self, fails: bool) -> None:
+        rows = self.rows()
+        urgent = min(rows, key=lambda row: row.urgency, default=None)
+        runs = urgent is not None and urgent.state is RowState.RUNNING
+        before = len(rows)
+        planned = dict(self.core.schedule())
+        assert bool(planned) == bool(rows)
+        assert sum(n for n in planned.values() if n > 1) <= 6
+        assert all(row.state is RowState.RUNNING for row in planned)
+        if runs:
+            assert urgent in planned, "the most urgent row stands still"
+        for row, count in planned.items():
+            self.compute(row, count, fails)
+            fails = False
+        self.ended += before - len(self.rows())
+
+    def compute(self, row: Row, count: int, fails: bool) -> None:
+        assert row.computed + count <= len(row.table.blocks) * SIZE
+        if fails:
+            self.core.discard(row)
+            return
+        end = row.take((1,)).end if count == row.pending else None
+        self.core.advance(row, count)
+        if end is not None:
+            self.core.finish(row)
+
+    def rows(self) -> list[Row]:
+        return list(self.core._newest.values())
+
+    @invariant()
+    def bounds(self) -> None:
+        load = self.core.load(0)
+        rows = self.rows()
+        states = [row.state for row in rows]
+        assert load.running == states.count(RowState.RUNNING) <= load.slots
+        assert load.waiting == len(rows) - load.running
+        assert load.running + load.waiting == self.accepted - self.ended <= 6
+        held = {block for row in rows for block in row.table.blocks}
+        assert load.free_blocks == load.cache_blocks - len(held)
+        waiting = [row.pending for row in rows if row.state is not RowState.RUNNING]
+        prompts = [row.pending for row in rows if row.state is RowState.RUNNING and row.pending > 1]
+        assert load.waiting_tokens == sum(waiting) + sum(prompts)
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            if not self.core.has_rows():
+                break
+            self.core.sweep(0.0)
+            self.step(False)
+        assert not self.core.has_rows(), "the scheduler is stuck"
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,61 @@
+import pytest
+
+from sluice.constraints import problem_of_json_schema, problem_of_regex
+
+SCHEMAS = [
+    ('{"type": "foo"}', "Invalid type: foo"),
+    ('{"not": {"type": "integer"}}', 'Unimplemented keys: ["not"]'),
+    ('{"x-guidance": {"lenient": true}, "uniqueItems": true}', "Unimplemented"),
+    ("[1]", "must be a JSON object"),
+    ("false", "must be a JSON object"),
+    ("{nope", "line 1 column 2"),
+    ('{"a":' * 2000, "recursion limit"),
+    ('{"$ref": "http://elsewhere/schema"}', "does not fetch"),
+    ('{"enum": []}', "Unsatisfiable"),
+    ('{"type": "string", "pattern": "(?=a)b"}', "look-around"),
+    ('{"title": "' + "x" * (64 << 10) + '"}', "at most 65536 bytes"),
+]
+REGEXES = [
+    ("(a", "unclosed group"),
+    ("(?=a)b", "look-around"),
+    ("(a)\\1", "backreferences are not supported"),
+    ("a[^\\x00-\\U0010FFFF]", "no text matches it"),
+    ("é" * 4097, "at most 8192 bytes"),
+    ("a{10000000}", "too many"),
+    ("(a{1000}){1000}", "too many"),
+]
+
+
+@pytest.mark.parametrize(("schema", "reason"), SCHEMAS, ids=range(len(SCHEMAS)))
+def test_schemas_that_cannot_be_held(schema: str, reason: str) -> None:
+    problem = problem_of_json_schema(schema)
+    assert problem is not None
+    assert reason in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(("regex", "reason"), REGEXES, ids=range(len(REGEXES)))
+def test_regexes_that_cannot_be_held(regex: str, reason: str) -> None:
+    problem = problem_of_regex(regex)
+    assert problem is not None
+    assert reason in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "true",
+        "{}",
+        ' {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}',
+        '{"$schema": "http://json-schema.org/draft-07/schema#", "type": "string", "format": "date"}',
+        '{"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}',
+    ],
+)
+def test_schemas_that_can(schema: str) -> None:
+    assert problem_of_json_schema(schema) is None
+
+
+@pytest.mark.parametrize("regex", ["", "[0-9]{3}", "^ab$", "(?i)yes|no", "\\p{L}+", ".{0,5000}"])
+def test_regexes_that_can(regex: str) -> None:
+    assert problem_of_regex(regex) is None
