@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from sluice.defaults import TENANT_METADATA
 from sluice.errors import InvalidRequest
 
-METADATA_KEY: Final = "sluice-tenant"
 DEFAULT: Final = "default"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -18,9 +18,9 @@ def tenant_of(metadata: Mapping[str, str]) -> str:
     Raises:
         InvalidRequest: that is no name.
     """
-    name = metadata.get(METADATA_KEY, DEFAULT)
+    name = metadata.get(TENANT_METADATA, DEFAULT)
     if _NAME.fullmatch(name) is None:
         raise InvalidRequest.of(
-            f"metadata.{METADATA_KEY}", "must be 1 to 64 letters, digits, '-' and '_'"
+            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
         )
     return name

@@ -10,3 +10,6 @@ AUTO: Final = "auto"
 
 HIDDEN_TOKEN_ID: Final = 0xFFFF_FFFF
 """Stands in an answer for a token whose text the output filter did not show."""
+
+TENANT_METADATA: Final = "sluice-tenant"
+"""gRPC metadata that names the tenant where nobody has to prove who they are."""

@@ -9,13 +9,13 @@ _NUMBER: Final = r"-?\$?\d[\d,]*(?:\.\d+)?%?"
 _EQUATION: Final = re.compile(
     rf"(?P<left>{_NUMBER}(?:\s*[-+*/x×÷]\s*{_NUMBER}){{1,12}})\s*=\s*(?P<right>{_NUMBER})(?!\s*[-+*/x×÷=]\s*\d)"
 )
-_TOLERANCE: Final = Decimal("0.01")
 
 
 def wrong_sum(text: str) -> str | None:
     """The first equation in ``text`` that does not hold, such as "2 + 2 = 5"; None when all that can be read hold.
 
-    Numbers may have separators of thousands, a currency sign and decimals; rounding to a hundredth is no fault.
+    Numbers may have separators of thousands, a currency sign and decimals. Where decimals or a division are in play,
+    rounding to the last digit that is shown is no fault.
     """
     for found in _EQUATION.finditer(text):
         if "%" in found[0]:
@@ -24,7 +24,7 @@ def wrong_sum(text: str) -> str | None:
         if left is None:
             continue
         right = _number(found["right"])
-        if abs(left - right) > _TOLERANCE * max(Decimal(1), abs(right)):
+        if abs(left - right) > _rounding(found["left"], right):
             return found[0]
     return None
 
@@ -36,6 +36,14 @@ def is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _rounding(left: str, right: Decimal) -> Decimal:
+    if not any(sign in left for sign in "./÷"):
+        return Decimal(0)
+    exponent = right.as_tuple().exponent
+    assert isinstance(exponent, int), "a number that was read is finite"
+    return Decimal(1).scaleb(exponent)
 
 
 def _value(expression: str) -> Decimal | None:

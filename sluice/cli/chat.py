@@ -34,6 +34,8 @@ def chat(
     regex: options.Regex = None,
     label: options.Label = None,
     timeout: options.Timeout = None,
+    tenant: options.Tenant = None,
+    allow_degraded: options.AllowDegraded = False,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
@@ -60,8 +62,9 @@ def chat(
         regex=regex,
         labels=options.labels_of(label),
         timeout_s=timeout,
+        allow_degraded=allow_degraded,
     )
-    with Client(address) as client:
+    with Client(address, tenant=tenant) as client:
         conversation = Conversation(client, chosen, system, as_json)
         if sys.stdin.isatty():
             _talk(conversation)

@@ -37,6 +37,8 @@ def generate(
     logprobs: options.Logprobs = None,
     label: options.Label = None,
     timeout: options.Timeout = None,
+    tenant: options.Tenant = None,
+    allow_degraded: options.AllowDegraded = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
     ] = False,
@@ -71,10 +73,11 @@ def generate(
         logprobs=logprobs,
         labels=options.labels_of(label),
         timeout_s=timeout,
+        allow_degraded=allow_degraded,
         raw_prompt=raw,
     )
     text = _read_prompt(raw) if prompt == "-" else prompt
-    with Client(address) as client, client.generate(text, **chosen) as stream:
+    with Client(address, tenant=tenant) as client, client.generate(text, **chosen) as stream:
         if as_json:
             output.write_json(output.answer_object(stream.answer()))
         else:

@@ -83,6 +83,19 @@ Label = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="For routing rules and accounting; may be repeated."),
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLUICE_TENANT", metavar="NAME", help="Who asks and pays.  [default: default]"
+    ),
+]
+AllowDegraded = Annotated[
+    bool,
+    typer.Option(
+        "--allow-degraded",
+        help="A smaller model may answer when the chosen one could not before the deadline.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),

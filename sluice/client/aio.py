@@ -82,11 +82,18 @@ class AsyncClient:
     Args:
         address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
+        tenant: who pays, where the gateway takes callers at their word; unset: "default".
     """
 
-    def __init__(self, address: str | None = None, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        retry: RetryPolicy | None = None,
+        tenant: str | None = None,
+    ) -> None:
         self.address = channel.resolve_address(address)
         self._retry = retry or RetryPolicy()
+        self._metadata = channel.tenant_metadata(tenant)
         self._channel = grpc.aio.insecure_channel(self.address, options=channel.OPTIONS)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
@@ -103,7 +110,9 @@ class AsyncClient:
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
         request = generate_request(prompt, options)
-        return AsyncAnswerStream(self._events(request, timeout_s, channel.trace_metadata()))
+        return AsyncAnswerStream(
+            self._events(request, timeout_s, (*self._metadata, *channel.trace_metadata()))
+        )
 
     async def count_tokens(
         self,
@@ -218,7 +227,9 @@ class AsyncClient:
         channel.check_timeout(timeout_s)
         retries = Retries(self._retry, timeout_s, time.monotonic())
         while True:
-            call = method(request, timeout=retries.timeout_s(time.monotonic()))
+            call = method(
+                request, timeout=retries.timeout_s(time.monotonic()), metadata=self._metadata
+            )
             try:
                 return await call
             except grpc.aio.AioRpcError as failed:

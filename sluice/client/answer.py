@@ -8,7 +8,9 @@ from sluice.client.events import (
     Event,
     Finished,
     FinishReason,
+    LegUsage,
     Notice,
+    NoticeKind,
     Route,
     Started,
     Timings,
@@ -26,6 +28,8 @@ class Answer:
         finish_reason: why the text ends.
         stop: the stop string that ended it, or empty.
         rules: the rules of the safety policy that ended it, if they did.
+        model: whose answer it is; after a cascade not the one that was asked first.
+        usage: of that model; `legs` has that of every model that worked on it.
     """
 
     request_id: str
@@ -42,10 +46,11 @@ class Answer:
     usage: Usage
     timings: Timings
     rules: tuple[str, ...] = ()
+    legs: tuple[LegUsage, ...] = ()
 
     @property
     def tier(self) -> str:
-        """The tier of the model that answered."""
+        """The tier of the model that was asked first."""
         return self.route.tier
 
 
@@ -72,6 +77,8 @@ class AnswerBuilder:
                 self._deltas.append(event)
             case Notice():
                 self._notices.append(event)
+                if event.kind is NoticeKind.ESCALATED:
+                    self._deltas.clear()
             case Finished():
                 self._finished = event
 
@@ -83,7 +90,7 @@ class AnswerBuilder:
         return Answer(
             request_id=started.request_id,
             trace_id=started.trace_id,
-            model=started.model,
+            model=finished.model or started.model,
             route=started.route,
             seed=started.seed,
             text=self.text,
@@ -95,6 +102,7 @@ class AnswerBuilder:
             usage=finished.usage,
             timings=finished.timings,
             rules=finished.rules,
+            legs=finished.legs,
         )
 
 

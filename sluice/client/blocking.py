@@ -80,11 +80,18 @@ class Client:
     Args:
         address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
+        tenant: who pays, where the gateway takes callers at their word; unset: "default".
     """
 
-    def __init__(self, address: str | None = None, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        retry: RetryPolicy | None = None,
+        tenant: str | None = None,
+    ) -> None:
         self.address = channel.resolve_address(address)
         self._retry = retry or RetryPolicy()
+        self._metadata = channel.tenant_metadata(tenant)
         self._channel = grpc.insecure_channel(self.address, options=channel.OPTIONS)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
@@ -101,7 +108,9 @@ class Client:
         timeout_s = options.get("timeout_s")
         channel.check_timeout(timeout_s)
         request = generate_request(prompt, options)
-        return AnswerStream(self._events(request, timeout_s, channel.trace_metadata()))
+        return AnswerStream(
+            self._events(request, timeout_s, (*self._metadata, *channel.trace_metadata()))
+        )
 
     def count_tokens(
         self,
@@ -227,7 +236,9 @@ class Client:
         retries = Retries(self._retry, timeout_s, time.monotonic())
         while True:
             try:
-                return method(request, timeout=retries.timeout_s(time.monotonic()))
+                return method(
+                    request, timeout=retries.timeout_s(time.monotonic()), metadata=self._metadata
+                )
             except grpc.RpcError as failed:
                 error = failures.error_of(failed)
             time.sleep(retries.wait_s_after(error, time.monotonic()))

@@ -6,7 +6,7 @@ from typing import Final
 
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from sluice.defaults import DEFAULT_ADDRESS
+from sluice.defaults import DEFAULT_ADDRESS, TENANT_METADATA
 from sluice.errors import InvalidRequest
 
 ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
@@ -24,6 +24,11 @@ OPTIONS: Final = (
 def resolve_address(address: str | None) -> str:
     """`address`, else what SLUICE_ADDRESS says, else the default."""
     return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+
+
+def tenant_metadata(tenant: str | None) -> tuple[tuple[str, str], ...]:
+    """What names the tenant; empty without one."""
+    return () if tenant is None else ((TENANT_METADATA, tenant),)
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:

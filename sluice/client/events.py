@@ -31,6 +31,8 @@ class NoticeKind(StrEnum):
     """The process that computed the answer was lost; another one went on at the same token."""
     REPLAYED = "replayed"
     """The answer is a replay of an earlier one with the same idempotency key."""
+    ESCALATED = "escalated"
+    """The answer was in doubt, and `Notice.model` answers instead: every delta so far is void."""
     RECONNECTED = "reconnected"
     """This client lost its connection and went on at the same token; `Notice.message` names the request."""
     UNKNOWN = "unknown"
@@ -39,11 +41,15 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Why a model was chosen: its tier, the strategy that decided, and a sentence for people."""
+    """Why a model was chosen: its tier, the strategy that decided, and a sentence for people.
+
+    ``degraded``: it is smaller than the chosen one, which could not have answered in time.
+    """
 
     tier: str
     strategy: str
     reason: str
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something happened that did not end the answer."""
+    """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`."""
 
     kind: NoticeKind
     message: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,14 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegUsage:
+    """What one model used."""
+
+    model: str
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +147,22 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete; `stop` is the stop string that ended it, `rules` those of the safety policy that did."""
+    """The answer is complete.
+
+    Attributes:
+        stop: the stop string that ended it.
+        rules: those of the safety policy that ended it.
+        model: whose answer it is.
+        legs: what every model used that worked on it, in order.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     stop: str
     rules: tuple[str, ...] = ()
+    model: str = ""
+    legs: tuple[LegUsage, ...] = ()
 
 
 Event = Started | Delta | Notice | Finished
@@ -146,7 +170,8 @@ Event = Started | Delta | Notice | Finished
 
 def started_of(message: pb.Started) -> Started:
     """The event in `message`."""
-    route = Route(message.route.tier, message.route.strategy, message.route.reason)
+    chosen = message.route
+    route = Route(chosen.tier, chosen.strategy, chosen.reason, chosen.degraded)
     return Started(
         message.request_id,
         message.trace_id,
@@ -173,8 +198,9 @@ def notice_of(message: pb.Notice) -> Notice:
     kinds = {
         pb.NOTICE_KIND_RECOVERED: NoticeKind.RECOVERED,
         pb.NOTICE_KIND_REPLAYED: NoticeKind.REPLAYED,
+        pb.NOTICE_KIND_ESCALATED: NoticeKind.ESCALATED,
     }
-    return Notice(kinds.get(message.kind, NoticeKind.UNKNOWN), message.message)
+    return Notice(kinds.get(message.kind, NoticeKind.UNKNOWN), message.message, message.model)
 
 
 def finished_of(message: pb.Finished) -> Finished:
@@ -187,8 +213,14 @@ def finished_of(message: pb.Finished) -> Finished:
     }
     return Finished(
         reasons.get(message.reason, FinishReason.UNKNOWN),
-        Usage(message.usage.prompt_tokens, message.usage.completion_tokens),
+        _usage_of(message.usage),
         Timings(**{name: getattr(message.timings, name) for name in Timings.__slots__}),
         message.stop,
         tuple(message.rules),
+        message.model,
+        tuple(LegUsage(leg.model, _usage_of(leg.usage)) for leg in message.legs),
     )
+
+
+def _usage_of(message: pb.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.completion_tokens)

@@ -7,6 +7,7 @@ Rules:
   given again: tokens are counted by index, text by its length.
 - Text may lag behind tokens (a character or a stop string may be incomplete), but how much of it is out after n tokens
   depends on those tokens alone. So the length noted when token n came is where a call that begins at n begins.
+- Where a cascade goes over to another model the answer begins anew; the client names the model whose tokens it holds.
 - An answer that contradicts what the caller has seen ends with an error; it is never mended in silence.
 
 A core without I/O: `next_request`, then `accept` for each message, until `complete` or the call breaks.
@@ -40,6 +41,7 @@ class Exchange:
         self.started: Started | None = None
         self.complete = False
         self._request = request
+        self._model = ""
         self._token_ids: list[int] = []
         self._text_length = 0
         self._text_length_at = {0: 0}
@@ -54,6 +56,7 @@ class Exchange:
         request.CopyFrom(self._request)
         request.resume.seed = self.started.seed
         request.resume.token_ids.extend(self._token_ids)
+        request.resume.model = self._model
         return request
 
     def accept(self, response: pb.GenerateResponse) -> Event | None:
@@ -71,7 +74,7 @@ class Exchange:
             case "delta":
                 return self._accept_delta(delta_of(response.delta))
             case "notice":
-                return notice_of(response.notice)
+                return self._accept_notice(notice_of(response.notice))
             case "finished":
                 return self._accept_finished(finished_of(response.finished))
         return None  # an event that this client is too old to know
@@ -79,16 +82,27 @@ class Exchange:
     def _accept_started(self, event: Started) -> Event:
         self._leg.started = True
         if self.started is None:
-            self.started = event
+            self.started, self._model = event, event.model
             return event
-        if self._token_ids and event.model != self.started.model:
+        if self._token_ids and event.model != self._model:
             raise InternalError(
-                f"the answer of {self.started.model} came back from {event.model}: it cannot go on"
+                f"the answer of {self._model} came back from {event.model}: it cannot go on"
             )
+        self._model = event.model
         return Notice(
             NoticeKind.RECONNECTED,
             f"goes on as request {event.request_id}, trace {event.trace_id}",
         )
+
+    def _accept_notice(self, notice: Notice) -> Notice:
+        """Where another model takes over, what the caller has seen is void."""
+        if notice.kind is NoticeKind.ESCALATED:
+            self._model = notice.model
+            self._token_ids.clear()
+            self._text_length = 0
+            self._text_length_at = {0: 0}
+            self._leg.text_position = None
+        return notice
 
     def _accept_delta(self, delta: Delta) -> Delta | None:
         known = self._known_tokens(delta)

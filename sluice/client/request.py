@@ -59,6 +59,8 @@ class GenerateOptions(SamplingOptions, total=False):
         labels: for routing rules and accounting.
         idempotency_key: names the answer across reconnects; made by the client when not given.
         raw_prompt: tokenize the prompt as it stands, without the chat template.
+        allow_degraded: a smaller model may answer when the chosen one could not in time.
+        accept_replace: a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
     """
 
     model: str
@@ -67,6 +69,8 @@ class GenerateOptions(SamplingOptions, total=False):
     labels: Mapping[str, str]
     idempotency_key: str
     raw_prompt: bool
+    allow_degraded: bool
+    accept_replace: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -82,6 +86,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set_prompt(request, prompt)
     _set(request, "model", options.get("model", AUTO))
     _set(request, "raw_prompt", options.get("raw_prompt", False))
+    _set(request, "allow_degraded", options.get("allow_degraded", False))
+    _set(request, "accept_replace", options.get("accept_replace", False))
     _set(request, "idempotency_key", options.get("idempotency_key") or uuid.uuid4().hex)
     if options.get("json_schema") is not None and options.get("regex") is not None:
         raise InvalidRequest.of(

@@ -34,7 +34,7 @@ async def test_json_is_one_object(cli: Cli) -> None:
         "trace_id": "0af7651916cd43dd8448eb211c80319c",
         "model": "small",
         "tier": "small",
-        "route": {"tier": "small", "strategy": "rules", "reason": "default"},
+        "route": {"tier": "small", "strategy": "rules", "reason": "default", "degraded": False},
         "seed": 7,
         "text": "abc",
         "token_ids": [100, 101, 102],
@@ -58,7 +58,7 @@ async def test_json_has_logprobs_stop_and_notices(cli: Cli) -> None:
         {"logprob": -0.5, "top": [{"token_id": 5, "text": "b", "logprob": -1.5}]}
     ]
     assert (answer["finish_reason"], answer["stop"]) == ("stop_sequence", "END")
-    assert answer["notices"] == [{"kind": "recovered", "message": "m"}]
+    assert answer["notices"] == [{"kind": "recovered", "message": "m", "model": ""}]
 
 
 async def test_options_travel(cli: Cli) -> None:

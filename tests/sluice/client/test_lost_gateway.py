@@ -25,12 +25,13 @@ TRIES: Final = 3
 
 
 def sampled(seed: int) -> GenerateOptions:
-    """Draws that rarely end early: hundreds of tokens, each of which depends on its seed and place."""
+    """Hundreds of draws, each of which depends on its seed and place."""
     return {
         "model": MODEL,
         "seed": seed,
         "temperature": 2.0,
         "max_tokens": 900,
+        "min_tokens": 900,
         "timeout_s": BOUND_S,
     }
 

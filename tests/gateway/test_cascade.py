@@ -1,0 +1,229 @@
+"""A cascade on a call's way: what each batcher's side gets, and what the caller sees; before a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame, Logprobs, RowEnd
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ExplainRequest
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
+
+CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
+GOOD, BAD = "hello world hello world", "world world world world"
+
+
+@pytest.fixture
+async def cascade(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
+    routing = {"default": "small", "cascade": CASCADE}
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        yield wire
+
+
+def saying(
+    wire: Wire, text: str, logprob: float, *, end: "RowEnd.ValueType | None" = None
+) -> Frame:
+    """All tokens of ``text``, each as sure as ``logprob``."""
+    tokens = wire.tokens(text)
+    values = [
+        Logprobs(logprob=logprob, top_token_ids=[one, 0], top_logprobs=[logprob, -9.0])
+        for one in tokens
+    ]
+    return frame(0, tokens, logprobs=values, end=end)
+
+
+def notices(events: Sequence[pb.GenerateResponse]) -> list[pb.Notice]:
+    return [event.notice for event in events if event.HasField("notice")]
+
+
+async def test_a_sure_answer_is_committed_and_streams_on(cascade: Wire) -> None:
+    call = cascade.stub.Generate(prompt(model=""))
+    task = await cascade.batcher.task("small")
+    assert task.sampling.logprobs
+    await cascade.batcher.send(task, saying(cascade, GOOD, -0.01))
+    count = len(cascade.tokens(GOOD))
+    await cascade.batcher.send(task, last(count, cascade.tokens("hello")))
+    events = await events_of(call)
+    assert events[0].started.route.strategy == "cascade"
+    assert text_of(events).startswith("hello world")
+    assert not any(event.delta.logprobs for event in events)  # the caller asked for none
+    assert events[-1].finished.model == "small"
+    assert len(events[-1].finished.legs) == 1
+
+
+async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_model_answers(
+    cascade: Wire,
+) -> None:
+    call = cascade.stub.Generate(prompt(model=""))
+    first = await cascade.batcher.task("small")
+    await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
+    second = await cascade.batcher.task("large")
+    await cascade.batcher.cancelled(first)
+    assert second.request_id == f"{first.request_id}-2"
+    assert second.prompt_token_ids == first.prompt_token_ids
+    assert second.sampling.seed == first.sampling.seed
+    assert not second.sampling.logprobs
+    assert second.deadline_unix_ms <= first.deadline_unix_ms + 1
+    await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
+    events = await events_of(call)
+    (notice,) = notices(events)
+    assert (notice.kind, notice.model) == (pb.NOTICE_KIND_ESCALATED, "large")
+    assert text_of(events) == "hello"
+    finished = events[-1].finished
+    assert finished.model == "large"
+    assert [(leg.model, leg.usage.completion_tokens) for leg in finished.legs] == [
+        ("small", len(cascade.tokens(BAD))),
+        ("large", 1),
+    ]
+    await cascade.batcher.confirmed(second)
+
+
+async def test_what_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
+    call = cascade.stub.Generate(prompt(model=""))
+    first = await cascade.batcher.task("small")
+    await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=ROW_END_LENGTH))
+    second = await cascade.batcher.task("large")
+    await cascade.batcher.confirmed(first)  # it has ended: nothing is to be cancelled
+    await cascade.batcher.send(second, last(0, cascade.tokens("world")))
+    events = await events_of(call)
+    assert "unfinished" in notices(events)[0].message
+    assert text_of(events) == "world"
+    call = cascade.stub.Generate(prompt(model=""))
+    task = await cascade.batcher.task("small")
+    await cascade.batcher.send(task, saying(cascade, "hello", -0.01, end=ROW_END_STOP))
+    assert text_of(await events_of(call)) == "hello"
+
+
+async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
+    nats_url: str, model_folder: Path
+) -> None:
+    routing = {"default": "small", "cascade": CASCADE}
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        await wire.batcher.report("small")
+        await wire.until(lambda: not wire.gateway.ready("large"))
+        call = wire.stub.Generate(prompt(model=""))
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(task, saying(wire, BAD, -3.0, end=ROW_END_STOP))
+        events = await events_of(call)
+        assert text_of(events) == BAD
+        record = await explained(wire, task.request_id)
+    assert "no worker serves large" in record.legs[0].kept
+
+
+async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
+    nats_url: str, model_folder: Path
+) -> None:
+    routing = {"default": "small", "cascade": CASCADE | {"mode": "replace", "commit_tokens": 16}}
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        call = wire.stub.Generate(prompt(model="", accept_replace=True))
+        first = await wire.batcher.task("small")
+        await wire.batcher.send(first, saying(wire, BAD, -0.01))
+        assert (await call.read()).HasField("started")
+        assert (await call.read()).delta.text == BAD
+        count = len(wire.tokens(BAD))
+        unsure = Logprobs(logprob=-30.0, top_token_ids=[1, 2], top_logprobs=[-30.0, -31.0])
+        await wire.batcher.send(first, frame(count, [5], logprobs=[unsure]))
+        second = await wire.batcher.task("large")
+        await wire.batcher.send(second, last(0, wire.tokens("hello")))
+        events = await events_of(call)
+        assert notices(events)[0].kind == pb.NOTICE_KIND_ESCALATED
+        assert next(event.delta.index for event in events if event.HasField("delta")) == 0
+        assert text_of(events) == "hello"
+
+        call = wire.stub.Generate(prompt(model=""))  # one that does not say so waits
+        first = await wire.batcher.task("small")
+        await wire.batcher.send(first, saying(wire, BAD, -3.0))
+        second = await wire.batcher.task("large")
+        await wire.batcher.send(second, last(0, wire.tokens("hello")))
+        assert text_of(await events_of(call)) == "hello"
+
+
+async def test_a_caller_that_comes_back_is_told_of_the_second_model(cascade: Wire) -> None:
+    asked = prompt(model="", idempotency_key="k")
+    call = cascade.stub.Generate(asked)
+    first = await cascade.batcher.task("small")
+    assert (await call.read()).started.model == "small"
+    await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
+    second = await cascade.batcher.task("large")
+    assert (await call.read()).notice.model == "large"
+
+    stale = pb.GenerateRequest()
+    stale.CopyFrom(asked)
+    stale.resume.model = "small"
+    again = cascade.stub.Generate(stale)
+    assert (await again.read()).started.model == "small"
+    assert (await again.read()).notice.kind == pb.NOTICE_KIND_ESCALATED
+    await cascade.batcher.send(second, frame(0, cascade.tokens("hello world")))
+    assert (await again.read()).delta.text
+
+    current = pb.GenerateRequest()
+    current.CopyFrom(asked)
+    current.resume.model = "large"
+    current.resume.token_ids.extend(cascade.tokens("hello world"))
+    third = cascade.stub.Generate(current)
+    started = (await third.read()).started
+    assert started.model == "large"
+    count = len(cascade.tokens("hello world"))
+    await cascade.batcher.send(second, last(count, cascade.tokens("hello")))
+    events = await events_of(third)
+    assert not notices(events)
+    assert tokens_of(events) == cascade.tokens("hello")
+
+
+async def test_on_another_gateway_the_model_of_the_held_tokens_goes_on(cascade: Wire) -> None:
+    resumed = prompt(model="")
+    resumed.resume.model = "large"
+    resumed.resume.token_ids.extend(cascade.tokens("hello"))
+    call = cascade.stub.Generate(resumed)
+    task = await cascade.batcher.task("large")
+    assert list(task.produced_token_ids) == cascade.tokens("hello")
+    await cascade.batcher.send(task, last(1, cascade.tokens("hello")))
+    events = await events_of(call)
+    assert events[0].started.model == "large"
+    assert not notices(events)
+
+
+async def test_a_model_that_is_unknown_cannot_have_given_tokens(cascade: Wire) -> None:
+    resumed = prompt(model="")
+    resumed.resume.model = "nobody"
+    _, error = await error_of(cascade.stub.Generate(resumed))
+    assert error.reason == "REQUEST_INVALID"
+    assert error.violations[0].field == "resume.model"
+
+
+async def test_the_record_tells_both_legs(cascade: Wire) -> None:
+    call = cascade.stub.Generate(prompt(model=""))
+    first = await cascade.batcher.task("small")
+    await cascade.batcher.send(first, saying(cascade, BAD, -3.0))
+    second = await cascade.batcher.task("large")
+    await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
+    await events_of(call)
+    record = await explained(cascade, first.request_id)
+    assert [leg.model for leg in record.legs] == ["small", "large"]
+    assert "log-probability" in record.legs[0].handed_over
+    assert [one.model for one in record.route.candidates] == ["small", "large"]
+
+
+async def test_a_caller_that_leaves_while_nothing_is_shown_stops_the_first_row(
+    cascade: Wire,
+) -> None:
+    call = cascade.stub.Generate(prompt(model=""))
+    first = await cascade.batcher.task("small")
+    await call.read()
+    call.cancel()
+    await cascade.batcher.cancelled(first)
+
+
+async def explained(wire: Wire, request_id: str) -> Any:
+    stub: Any = AdminServiceStub(wire.channel)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return (await stub.Explain(ExplainRequest(request_id=request_id))).record
+            except Exception:
+                await asyncio.sleep(0.01)
