@@ -19,13 +19,13 @@ class RetryPolicy:
     Attributes:
         start_tries: calls until the gateway has accepted the request once.
         resume_tries: calls in a row without a new token, after it was accepted. With the waits below the last one comes
-            about 8 s after the break: enough for a gateway to be started again.
+            about 17 s after the break: enough for a gateway to be started again on a busy machine.
         first_wait_s: before the second call, seconds; doubles with each call.
         wait_s_max: the longest wait, seconds.
     """
 
     start_tries: int = 3
-    resume_tries: int = 8
+    resume_tries: int = 16
     first_wait_s: float = 0.1
     wait_s_max: float = 2.0
 
