@@ -74,15 +74,24 @@ class WaitingClass:
         entry.order = self._order(entry)
         lane.push(entry)
 
-    def take(self, entry: Entry, now: float) -> None:
+    def leave(self, entry: Entry) -> None:
+        """``entry`` waits no more."""
+        entry.number = 0
+        self.waiting -= 1
+        self.tokens -= entry.tokens
+        entry.lane.waiting -= 1
+        self.accounts.leave(entry.account, entry.tokens)
+        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
+            clean(self._deadlines)
+
+    def charge(self, entry: Entry, now: float) -> None:
         """``entry`` goes to a worker; its tenant is charged what it is expected to cost."""
-        self._leave(entry)
         entry.account.charge(entry, entry.tokens)
         entry.sent_at = self.passed_since = now
 
     def forget(self, entry: Entry) -> None:
         """``entry`` waits no more, and goes nowhere."""
-        self._leave(entry)
+        self.leave(entry)
         self._left_early += 1
         if self._left_early > 2 * self.waiting + STALE_MIN:
             self._clean()
@@ -202,15 +211,6 @@ class WaitingClass:
         if entry is not None:
             self.accounts.time = entry.account.time
         return entry
-
-    def _leave(self, entry: Entry) -> None:
-        entry.number = 0
-        self.waiting -= 1
-        self.tokens -= entry.tokens
-        entry.lane.waiting -= 1
-        self.accounts.leave(entry.account, entry.tokens)
-        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
-            clean(self._deadlines)
 
     def _clean(self) -> None:
         self._left_early = 0

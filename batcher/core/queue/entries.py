@@ -34,6 +34,7 @@ class Entry:
         tokens: prompt and expected answer.
         prefill: prompt and answer so far.
         cache: what it may need of a worker's KV cache.
+        guessed: whether these two are, because nothing was known of such answers.
         charged: what its tenant was charged for it.
         returned: whether it came back from a worker.
         batch: the batch it was handed out with, while it is out.
@@ -44,6 +45,7 @@ class Entry:
         "batch",
         "cache",
         "charged",
+        "guessed",
         "lane",
         "number",
         "order",
@@ -64,7 +66,7 @@ class Entry:
         self.order = self.since = self.sent_at = 0.0
         self.tokens = self.cache = self.charged = 0
         self.prefill = task.prompt_tokens + task.produced
-        self.returned = False
+        self.returned = self.guessed = False
         self.batch: OpenBatch | None = None
 
 

@@ -9,12 +9,16 @@ are relative, because lengths are, and become smaller up to a floor, so that it 
 import math
 from typing import Final
 
+from batcher.core.queue.entries import Entry
 from batcher.core.tasks import QueuedTask
 
 TRUSTED_FROM: Final = 8
 """Answers that must have been seen."""
 KEYS_MAX: Final = 4096
 """Tenants and workloads that are remembered; the oldest is forgotten first."""
+GUESS_TOKENS: Final = 128
+"""An answer of which nothing is known, at most. To charge for max_tokens what ends much earlier would move everybody's
+virtual time, and who begins to wait then would start too late."""
 STEP_MIN: Final = 0.05
 
 
@@ -46,19 +50,27 @@ class OutputLengths:
         self.quantile = quantile
         self._seen: dict[tuple[str | None, str], _Seen] = {}
 
-    def expect(self, task: QueuedTask, produced: int) -> tuple[int, int]:
-        """Length of the whole answer: the mean to expect, and what to reserve room for.
+    def estimate(self, entry: Entry) -> None:
+        """Sets what ``entry`` is expected to cost, and the room it may need.
 
-        ``produced`` tokens exist: an answer that has outlived what was expected will grow by as much again.
+        An answer that has outlived what was expected will grow by as much again.
         """
-        least = min(task.max_tokens, 2 * produced) if produced else 1
-        seen = self._seen.get((task.tenant, task.workload))
-        if seen is None or seen.answers < TRUSTED_FROM:
-            seen = self._seen.get((None, task.workload))
-            if seen is None or seen.answers < TRUSTED_FROM:
-                return task.max_tokens, task.max_tokens
-        most = task.max_tokens
-        return max(least, min(most, round(seen.mean))), max(least, min(most, math.ceil(seen.high)))
+        task = entry.task
+        seen = self._known(task)
+        entry.guessed = seen is None
+        if seen is None:
+            entry.tokens = task.prompt_tokens + min(task.max_tokens, GUESS_TOKENS)
+            entry.cache = task.prompt_tokens + task.max_tokens
+            return
+        produced = entry.prefill - task.prompt_tokens
+        least, most = (2 * produced if produced else 1), task.max_tokens
+        entry.tokens = task.prompt_tokens + min(most, max(least, round(seen.mean)))
+        entry.cache = task.prompt_tokens + min(most, max(least, math.ceil(seen.high)))
+
+    def estimate_again(self, entry: Entry) -> None:
+        """The same, if nothing was known before."""
+        if entry.guessed:
+            self.estimate(entry)
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
         """An answer of ``tokens`` has ended by itself."""
@@ -70,3 +82,10 @@ class OutputLengths:
             if len(self._seen) >= KEYS_MAX:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
+
+    def _known(self, task: QueuedTask) -> _Seen | None:
+        for key in ((task.tenant, task.workload), (None, task.workload)):
+            seen = self._seen.get(key)
+            if seen is not None and seen.answers >= TRUSTED_FROM:
+                return seen
+        return None

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.entries import Entry
+from batcher.core.queue.lengths import OutputLengths
 from sluice.batching import Policy
 from sluice.wire.subjects import CLASSES
 
@@ -33,7 +34,10 @@ class Waiting:
         classes: the most urgent first; a single one where classes make no difference.
     """
 
-    def __init__(self, policy: Policy, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, policy: Policy, weights: Mapping[str, float], lengths: OutputLengths
+    ) -> None:
+        self._lengths = lengths
         self._policy = policy
         names = CLASSES if policy.by_class else CLASSES[:1]
         shares = weights if policy.by_tenant else None
@@ -81,7 +85,10 @@ class Waiting:
     def take(self, entry: Entry, now: float) -> None:
         """``entry`` goes to a worker."""
         self.handed_out += entry.tokens
-        self._leave(entry).take(entry, now)
+        members = self._leave(entry)
+        members.leave(entry)
+        self._lengths.estimate_again(entry)
+        members.charge(entry, now)
 
     def forget(self, entry: Entry) -> None:
         """``entry`` waits no more, and goes nowhere."""
