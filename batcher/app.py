@@ -63,9 +63,9 @@ class Batcher:
 
     def on_report(self, report: control_pb2.BatcherReport) -> None:
         """See `batcher.delivery.Listener`."""
-        if self._peers.take(report, time.monotonic()):
-            for line in self._lines:
-                line.on_peers()
+        self._peers.take(report, time.monotonic())
+        for line in self._lines:
+            line.on_peers()
 
     def on_reconnect(self) -> None:
         """NATS stands again."""

@@ -134,7 +134,7 @@ class Line:
         self._pump.wake()
 
     def on_peers(self) -> None:
-        """The workers are shared with more or fewer batchers than before."""
+        """What is our share of the workers may have changed."""
         self._pump.wake()
 
     # Events of the workers.

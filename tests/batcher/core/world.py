@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.effects import Effects, Settlement
 from batcher.core.ledger import Ledger
+from batcher.core.peers import Share
 from batcher.core.rows import Row
 from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
@@ -103,7 +104,9 @@ class Shell:
     def pump(self) -> None:
         if not self.alive:
             return
-        replica = self.channel.replica(WORKER, self.ledger.sent(WORKER), len(self.world.shells))
+        replica = self.channel.replica(
+            WORKER, self.ledger.sent(WORKER), Share(len(self.world.shells))
+        )
         self.ledger.advance(self.world.now, [replica] if self.live else [])
         self.carry_out(self.ledger.take())
 
