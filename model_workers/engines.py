@@ -18,7 +18,9 @@ def build_engine(settings: ModelSettings) -> Engine:
     """
     if settings.engine == "echo":
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
-        return EchoEngine(settings.slots, settings.max_waiting_rows, context)
+        return EchoEngine(
+            settings.slots, settings.max_waiting_rows, context, settings.echo_step_ms / 1000
+        )
     check_model(settings)
     # Imported here: an echo worker needs no torch, and a broken folder is told at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine

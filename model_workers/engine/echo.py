@@ -3,6 +3,7 @@
 For load tests of everything around an engine. Stop tokens do not end an echo: a chat template puts them into prompts.
 """
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -12,9 +13,12 @@ from model_workers.engine.table import RowTable
 
 
 class EchoEngine:
-    """One token per row and step; see `Engine`."""
+    """One token per row and step, which takes ``step_s`` seconds; see `Engine`."""
 
-    def __init__(self, slots: int, max_waiting: int, context_tokens: int) -> None:
+    def __init__(
+        self, slots: int, max_waiting: int, context_tokens: int, step_s: float = 0.0
+    ) -> None:
+        self._step_s = step_s
         self._table = RowTable(slots, max_waiting, context_tokens)
         self._rows: list[Row] = []
 
@@ -29,6 +33,8 @@ class EchoEngine:
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
+        if self._step_s:
+            time.sleep(self._step_s)
         swept = self._table.sweep(now)
         while (row := self._table.join()) is not None:
             self._rows.append(row)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire import jetstream, subjects
@@ -212,7 +211,7 @@ async def test_in_progress_acknowledgements_keep_a_task_here(
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.1)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
-        await ack_wait(gateway, 0.5)
+        await gateway.ack_wait(0.5)
         task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
         await gateway.until(lambda: gateway.progress >= 10)
         await gateway.cancel(task.request_id)
@@ -229,7 +228,7 @@ async def test_a_task_delivered_again_to_its_holder_goes_on(
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.8)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
-        await ack_wait(gateway, 0.3)
+        await gateway.ack_wait(0.3)
         task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
         await gateway.until(lambda: gateway.deliveries.get(gateway.sequence(task), 0) >= 2)
         await gateway.cancel(task.request_id)
@@ -250,9 +249,9 @@ async def test_another_batcher_continues_the_rows_of_a_killed_one(
         first.kill()
         async with running_batcher(settings):
             await gateway.another_batcher_live()
-            await ack_wait(gateway, 0.5)
+            await gateway.ack_wait(0.5)
             await gateway.until(lambda: len(set(gateway.questions)) == 2)
-            await ack_wait(gateway, jetstream.ACK_WAIT_S)
+            await gateway.ack_wait(jetstream.ACK_WAIT_S)
             for task in tasks:
                 answer = await gateway.finished(task)
                 assert answer.token_ids == echo_of(task)
@@ -350,11 +349,3 @@ async def give_back(gateway: GatewayDouble, task: task_pb2.Task, times: int) -> 
         await gateway.settled(task)
     await subscription.unsubscribe()
     gateway.settlements.clear()
-
-
-async def ack_wait(gateway: GatewayDouble, wait_s: float) -> None:
-    """Sets how long JetStream waits for an acknowledgement."""
-    name = subjects.tasks_consumer("echo", "interactive")
-    info = await gateway.js.consumer_info(subjects.TASKS_STREAM, name)
-    config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
-    await gateway.js.add_consumer(subjects.TASKS_STREAM, config)
