@@ -23,20 +23,28 @@ STEP_MIN: Final = 0.05
 
 
 class _Seen:
-    """Lengths of one kind of answers."""
+    """Lengths of one kind of answers.
 
-    __slots__ = ("answers", "high", "mean")
+    Attributes:
+        expected: the mean, tokens.
+        reserved: the high quantile, tokens.
+    """
+
+    __slots__ = ("_high", "_mean", "answers", "expected", "reserved")
 
     def __init__(self, tokens: int) -> None:
         self.answers = 1
-        self.mean = self.high = float(max(1, tokens))
+        self.expected = self.reserved = max(1, tokens)
+        self._mean = self._high = float(self.expected)
 
     def observe(self, tokens: int, quantile: float) -> None:
+        """An answer was so long."""
         self.answers += 1
-        self.mean += (tokens - self.mean) * max(STEP_MIN, 1 / self.answers)
+        self._mean += (tokens - self._mean) * max(STEP_MIN, 1 / self.answers)
         step = max(STEP_MIN, 1 / math.sqrt(self.answers))
-        self.high *= math.exp(step * (quantile if tokens > self.high else quantile - 1))
-        self.high = max(1.0, self.high)
+        self._high *= 1 + step * (quantile if tokens > self._high else quantile - 1)
+        self.expected = max(1, round(self._mean))
+        self.reserved = max(1, math.ceil(self._high))
 
 
 class OutputLengths:
@@ -62,10 +70,12 @@ class OutputLengths:
             entry.tokens = task.prompt_tokens + min(task.max_tokens, GUESS_TOKENS)
             entry.cache = task.prompt_tokens + task.max_tokens
             return
+        expected, reserved, most = seen.expected, seen.reserved, task.max_tokens
         produced = entry.prefill - task.prompt_tokens
-        least, most = (2 * produced if produced else 1), task.max_tokens
-        entry.tokens = task.prompt_tokens + min(most, max(least, round(seen.mean)))
-        entry.cache = task.prompt_tokens + min(most, max(least, math.ceil(seen.high)))
+        if produced:
+            expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
+        entry.tokens = task.prompt_tokens + (expected if expected < most else most)
+        entry.cache = task.prompt_tokens + (reserved if reserved < most else most)
 
     def estimate_again(self, entry: Entry) -> None:
         """The same, if nothing was known before."""
@@ -84,8 +94,9 @@ class OutputLengths:
             self._seen[key] = _Seen(tokens)
 
     def _known(self, task: QueuedTask) -> _Seen | None:
-        for key in ((task.tenant, task.workload), (None, task.workload)):
-            seen = self._seen.get(key)
-            if seen is not None and seen.answers >= TRUSTED_FROM:
-                return seen
-        return None
+        seen = self._seen.get((task.tenant, task.workload))
+        if seen is None or seen.answers < TRUSTED_FROM:
+            seen = self._seen.get((None, task.workload))
+            if seen is None or seen.answers < TRUSTED_FROM:
+                return None
+        return seen
