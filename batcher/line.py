@@ -43,7 +43,7 @@ class Line:
             final_retry_s=settings.batcher.final_retry_s,
             weights=settings.weights,
         )
-        self._messages = HeldMessages(process.nats_client.jetstream())
+        self._messages = HeldMessages(process.nats_client)
         self._fleet = Fleet(urls, model, process.batcher, settings.batcher, self)
         self.intake = Intake(
             process.nats_client,

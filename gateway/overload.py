@@ -16,8 +16,8 @@ from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.wire.subjects import CLASSES
 
 MARGIN: Final = 0.2
-"""Part of the time to the deadline that is kept for what the estimates do not know. At the very edge half of all answers
-would be late, each in the place of one in time."""
+"""Part of the time to the deadline that is kept for what the estimates do not know. At the very edge half of all
+answers would be late, each in the place of one in time."""
 
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0

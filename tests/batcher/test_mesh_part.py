@@ -9,6 +9,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.processes.ports import free_port
 from sluice.wire import jetstream, subjects
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, NAK, TERM, GatewayDouble, echo_of
@@ -176,6 +177,42 @@ async def test_a_task_delivered_too_often_becomes_a_dead_letter(
         letter = await gateway.dead_letter()
         assert letter.data == task.SerializeToString()
         await gateway.until(lambda: TERM in gateway.settlements.values())
+
+
+async def test_a_task_that_every_batcher_died_of_becomes_a_dead_letter(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    # No worker: this batcher pulls nothing itself.
+    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
+        await gateway.until(lambda: bool(gateway.reports))
+        await gateway.ack_wait(0.1)
+        task = await gateway.ask()
+        subscription = await gateway.js.pull_subscribe_bind(
+            subjects.tasks_consumer("echo", "interactive"), stream=subjects.TASKS_STREAM
+        )
+        for _ in range(jetstream.MAX_DELIVER + 1):
+            await subscription.fetch(1, timeout=5.0)
+        # JetStream notices when somebody asks for more.
+        with pytest.raises(TimeoutError):
+            await subscription.fetch(1, timeout=0.5)
+        letter = await gateway.dead_letter()
+        assert letter.data == task.SerializeToString()
+        assert letter.headers is not None
+        assert "no batcher said" in letter.headers["Sluice-Reason"]
+        assert letter.headers["Nats-Msg-Id"] == task.request_id
+
+
+async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
+    batcher: str, gateway: GatewayDouble
+) -> None:
+    payload = b"\xff" * (gateway.client.max_payload - 10)
+    await gateway.js.publish(subjects.tasks("echo", "bulk"), payload)
+    letter = await gateway.dead_letter()
+    assert letter.data == b""
+    assert letter.headers is not None
+    assert letter.headers["Sluice-Reason"].startswith("not a Task")
+    task = await gateway.ask(priority_class="bulk")
+    assert (await gateway.finished(task)).token_ids == echo_of(task)
 
 
 async def test_a_redelivered_task_nobody_waits_for_is_dropped(
