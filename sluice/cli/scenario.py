@@ -55,7 +55,10 @@ CacheTokens = Annotated[
     int, typer.Option(min=0, help="Tokens that fit a worker's cache; 0: only slots limit it.")
 ]
 Preempts = Annotated[
-    bool, typer.Option("--preempts", help="Urgent rows take the slots of less urgent ones.")
+    bool,
+    typer.Option(
+        "--preempts/--no-preempts", help="Whether urgent rows take slots of less urgent ones."
+    ),
 ]
 Slos = Annotated[
     list[str] | None,

@@ -31,9 +31,9 @@ def simulate(
     cost: scenario.Cost = "large-cpu",
     engine: scenario.EngineKind = "continuous",
     slots: scenario.Slots = 32,
-    prefill_tokens: scenario.PrefillTokens = 0,
+    prefill_tokens: scenario.PrefillTokens = 512,
     cache_tokens: scenario.CacheTokens = 0,
-    preempts: scenario.Preempts = False,
+    preempts: scenario.Preempts = True,
     admission: scenario.Admission = True,
     slo: scenario.Slos = None,
     until: Annotated[

@@ -153,7 +153,7 @@ def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: floa
     if limits.prefill_tokens:
         steps *= max(1.0, prefill / limits.prefill_tokens)
         prefill = min(prefill, limits.prefill_tokens)
-    seconds = cost(prefill, decoding, decoding * context)
+    seconds = cost(prefill, decoding, decoding * context, prefill * prompt / 2)
     return rows / (steps * seconds)
 
 

@@ -45,12 +45,8 @@ async def test_pictures_are_written(cli: Cli, tmp_path: Path) -> None:
 
 async def test_a_cost_may_be_fitted_to_a_file(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
-    step = {"figure": "engine_cost", "prefill_tokens": 0, "context_tokens": 0}
-    file.write_text(
-        "\n".join(
-            json.dumps({**step, "decode_rows": rows, "seconds": 1 + rows}) for rows in range(1, 20)
-        )
-    )
+    points = [[rows, 0, 1000 * (1 + rows)] for rows in range(1, 20)]
+    file.write_text(json.dumps({"figure": "engine_cost", "phase": "decode", "points": points}))
     ran = await cli("simulate", *LOAD, "--cost", str(file), "--json")
     summary = json.loads(ran.out)["policies"]["continuous"]
     assert summary["classes"][0]["latency_s"]["p50"] > 5
