@@ -127,9 +127,10 @@ class WaitingClass:
         """Whether ``entry`` shall not wait for company."""
         return entry.returned or entry.task.deadline <= self._urgent_until(now)
 
-    def is_overdue(self, now: float) -> bool:
-        """Whether more urgent classes must let some go first."""
-        return now - self.passed_since >= self.policy.aging_s
+    @property
+    def overdue_at(self) -> float:
+        """From when on more urgent classes must let some go first."""
+        return self.passed_since + self.policy.aging_s
 
     def next_deadline(self) -> float:
         """When the next task expires; infinite: none."""

@@ -58,6 +58,10 @@ class OutputLengths:
         self.quantile = quantile
         self._seen: dict[tuple[str | None, str], _Seen] = {}
 
+    def __len__(self) -> int:
+        """Kinds of answers that are remembered."""
+        return len(self._seen)
+
     def estimate(self, entry: Entry) -> None:
         """Sets what ``entry`` is expected to cost, and the room it may need.
 

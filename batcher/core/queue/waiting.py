@@ -112,18 +112,23 @@ class Waiting:
     # Whose turn it is.
 
     def turns(self, now: float) -> Sequence[Turn]:
-        """Classes in the order in which they may send: those that are overdue before all, then by rank."""
-        overdue, ranked = [], []
+        """Classes in the order in which they may send: the longest overdue before all, then by rank."""
+        overdue: list[tuple[float, Turn]] = []
+        ranked: list[Turn] = []
         seen_at = -math.inf
         for members in self.classes:
             if members.waiting:
                 spares = now < seen_at + self._policy.spare_s
                 spare_rows = members.policy.spare_rows if spares else 0
                 ranked.append(Turn(members, math.inf, False, spare_rows))
-                if members.is_overdue(now):
-                    overdue.append(Turn(members, self._policy.aging_rows, True, 0))
+                if members.overdue_at <= now:
+                    turn = Turn(members, self._policy.aging_rows, True, 0)
+                    overdue.append((members.overdue_at, turn))
             seen_at = max(seen_at, members.seen_at)
-        return overdue + ranked
+        if overdue:
+            overdue.sort(key=_overdue_at)
+            return [turn for _, turn in overdue] + ranked
+        return ranked
 
     def spares_until(self, members: WaitingClass) -> float:
         """Until when the class leaves rows free, if no task of a more urgent one comes."""
@@ -134,3 +139,7 @@ class Waiting:
     def next_deadline(self) -> float:
         """When the next task expires; infinite: none."""
         return min(members.next_deadline() for members in self.classes)
+
+
+def _overdue_at(overdue: tuple[float, Turn]) -> float:
+    return overdue[0]

@@ -66,7 +66,7 @@ class Checks:
         overdue = {
             name
             for name, rows in self.waiting.items()
-            if rows and now - self.served_at[name] >= self.policy.of_class(name).aging_s
+            if rows and self.served_at[name] + self.policy.of_class(name).aging_s <= now
         }
         classes = [row.task.priority_class for row in formed.rows]
         if overdue:

@@ -204,12 +204,13 @@ class Yard:
         self.now += self.chance.random() * 15
 
     def reconfigure(self) -> None:
-        waits = {name: self.count(name) for name in CLASSES}
         self.policy = drawn_policy(self.chance)
         self.queue.reconfigure(self.policy, TENANTS)
-        for name in CLASSES:
-            if waits[name]:
-                self.served_at[name] = self.now
+        for name in CLASSES:  # A class waits as long as its oldest task.
+            since = [
+                k.since for k in self.tasks.values() if k.waits and k.task.priority_class == name
+            ]
+            self.served_at[name] = min(since, default=self.now)
 
     # Decisions, and what must be true of them.
 
@@ -280,7 +281,7 @@ class Yard:
             name
             for name in CLASSES
             if self.count(name)
-            and self.now - self.served_at[name] >= self.policy.of_class(name).aging_s
+            and self.served_at[name] + self.policy.of_class(name).aging_s <= self.now
         }
         if overdue:
             assert members[0].task.priority_class in overdue
