@@ -39,12 +39,12 @@ class _Seen:
 
     def observe(self, tokens: int, quantile: float) -> None:
         """An answer was so long."""
-        self.answers += 1
-        self._mean += (tokens - self._mean) * max(STEP_MIN, 1 / self.answers)
-        step = max(STEP_MIN, 1 / math.sqrt(self.answers))
+        self.answers = answers = self.answers + 1
+        self._mean += (tokens - self._mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
+        step = answers**-0.5 if answers < 1 / STEP_MIN**2 else STEP_MIN
         self._high *= 1 + step * (quantile if tokens > self._high else quantile - 1)
-        self.expected = max(1, round(self._mean))
-        self.reserved = max(1, math.ceil(self._high))
+        self.expected = int(self._mean) or 1
+        self.reserved = int(self._high) + 1
 
 
 class OutputLengths:
