@@ -3,8 +3,7 @@
 For load tests of everything around an engine. Stop tokens do not end an echo: a chat template puts them into prompts.
 """
 
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from model_workers.engine.protocol import Load, RowEnd, RowSpec, RowStep, TokenLogprobs
@@ -13,12 +12,16 @@ from model_workers.engine.table import RowTable
 
 
 class EchoEngine:
-    """One token per row and step, which takes ``step_s`` seconds; see `Engine`."""
+    """One token per row and step, of which each calls ``pause`` first; see `Engine`."""
 
     def __init__(
-        self, slots: int, max_waiting: int, context_tokens: int, step_s: float = 0.0
+        self,
+        slots: int,
+        max_waiting: int,
+        context_tokens: int,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._step_s = step_s
+        self._pause = pause
         self._table = RowTable(slots, max_waiting, context_tokens)
         self._rows: list[Row] = []
 
@@ -33,8 +36,7 @@ class EchoEngine:
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
-        if self._step_s:
-            time.sleep(self._step_s)
+        self._pause()
         swept = self._table.sweep(now)
         while (row := self._table.join()) is not None:
             self._rows.append(row)
