@@ -202,6 +202,20 @@ async def test_a_task_that_every_batcher_died_of_becomes_a_dead_letter(
         assert letter.headers["Nats-Msg-Id"] == task.request_id
 
 
+async def test_reports_count_what_no_batcher_has_taken(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    def backlogs() -> list[int]:
+        return [entry.backlog for entry in gateway.reports[-1].models[0].classes]
+
+    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
+        await gateway.until(lambda: bool(gateway.reports))
+        assert backlogs() == [0, 0, 0]
+        for name in ("interactive", "bulk", "bulk"):
+            await gateway.ask(priority_class=name)
+        await gateway.until(lambda: backlogs() == [1, 0, 2])
+
+
 async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
     batcher: str, gateway: GatewayDouble
 ) -> None:
