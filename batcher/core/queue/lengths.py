@@ -6,7 +6,6 @@ when an answer is longer and down when it is not, in such a ratio that it rests 
 are relative, because lengths are, and become smaller up to a floor, so that it follows when answers change.
 """
 
-import math
 from typing import Final
 
 from batcher.core.queue.entries import Entry
