@@ -15,6 +15,7 @@ from batcher.changes import check_change
 from batcher.connection import connect, disconnect
 from batcher.core.peers import Peers
 from batcher.delivery import Delivery
+from batcher.forsaken import Forsaken
 from batcher.line import Line
 from batcher.process import Process
 from batcher.reports import Reporter
@@ -40,6 +41,7 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._delivery = Delivery(nats_client, batcher)
+        self._forsaken = Forsaken(nats_client)
         self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
         process = Process(
@@ -63,9 +65,9 @@ class Batcher:
 
     def on_report(self, report: control_pb2.BatcherReport) -> None:
         """See `batcher.delivery.Listener`."""
-        if self._peers.take(report, time.monotonic()):
-            for line in self._lines:
-                line.on_peers()
+        self._peers.take(report, time.monotonic())
+        for line in self._lines:
+            line.on_peers()
 
     def on_reconnect(self) -> None:
         """NATS stands again."""
@@ -76,6 +78,7 @@ class Batcher:
         """Serves until ``stop``, then drains."""
         for line in self._lines:
             await line.intake.prepare()
+        await self._forsaken.listen()
         await self._delivery.listen(self)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._reporter.run())

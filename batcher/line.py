@@ -43,7 +43,7 @@ class Line:
             final_retry_s=settings.batcher.final_retry_s,
             weights=settings.weights,
         )
-        self._messages = HeldMessages(process.nats_client.jetstream())
+        self._messages = HeldMessages(process.nats_client)
         self._fleet = Fleet(urls, model, process.batcher, settings.batcher, self)
         self.intake = Intake(
             process.nats_client,
@@ -134,7 +134,7 @@ class Line:
         self._pump.wake()
 
     def on_peers(self) -> None:
-        """The workers are shared with more or fewer batchers than before."""
+        """What is our share of the workers may have changed."""
         self._pump.wake()
 
     # Events of the workers.

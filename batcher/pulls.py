@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from sluice.wire import subjects
-from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,6 @@ HEARTBEAT_S: Final = 5.0
 SILENCE_MAX_S: Final = 2.5 * HEARTBEAT_S
 RETRY_S: Final = 0.5
 DRAIN_S: Final = 2.0
-BYTES_MIN: Final = 2 * MAX_MESSAGE_BYTES
-"""The next message fits, with its headers: a pull that it does not fit into would end at once, again and again."""
 
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
@@ -59,6 +56,8 @@ class Puller:
         self._room_bytes = room_bytes
         self._on_task = on_task
         self._inbox = nats_client.new_inbox()
+        # The next message fits, with its headers: a pull that it does not fit into would end at once, again and again.
+        self._bytes_min = 2 * nats_client.max_payload
         self._numbers = 0
         self._missing = 0
         self._failure = ""
@@ -96,7 +95,7 @@ class Puller:
         self._missing, self._failure = room, ""
         request = {
             "batch": room,
-            "max_bytes": max(self._room_bytes(), BYTES_MIN),
+            "max_bytes": max(self._room_bytes(), self._bytes_min),
             "expires": int(EXPIRES_S * 1e9),
             "idle_heartbeat": int(HEARTBEAT_S * 1e9),
         }

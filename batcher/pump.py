@@ -60,8 +60,8 @@ class Pump:
         while True:
             self._woken.clear()
             now = time.monotonic()
-            batchers = self._process.peers.count(self._model, now)
-            self._ledger.advance(now, self._fleet.replicas(self._ledger, batchers))
+            share = self._process.peers.share(self._model, now)
+            self._ledger.advance(now, self._fleet.replicas(self._ledger, share))
             await self._carry_out(self._ledger.take())
             self._after()
             if not len(self._ledger) and not self._woken.is_set():

@@ -1,4 +1,6 @@
-"""Tells the gateways every second, and at every change of readiness, what this batcher can do."""
+"""Tells gateways and other batchers what this batcher can do: every second, more often while tasks wait, and at once
+when readiness changes.
+"""
 
 import asyncio
 import logging
@@ -15,6 +17,8 @@ from sluice.wire.codec import pack
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
+BUSY_INTERVAL_S: Final = 0.25
+"""While tasks wait: what a new one has to expect changes quickly."""
 
 
 class Reporter:
@@ -43,21 +47,25 @@ class Reporter:
         """Reports until it is cancelled."""
         while True:
             self._changed.clear()
-            await self._send(leaving=False)
+            report = self._report(leaving=False)
+            await self._send(report)
+            busy = any(model.queued for model in report.models)
             try:
-                async with asyncio.timeout(INTERVAL_S):
+                async with asyncio.timeout(BUSY_INTERVAL_S if busy else INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
                 continue
 
     async def leave(self) -> None:
         """The last report."""
-        await self._send(leaving=True)
+        await self._send(self._report(leaving=True))
 
-    async def _send(self, *, leaving: bool) -> None:
-        report = control_pb2.BatcherReport(
+    def _report(self, *, leaving: bool) -> control_pb2.BatcherReport:
+        return control_pb2.BatcherReport(
             batcher=self._batcher, models=self._models(), leaving=leaving
         )
+
+    async def _send(self, report: control_pb2.BatcherReport) -> None:
         try:
             await self._nats.publish(subjects.REPORTS, pack(report))
         except nats.errors.Error as error:

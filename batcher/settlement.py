@@ -2,28 +2,23 @@
 
 import asyncio
 import logging
-from typing import Final
 
 import nats.errors
+from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 
 from batcher.core.effects import Settlement
-from sluice.wire import subjects
+from batcher.dead_letters import DeadLetters
 from sluice.wire.jetstream import ACK_PROGRESS_S
 
 log = logging.getLogger(__name__)
-
-REASON_HEADER: Final = "Sluice-Reason"
-BURY_TRIES: Final = 5
-BURY_S: Final = 2.0
 
 
 class HeldMessages:
     """Messages by request id; keeps JetStream from delivering them to anybody else."""
 
-    def __init__(self, js: JetStreamContext) -> None:
-        self._js = js
+    def __init__(self, nats_client: Client) -> None:
+        self._letters = DeadLetters(nats_client)
         self._messages: dict[str, Msg] = {}
         self._size = 0
 
@@ -59,17 +54,11 @@ class HeldMessages:
 
     async def bury_message(self, message: Msg, reason: str) -> None:
         """Copies a message to the dead letters, and takes it out of the work queue when it is stored there."""
-        subject = subjects.DEAD_LETTERS + message.subject.removeprefix(subjects.TASKS)
-        headers = {**(message.headers or {}), REASON_HEADER: reason}
-        for _ in range(BURY_TRIES):
+        if await self._letters.store(message.subject, message.data, message.headers, reason):
             try:
-                await self._js.publish(subject, message.data, timeout=BURY_S, headers=headers)
                 await message.term()
             except nats.errors.Error as error:
-                log.warning("dead letter on %s is not stored yet: %s", subject, error)
-                continue
-            log.error("dead letter on %s: %s", subject, reason)
-            return
+                log.warning("a dead letter will come again: %s", error)
 
     async def keep_alive(self) -> None:
         """Says every `ACK_PROGRESS_S` that the held tasks are worked on, until it is cancelled."""

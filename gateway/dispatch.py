@@ -28,7 +28,7 @@ from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
 from sluice.wire.barrier import settle
-from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -117,12 +117,13 @@ class Dispatch:
         client = self._client
         if client is None or not client.is_connected:
             raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+        marked = {**headers, Header.MSG_ID: task.request_id}
         try:
             await client.jetstream().publish(
                 subjects.tasks(task.model, task.priority_class),
-                pack(task, client.max_payload),
+                pack(task, client.max_payload - header_bytes(marked)),
                 timeout=min(PUBLISH_S, max(deadline - time.monotonic(), 0.0)),
-                headers={**headers, Header.MSG_ID: task.request_id},
+                headers=marked,
             )
         except (OversizedMessage, TimeoutError, NatsError) as error:
             raise _typed(error) from error

@@ -15,7 +15,7 @@ from sluice.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_OF_OTHERS: Final = frozenset({"batcher", "triton"})
+_OF_OTHERS: Final = frozenset({"batcher", "tenants", "triton"})
 """Sections that a gateway does not read."""
 _FIXED: Final = [
     name

@@ -6,10 +6,12 @@ No threads and no clock in here; `model_workers.sender` drives it. The rules:
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - Every ``heartbeat_s`` a heartbeat goes out, with or without frames since the last one, and whoever sends it looks
   whether the batcher is still there.
+- When rows come or go, every channel hears of it within `NEWS_S`, with frames or without: batchers share the worker.
 - A second channel of the same batcher takes the place of the first, and what waited on that one is gone: a batcher that
   lost its channel sends its rows again.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,6 +24,10 @@ REPORT_FRAMES_MAX: Final = 1024
 
 BACKLOG_FRAMES_MAX: Final = 4096
 """With this many frames waiting on all channels the engine waits before its next step."""
+
+
+NEWS_S: Final = 0.05
+"""A batcher without frames hears of another load this soon, and no more often, seconds."""
 
 
 class Port(Protocol):
@@ -45,6 +51,7 @@ class Channel:
     port: Port
     heartbeat_s: float
     beat_at: float
+    news_at: float = math.inf
     sequence: int = 0
     waiting: list[frame_pb2.Frame] = field(default_factory=list)
 
@@ -63,7 +70,7 @@ class Channels:
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.load = worker_pb2.WorkerLoad()
+        self._load = worker_pb2.WorkerLoad()
         self._channels: dict[str, Channel] = {}
 
     @property
@@ -93,6 +100,14 @@ class Channels:
         self._channels.clear()
         return channels
 
+    def take_load(self, load: worker_pb2.WorkerLoad, now: float) -> None:
+        """The load from now on."""
+        known = (self._load.running, self._load.waiting)
+        self._load = load
+        if (load.running, load.waiting) != known:
+            for channel in self._channels.values():
+                channel.news_at = min(channel.news_at, now + NEWS_S)
+
     def post(self, batcher: str, frames: Iterable[frame_pb2.Frame]) -> None:
         """Adds frames; without a channel nobody waits for them, and they are dropped."""
         channel = self._channels.get(batcher)
@@ -104,21 +119,25 @@ class Channels:
         return [
             self._parcel(channel, now)
             for channel in self._channels.values()
-            if channel.waiting or channel.beat_at <= now
+            if channel.waiting or min(channel.beat_at, channel.news_at) <= now
         ]
 
-    def next_beat(self) -> float | None:
-        """When the next heartbeat is due; None without channels."""
-        return min((channel.beat_at for channel in self._channels.values()), default=None)
+    def next_due(self) -> float | None:
+        """When the next report without frames is due; None without channels."""
+        return min(
+            (min(channel.beat_at, channel.news_at) for channel in self._channels.values()),
+            default=None,
+        )
 
     def _parcel(self, channel: Channel, now: float) -> Parcel:
         beat = channel.beat_at <= now
         if beat:
             channel.beat_at = now + channel.heartbeat_s
+        channel.news_at = math.inf
         frames = list(islice(channel.waiting, REPORT_FRAMES_MAX))
         del channel.waiting[: len(frames)]
         report = worker_pb2.StepReport(
-            worker=self.worker, sequence=channel.sequence, frames=frames, load=self.load
+            worker=self.worker, sequence=channel.sequence, frames=frames, load=self._load
         )
         channel.sequence += 1
         return Parcel(channel, report, beat)

@@ -1,6 +1,7 @@
 """Which engine serves a model."""
 
 import time
+from functools import partial
 from typing import Final
 
 from model_workers.engine.echo import EchoEngine
@@ -19,7 +20,10 @@ def build_engine(settings: ModelSettings) -> Engine:
     """
     if settings.engine == "echo":
         context = settings.context_tokens or ECHO_CONTEXT_TOKENS
-        return EchoEngine(settings.slots, settings.max_waiting_rows, context)
+        limits = (settings.slots, settings.max_waiting_rows, context)
+        if not settings.echo_step_ms:
+            return EchoEngine(*limits)
+        return EchoEngine(*limits, partial(time.sleep, settings.echo_step_ms / 1000))
     check_model(settings)
     # Imported here: an echo worker needs no torch, and a broken folder is told at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine

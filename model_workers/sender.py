@@ -55,7 +55,7 @@ class Sender:
     ) -> None:
         """Takes the frames of a step, by batcher, and the load after it."""
         with self._changed:
-            self._channels.load = load
+            self._channels.take_load(load, self._clock())
             for batcher, messages in frames.items():
                 self._channels.post(batcher, messages)
             self._changed.notify_all()
@@ -95,9 +95,9 @@ class Sender:
         return self._stopping or waits or self._patience() == 0
 
     def _patience(self) -> float | None:
-        """Seconds until the next heartbeat is due; None without channels."""
-        beat_at = self._channels.next_beat()
-        return None if beat_at is None else max(0.0, beat_at - self._clock())
+        """Seconds until the next report is due; None without channels."""
+        due_at = self._channels.next_due()
+        return None if due_at is None else max(0.0, due_at - self._clock())
 
     def _deliver(self, parcel: Parcel) -> None:
         channel = parcel.channel

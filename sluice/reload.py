@@ -22,6 +22,7 @@ Raises:
 
 TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
     "gateway": frozenset({"safety", "routing"}),
+    "batcher": frozenset({"batcher", "tenants"}),
 }
 """Processes that obey SIGHUP, each with the sections that it takes anew. Any other process would die of the signal."""
 

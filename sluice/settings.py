@@ -52,6 +52,8 @@ class ModelSettings(_Section):
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
     engine: Literal["transformers", "echo"] = "transformers"
     """"echo" answers with the prompt's own tokens and no model: for load tests."""
+    echo_step_ms: float = Field(0.0, ge=0, le=10_000)
+    """What a step of the engine "echo" takes, whatever its rows."""
     slots: int = Field(32, ge=1, le=1024)
     """Rows computed at once."""
     max_waiting_rows: int = Field(32, ge=0, le=65536)

@@ -3,6 +3,7 @@
 import math
 
 from batcher.core.pace import Pace
+from batcher.core.peers import Share
 from batcher.core.replicas import Replica
 from batcher.core.transit import Sent
 from sluice.internal.v1 import worker_pb2
@@ -60,17 +61,13 @@ class Channel:
         if admission.HasField("load"):
             self._load = admission.load
 
-    def replica(self, name: str, sent: Sent, batchers: int = 1) -> Replica:
-        """The worker as the queue sees it, when ``batchers`` send to it, each as much as its share of what is free.
-
-        Shares are rounded up, so that the last free slot is used: between two words of the worker all of them
-        together send at most ``batchers - 1`` rows too many, which wait in it.
-        """
+    def replica(self, name: str, sent: Sent, share: Share) -> Replica:
+        """The worker as the queue sees it, without what is other batchers' share."""
         load = self._load
         return Replica(
             worker=name,
-            free_rows=-(-self._free_rows(sent) // batchers),
-            free_tokens=self._free_tokens(sent) / batchers,
+            free_rows=self._free_rows(sent, share),
+            free_tokens=self._free_tokens(sent) / share.batchers,
             waiting_tokens=load.waiting_tokens + sent.prefill_tokens_unanswered,
             running_rows=load.running + load.waiting,
             batches_in_flight=sent.batches_unanswered,
@@ -78,12 +75,14 @@ class Channel:
             prefill_token_s=self._pace.prefill_token_s,
         )
 
-    def _free_rows(self, sent: Sent) -> int:
+    def _free_rows(self, sent: Sent, share: Share) -> int:
         if not self.live or self._refused:
             return 0
-        # The worker's own count may be older than what is in flight, so the larger one is believed.
-        reported = self._load.running + self._load.waiting + sent.rows_unanswered
-        return max(0, self._load.slots - max(sent.rows, reported))
+        load = self._load
+        # The worker's own count may be older than what it has of us, so the larger one is believed.
+        taken = max(sent.rows - sent.rows_unanswered, load.running + load.waiting)
+        free = max(0, load.slots - taken)
+        return share.of(load.slots, free, sent.rows, sent.rows_unanswered)
 
     def _free_tokens(self, sent: Sent) -> float:
         if not self._load.block_tokens:

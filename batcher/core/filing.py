@@ -1,12 +1,12 @@
-"""Rows in the queue, and how they move to another one when the policy changes."""
+"""Rows in the queue."""
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from batcher.core.queue import Queue
-from batcher.core.rows import IN_FLIGHT, Row, RowState
+from batcher.core.rows import IN_FLIGHT, Row
 from batcher.core.tasks import QueuedTask
 from sluice.batching import Policy
 
@@ -18,12 +18,11 @@ class Filing:
     """The queue of one model, for rows.
 
     Attributes:
-        queue: the one in force; rows that an earlier one handed out are unknown to it.
+        queue: to be asked.
     """
 
     def __init__(self, policy: Policy, weights: Mapping[str, float]) -> None:
         self.queue = Queue(policy, weights)
-        self._elsewhere: set[str] = set()
 
     def add(self, row: Row, now: float) -> None:
         """Files a row that is new here."""
@@ -31,29 +30,14 @@ class Filing:
 
     def put_back(self, row: Row, now: float) -> None:
         """Files a row again that was handed out."""
-        if row.id in self._elsewhere:
-            self._elsewhere.remove(row.id)
-            self.queue.add(_queued(row), now)
-        else:
-            self.queue.requeue(row.id, len(row.produced), now)
+        self.queue.requeue(row.id, len(row.produced), now)
 
     def leave(self, row: Row, now: float, *, whole: bool) -> None:
         """Forgets a row, waiting or handed out; ``whole``: it has all of its answer."""
-        if row.id in self._elsewhere:
-            self._elsewhere.remove(row.id)
-        elif row.state in IN_FLIGHT:
+        if row.state in IN_FLIGHT:
             self.queue.finish(row.id, len(row.produced), now, whole=whole)
         else:
             self.queue.cancel(row.id)
-
-    def change(self, policy: Policy, weights: Mapping[str, float], rows: Iterable[Row]) -> None:
-        """Makes a queue with another policy. Of ``rows`` those that wait move there, and keep the time they came at."""
-        self.queue = Queue(policy, weights)
-        for row in sorted(rows, key=lambda row: row.since):
-            if row.state is RowState.WAITING:
-                self.queue.add(_queued(row), row.since)
-            elif row.state in IN_FLIGHT:
-                self._elsewhere.add(row.id)
 
 
 def _queued(row: Row) -> QueuedTask:

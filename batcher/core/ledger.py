@@ -12,7 +12,6 @@ docs/wire.md:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from batcher.core.answers import Answers
@@ -74,8 +73,8 @@ class Ledger:
         return self._transit.sent(worker)
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Puts another policy into force: what waits is filed anew, what is with a worker goes on."""
-        self._filing.change(policy, weights, self._book)
+        """Puts another policy into force: what waits keeps its time, what is with a worker goes on."""
+        self.queue.reconfigure(policy, weights)
 
     def take(self) -> Effects:
         """What is to be done since the last call."""
@@ -206,7 +205,7 @@ class Ledger:
                 self._wake_at = decision.wake_at
                 return
             self._send(decision.batch, now)
-            replicas = [_after(decision.batch, replica) for replica in replicas]
+            replicas = [replica.after(decision.batch) for replica in replicas]
 
     def wake_at(self) -> float | None:
         """When `advance` must be called if nothing happens before; None: never."""
@@ -318,19 +317,6 @@ class Ledger:
         for row in self._book.late(now):
             if row.state in IN_FLIGHT:
                 self._end(row, _deadline(), now)
-
-
-def _after(batch: Batch, replica: Replica) -> Replica:
-    """The replica as it is once it has the batch."""
-    if replica.worker != batch.worker:
-        return replica
-    return replace(
-        replica,
-        free_rows=replica.free_rows - len(batch.rows),
-        free_tokens=replica.free_tokens - batch.cache_tokens,
-        waiting_tokens=replica.waiting_tokens + batch.tokens,
-        batches_in_flight=replica.batches_in_flight + 1,
-    )
 
 
 def _has(worker: str, row: Row) -> bool:

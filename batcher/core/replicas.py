@@ -37,7 +37,9 @@ class Replica:
         return steps * self.step_s + tokens * self.prefill_token_s
 
     def after(self, batch: Batch) -> "Replica":
-        """With a batch on its way that it has not answered."""
+        """As it is with ``batch`` on its way to ``batch.worker``."""
+        if batch.worker != self.worker:
+            return self
         return replace(
             self,
             free_rows=self.free_rows - len(batch.rows),

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from batcher.core.ledger import Ledger
+from batcher.core.peers import Share
 from batcher.core.replicas import Replica
 from batcher.workers.worker import Worker, WorkerEvents
 from sluice.internal.v1 import worker_pb2
@@ -53,10 +54,10 @@ class Fleet:
         """What the worker calls itself now."""
         return self._workers[worker].channel.worker
 
-    def replicas(self, ledger: Ledger, batchers: int) -> list[Replica]:
-        """What may be sent to each live worker when ``batchers`` share them."""
+    def replicas(self, ledger: Ledger, share: Share) -> list[Replica]:
+        """What may be sent to each live worker."""
         return [
-            worker.channel.replica(name, ledger.sent(name), batchers)
+            worker.channel.replica(name, ledger.sent(name), share)
             for name, worker in self._workers.items()
             if worker.live
         ]

@@ -65,6 +65,17 @@ class DirectWorker:
         self._frames.cancel()
         await self._channel.close()
 
+    async def send(self, batch: list[worker_pb2.Row]) -> None:
+        """Sends the batch, and returns when the worker has taken it."""
+        await self._send(batch)
+        self._open += len(batch)
+
+    async def report(self) -> worker_pb2.StepReport:
+        """The next report of the channel."""
+        step = (await self._next()).step
+        self._open -= sum(frame.HasField("final") for frame in step.frames)
+        return step
+
     async def first_token(self, batch: list[worker_pb2.Row]) -> None:
         """Sends the batch and returns at its first token; `finish` must be called before the next batch."""
         await self._send(batch)
@@ -87,9 +98,7 @@ class DirectWorker:
 
     async def _read(self) -> int:
         """Takes one report; the number of tokens in it."""
-        frames = (await self._next()).step.frames
-        self._open -= sum(frame.HasField("final") for frame in frames)
-        return sum(len(frame.token_ids) for frame in frames)
+        return sum(len(frame.token_ids) for frame in (await self.report()).frames)
 
     async def _send(self, batch: list[worker_pb2.Row]) -> None:
         request = worker_pb2.WorkerRequest(

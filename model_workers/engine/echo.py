@@ -3,7 +3,7 @@
 For load tests of everything around an engine. Stop tokens do not end an echo: a chat template puts them into prompts.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
@@ -13,13 +13,20 @@ from model_workers.engine.scheduler import Limits, Scheduler
 
 
 class EchoEngine:
-    """One token per row and step; see `Engine`."""
+    """One token per row and step, of which each calls ``pause`` first; see `Engine`."""
 
-    def __init__(self, slots: int, max_waiting: int, context_tokens: int) -> None:
+    def __init__(
+        self,
+        slots: int,
+        max_waiting: int,
+        context_tokens: int,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
         # One block a row, and one of reserve: there is nothing to cache, so only slots limit it.
         blocks = BlockManager(2 * slots, context_tokens, prefix_cache=False)
         limits = Limits(slots, max_waiting, context_tokens, slots * context_tokens)
         self._scheduler = Scheduler(blocks, limits)
+        self._pause = pause
         self._steps = 0
 
     def add(self, row: RowSpec, now: float) -> None:
@@ -33,6 +40,7 @@ class EchoEngine:
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
+        self._pause()
         self._steps += 1
         steps = [row.closing(end) for row, end in self._scheduler.sweep(now)]
         return steps + [self._answer(row, count) for row, count in self._scheduler.schedule()]

@@ -36,9 +36,10 @@ def plan(
     cost: scenario.Cost = "large-cpu",
     engine: scenario.EngineKind = "continuous",
     slots: scenario.Slots = 32,
-    prefill_tokens: scenario.PrefillTokens = 0,
+    prefill_tokens: scenario.PrefillTokens = 512,
     cache_tokens: scenario.CacheTokens = 0,
-    preempts: scenario.Preempts = False,
+    preempts: scenario.Preempts = True,
+    admission: scenario.Admission = True,
     slo: scenario.Slos = None,
     worker_hour_price: scenario.Price = None,
     as_json: options.Json = False,
@@ -50,9 +51,14 @@ def plan(
     from sluice.simulation.planner import plan_job, plan_trace
     from sluice.simulation.slo import parse_slos
 
-    chosen = scenario.load_policy(policy, config, model)
+    mesh = scenario.load_settings(config)
+    chosen = scenario.load_policies(policy, mesh, model)
+    if len(chosen) != 1:
+        raise typer.BadParameter(f"{policy!r} is more than one policy")
     limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts)
-    setup = scenario.setup(chosen, cost, engine, limits, 1, None)
+    setup = scenario.setup(
+        chosen[policy.strip()], mesh, cost=cost, engine=engine, limits=limits, admission=admission
+    )
     if documents is not None:
         if trace is not None or arrivals:
             raise typer.BadParameter("give either --documents or traffic")

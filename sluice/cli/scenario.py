@@ -10,10 +10,11 @@ from sluice.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
     from sluice.batching import Policy
+    from sluice.settings import Settings
     from sluice.simulation.cost import StepCost
     from sluice.simulation.engine import EngineLimits
     from sluice.simulation.lengths import LengthMix
-    from sluice.simulation.simulator import Setup
+    from sluice.simulation.setup import Setup
     from sluice.simulation.trace import Arrival
 
 _T = TypeVar("_T")
@@ -54,7 +55,10 @@ CacheTokens = Annotated[
     int, typer.Option(min=0, help="Tokens that fit a worker's cache; 0: only slots limit it.")
 ]
 Preempts = Annotated[
-    bool, typer.Option("--preempts", help="Urgent rows take the slots of less urgent ones.")
+    bool,
+    typer.Option(
+        "--preempts/--no-preempts", help="Whether urgent rows take slots of less urgent ones."
+    ),
 ]
 Slos = Annotated[
     list[str] | None,
@@ -68,7 +72,18 @@ Slos = Annotated[
 Price = Annotated[
     float | None, typer.Option(min=0, metavar="PRICE", help="Of one worker and hour.")
 ]
-Config = Annotated[Path | None, typer.Option(help='YAML file; its policy is called "config" here.')]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help='YAML file: its policy, called "config" here, weights of tenants, and limits.'
+    ),
+]
+Admission = Annotated[
+    bool,
+    typer.Option(
+        "--admission/--no-admission", help="Whether the gateway refuses what would be late."
+    ),
+]
 
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
@@ -116,15 +131,12 @@ def load_cost(name: str) -> "StepCost":
     return checked(lambda: fit(parse_samples(_lines(Path(name)))), name).cost
 
 
-def load_policies(names: str, config: Path | None, model: str | None) -> "dict[str, Policy]":
-    """Policies by name, in the order they were named."""
-    from sluice import settings
+def load_policies(names: str, config: "Settings", model: str | None) -> "dict[str, Policy]":
+    """Policies by name, in the order they were named; "config" is the configuration's for ``model``."""
     from sluice.batching import PRESETS, Policy
 
     known = {name: Policy.model_validate(name) for name in PRESETS}
-    if config is not None:
-        batcher = settings.load(config).batcher
-        known["config"] = batcher.policy_of(model) if model else batcher.policy
+    known["config"] = config.batcher.policy_of(model) if model else config.batcher.policy
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen or [""]:
         if name not in known:
@@ -132,12 +144,11 @@ def load_policies(names: str, config: Path | None, model: str | None) -> "dict[s
     return {name: known[name] for name in chosen}
 
 
-def load_policy(name: str, config: Path | None, model: str | None) -> "Policy":
-    """One policy."""
-    policies = load_policies(name, config, model)
-    if len(policies) != 1:
-        raise typer.BadParameter(f"{name!r} is more than one policy")
-    return next(iter(policies.values()))
+def load_settings(config: Path | None) -> "Settings":
+    """The configuration: policies, weights of tenants, and limits of gateway and batcher."""
+    from sluice import settings
+
+    return settings.load(config)
 
 
 def load_mix(prompt: str, answer: str) -> "LengthMix":
@@ -161,20 +172,32 @@ def limits(slots: int, prefill_tokens: int, cache_tokens: int, preempts: bool) -
 
 def setup(
     policy: "Policy",
+    config: "Settings",
+    *,
     cost: str,
     engine: str,
     limits: "EngineLimits",
-    workers: int,
-    until: float | None,
+    admission: bool,
+    workers: int = 1,
+    until: float | None = None,
 ) -> "Setup":
     """What is simulated."""
-    from sluice.simulation.simulator import ENGINES, Setup
+    from sluice.simulation.setup import ENGINES, Setup
 
-    for kind in ENGINES:
-        if kind == engine:
-            found = load_cost(cost)
-            return Setup(policy, found, workers, limits, kind, until_s=until)
-    raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    kind = next((kind for kind in ENGINES if kind == engine), None)
+    if kind is None:
+        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    return Setup(
+        policy=policy,
+        cost=load_cost(cost),
+        workers=workers,
+        limits=limits,
+        engine=kind,
+        weights=config.weights,
+        prefetch_rows=config.batcher.prefetch_rows,
+        queue_max=config.gateway.queue_max if admission else None,
+        until_s=until,
+    )
 
 
 def _lines(file: Path) -> Iterable[str]:

@@ -11,7 +11,7 @@ from sluice.cli import options, output, scenario
 
 if TYPE_CHECKING:
     from sluice.simulation.outcome import History
-    from sluice.simulation.simulator import Setup
+    from sluice.simulation.setup import Setup
     from sluice.simulation.slo import Slo
     from sluice.simulation.summary import ClassSummary, Summary
     from sluice.simulation.trace import Arrival
@@ -31,9 +31,10 @@ def simulate(
     cost: scenario.Cost = "large-cpu",
     engine: scenario.EngineKind = "continuous",
     slots: scenario.Slots = 32,
-    prefill_tokens: scenario.PrefillTokens = 0,
+    prefill_tokens: scenario.PrefillTokens = 512,
     cache_tokens: scenario.CacheTokens = 0,
-    preempts: scenario.Preempts = False,
+    preempts: scenario.Preempts = True,
+    admission: scenario.Admission = True,
     slo: scenario.Slos = None,
     until: Annotated[
         float | None,
@@ -59,9 +60,19 @@ def simulate(
     found = scenario.load_trace(trace, arrivals, seconds, seed, model)
     slos = scenario.checked(lambda: parse_slos(slo or ()), "--slo")
     limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts)
+    mesh = scenario.load_settings(config)
     setups = {
-        name: scenario.setup(policy, cost, engine, limits, workers, until)
-        for name, policy in scenario.load_policies(policies, config, model).items()
+        name: scenario.setup(
+            policy,
+            mesh,
+            cost=cost,
+            engine=engine,
+            limits=limits,
+            admission=admission,
+            workers=workers,
+            until=until,
+        )
+        for name, policy in scenario.load_policies(policies, mesh, model).items()
     }
     histories = {name: run(found, setup) for name, setup in setups.items()}
     summaries = {

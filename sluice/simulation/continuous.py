@@ -1,5 +1,10 @@
-"""An engine whose rows join and leave at every step: continuous batching with chunked prefill and a bounded cache."""
+"""An engine whose rows join and leave at every step: continuous batching with chunked prefill and a bounded cache.
 
+It plans a step as the scheduler of the shipped engine does: rows that decode get their token; prompts get the budget,
+the most urgent first; a row joins when a slot and cache are there, if need be those of less urgent ranks.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
@@ -32,6 +37,8 @@ class ContinuousEngine:
             if len(self._rows) >= self._limits.slots + self._limits.waiting:
                 refused.append(row.request_id)
             else:
+                self._numbers += 1
+                row.number = self._numbers
                 self._rows[row.request_id] = row
                 self._wait(row)
         return refused
@@ -47,13 +54,13 @@ class ContinuousEngine:
     def stretch(self) -> Stretch | None:
         """See `Engine`."""
         self._evict()
-        self._join()
-        self._plan = list(self._chunks())
+        self._plan = self._plan_prompts()
         if not self._plan and not self._decoding:
             return None
         decoding, context = len(self._decoding), self._context
         tokens = sum(n for _, n in self._plan)
-        one = self._cost(tokens, decoding, context)
+        attended = sum(n * (row.computed + n / 2) for row, n in self._plan)
+        one = self._cost(tokens, decoding, context, attended)
         growth = self._cost.context_token_s * decoding
         steps = 1 if self._plan else self._quiet_steps()
         return Stretch(steps, lambda n: n * one + growth * n * (n - 1) / 2)
@@ -94,8 +101,7 @@ class ContinuousEngine:
     # Slots.
 
     def _wait(self, row: EngineRow) -> None:
-        self._numbers += 1
-        heappush(self._waiting, (row.rank, self._numbers, row.request_id))
+        heappush(self._waiting, (*row.urgency, row.request_id))
 
     def _waits(self, request_id: str) -> bool:
         return (
@@ -109,33 +115,38 @@ class ContinuousEngine:
             heappop(self._waiting)
         return self._rows[self._waiting[0][2]] if self._waiting else None
 
-    def _join(self) -> None:
-        while (row := self._next_waiting()) is not None and self._has_place(row):
-            heappop(self._waiting)
-            self._prefilling[row.request_id] = row
-
-    def _has_place(self, row: EngineRow) -> bool:
-        """Whether the row can have a slot, if need be that of a less urgent one."""
-        while not self._fits(row):
-            victim = self._victim(row.rank) if self._limits.preempts else None
-            if victim is None:
+    def _join(self, row: EngineRow) -> bool:
+        """Takes the next waiting row in, at the cost of less urgent ranks if need be; whether that worked."""
+        while not self._fits(row, self._running, self._used()):
+            if not self._limits.preempts or not self._reclaims(row):
                 return False
-            self._preempt(victim)
+            self._preempt(self._least_urgent())
+        heappop(self._waiting)
+        self._prefilling[row.request_id] = row
         return True
 
-    def _fits(self, row: EngineRow) -> bool:
-        if not self._running:
+    def _fits(self, row: EngineRow, running: int, used: int) -> bool:
+        if not running:
             return True  # Were it longer than the whole cache, no waiting would help.
         cache = self._limits.cache_tokens
-        return self._running < self._limits.slots and (
-            not cache or self._used() + row.length + self._running < cache
-        )
+        return running < self._limits.slots and (not cache or used + row.length + running < cache)
 
-    def _victim(self, rank: int) -> EngineRow | None:
-        """The least urgent of the rows that decode and are less urgent than ``rank``; of those the youngest."""
-        rows = [self._rows[request_id] for request_id in reversed(self._decoding)]
-        worst = max(rows, key=lambda row: row.rank, default=None)
-        return worst if worst is not None and worst.rank > rank else None
+    def _reclaims(self, row: EngineRow) -> bool:
+        """Whether ``row`` would fit if all rows of less urgent ranks went."""
+        victims = [other for other in self._in_slots() if other.rank > row.rank]
+        left = self._used() - sum(self._length(victim) for victim in victims)
+        return bool(victims) and self._fits(row, self._running - len(victims), left)
+
+    def _least_urgent(self) -> EngineRow:
+        return max(self._in_slots(), key=lambda row: row.urgency)
+
+    def _in_slots(self) -> Iterator[EngineRow]:
+        yield from self._prefilling.values()
+        yield from (self._rows[request_id] for request_id in self._decoding)
+
+    def _length(self, row: EngineRow) -> int:
+        end = self._decoding.get(row.request_id)
+        return row.length if end is None else row.prompt + row.answer - (end - self._steps)
 
     def _preempt(self, row: EngineRow) -> None:
         self._leave_slot(row)
@@ -146,10 +157,7 @@ class ContinuousEngine:
         """Makes room in the cache for one more token of every row."""
         cache = self._limits.cache_tokens
         while cache and self._running > 1 and self._used() + self._running > cache:
-            victim = self._victim(-1)
-            if victim is None:
-                return
-            self._preempt(victim)
+            self._preempt(self._least_urgent())
 
     def _leave_slot(self, row: EngineRow) -> None:
         self._prefilling.pop(row.request_id, None)
@@ -167,16 +175,29 @@ class ContinuousEngine:
 
     # Steps.
 
-    def _chunks(self) -> Iterator[tuple[EngineRow, int]]:
-        """What a step computes of each prompt."""
-        left = self._limits.prefill_tokens or None
-        for row in self._prefilling.values():
-            missing = row.length - row.computed
-            tokens = missing if left is None else min(left, missing)
-            if left is not None:
-                left -= tokens
-            if tokens:
-                yield row, tokens
+    def _plan_prompts(self) -> list[tuple[EngineRow, int]]:
+        """What a step computes of each prompt: the most urgent first, as far as the budget goes."""
+        plan: list[tuple[EngineRow, int]] = []
+        budget = self._limits.prefill_tokens or math.inf
+        begun = sorted(self._prefilling.values(), key=lambda row: row.urgency)
+        queue_moves = True
+        while budget > 0:
+            row = begun[0] if begun else None
+            head = self._next_waiting() if queue_moves else None
+            if head is not None and (row is None or head.urgency < row.urgency):
+                queue_moves = self._join(head)
+                begun = [other for other in begun if other.request_id in self._prefilling]
+                if not queue_moves:
+                    continue
+                row = head
+            elif row is None:
+                break
+            else:
+                begun.pop(0)
+            tokens = int(min(budget, row.length - row.computed))
+            budget -= tokens
+            plan.append((row, tokens))
+        return plan
 
     def _quiet_steps(self) -> int:
         while self._ends and self._decoding.get(self._ends[0][1]) != self._ends[0][0]:

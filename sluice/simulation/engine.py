@@ -19,6 +19,7 @@ class EngineRow:
         answer: tokens that it will have when it ends.
         produced: tokens of the answer so far.
         computed: tokens of prompt and answer in the cache.
+        number: in the order in which the engine got its rows.
     """
 
     request_id: str
@@ -27,6 +28,12 @@ class EngineRow:
     answer: int
     produced: int = 0
     computed: int = 0
+    number: int = 0
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """The smallest goes first."""
+        return self.rank, self.number
 
     @property
     def length(self) -> int:
@@ -85,11 +92,11 @@ class EngineLimits:
     slots: int = 32
     waiting: int = 32
     """Rows that may wait inside it for a slot."""
-    prefill_tokens: int = 0
+    prefill_tokens: int = 512
     """Most prompt tokens of a step (chunked prefill); 0: whole prompts."""
     cache_tokens: int = 0
     """Tokens of all rows in slots together; 0: no limit but the slots."""
-    preempts: bool = False
+    preempts: bool = True
     """Whether a waiting row takes the slot of a less urgent one, which is computed again later."""
 
 

@@ -11,7 +11,8 @@ from sluice.simulation.engine import EngineLimits
 from sluice.simulation.failures import SimulationError
 from sluice.simulation.lengths import LengthMix
 from sluice.simulation.outcome import Ending
-from sluice.simulation.simulator import Setup, simulate
+from sluice.simulation.setup import Setup
+from sluice.simulation.simulator import simulate
 from sluice.simulation.slo import Slo
 from sluice.simulation.summary import Summary, summarize
 from sluice.simulation.trace import Arrival
@@ -152,7 +153,7 @@ def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: floa
     if limits.prefill_tokens:
         steps *= max(1.0, prefill / limits.prefill_tokens)
         prefill = min(prefill, limits.prefill_tokens)
-    seconds = cost(prefill, decoding, decoding * context)
+    seconds = cost(prefill, decoding, decoding * context, prefill * prompt / 2)
     return rows / (steps * seconds)
 
 
@@ -163,7 +164,7 @@ def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
     for _ in range(SAMPLE_DOCUMENTS):
         prompt, answer = mix.prompt.draw(chance), mix.answer.draw(chance)
         trace.append(Arrival(0.0, prompt, answer, answer, "bulk"))
-    history = simulate(trace, replace(setup, workers=1, until_s=None))
+    history = simulate(trace, replace(setup, workers=1, queue_max=None, until_s=None))
     ends = sorted(
         o.ended_at for o in history.outcomes if o.ending is Ending.FINISHED and o.ended_at
     )

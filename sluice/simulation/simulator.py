@@ -5,65 +5,25 @@ drawn: all chance is in the trace.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from batcher.core.batches import Batch
 from batcher.core.queue import Queue
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
-from sluice.simulation.continuous import ContinuousEngine
-from sluice.simulation.cost import StepCost
-from sluice.simulation.engine import Engine, EngineLimits, EngineRow, Progress
+from sluice.simulation.admission import REPORT_S, Admission
+from sluice.simulation.engine import EngineRow, Progress
 from sluice.simulation.events import Events
 from sluice.simulation.outcome import Ending, History, Outcome, QueueSample
-from sluice.simulation.padded import PaddedEngine
+from sluice.simulation.setup import Setup
+from sluice.simulation.store import Store
 from sluice.simulation.trace import Arrival
 from sluice.simulation.worker import SimulatedWorker
 from sluice.wire.subjects import CLASSES
 
-EngineKind = Literal["continuous", "padded"]
-
-ENGINES: Final[Mapping[EngineKind, Callable[[StepCost, EngineLimits], Engine]]] = {
-    "continuous": ContinuousEngine,
-    "padded": PaddedEngine,
-}
-
 SAMPLES: Final = 400
 """About how many samples of the queue a run takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What the ways take, seconds."""
-
-    in_s: float = 0.002
-    """From the caller into the batcher's queue."""
-    send_s: float = 0.001
-    """From batcher to worker, and back."""
-    out_s: float = 0.002
-    """From the worker to the caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What is simulated.
-
-    Attributes:
-        weights: shares of tenants that differ from 1.
-        until_s: when to stop; None: when everything has ended.
-    """
-
-    policy: Policy
-    cost: StepCost
-    workers: int = 1
-    limits: EngineLimits = field(default_factory=EngineLimits)
-    engine: EngineKind = "continuous"
-    links: Links = field(default_factory=Links)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    until_s: float | None = None
 
 
 def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
@@ -78,13 +38,14 @@ class Simulation:
         self._setup = setup
         self._events = Events()
         self._queue = Queue(setup.policy, dict(setup.weights))
+        self._store = Store()
+        self._admission = _admission(setup, self._queue, self._store)
         self._outcomes = [Outcome(arrival) for arrival in trace]
         self._ranks = {name: rank for rank, name in enumerate(CLASSES)}
-        make = ENGINES[setup.engine]
         self._workers = {
             f"w{number}": SimulatedWorker(
                 f"w{number}",
-                make(setup.cost, setup.limits),
+                setup.make_engine(),
                 setup.cost,
                 setup.links.send_s,
                 self._events,
@@ -92,6 +53,7 @@ class Simulation:
             )
             for number in range(setup.workers)
         }
+        self._open = len(self._outcomes)
         self._at_worker: dict[str, SimulatedWorker] = {}
         self._queued_at: dict[str, float] = {}
         self._pump_due = False
@@ -104,7 +66,11 @@ class Simulation:
         """Plays until everything has ended, or until `Setup.until_s`."""
         events, until = self._events, self._setup.until_s
         self._expect(0)
-        while (due := events.next_at()) is not None and (until is None or due <= until):
+        if self._admission is not None:
+            self._report_load(self._admission)
+        while self._open and (due := events.next_at()) is not None:
+            if until is not None and due > until:
+                break
             self._sample(due)
             events.step()
         if until is not None:
@@ -121,22 +87,37 @@ class Simulation:
 
     def _arrive(self, number: int) -> None:
         self._expect(number + 1)
-        arrival = self._outcomes[number].arrival
-        self._events.at(self._events.now + self._setup.links.in_s, partial(self._enqueue, number))
+        arrival, now = self._outcomes[number].arrival, self._events.now
+        if self._admission is not None and not self._admission.admits(arrival, now):
+            self._end(self._outcomes[number], Ending.REFUSED, now)
+            return
+        self._events.at(now + self._setup.links.in_s, partial(self._publish, number))
         if arrival.timeout_s is not None:
             self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
 
+    def _report_load(self, admission: Admission) -> None:
+        """The batcher's report, now and from now on."""
+        now = self._events.now
+        admission.report(now, len(self._workers))
+        self._events.at(now + REPORT_S, partial(self._report_load, admission))
+
     # Batcher.
 
-    def _enqueue(self, number: int) -> None:
+    def _publish(self, number: int) -> None:
         outcome = self._outcomes[number]
-        if outcome.ending is not Ending.OPEN:
-            return
-        arrival, now = outcome.arrival, self._events.now
-        request_id = str(number)
-        self._queued_at[request_id] = now
-        self._queue.add(_task(request_id, arrival), now)
-        self._nudge()
+        if outcome.ending is Ending.OPEN:
+            self._queued_at[str(number)] = self._events.now
+            self._store.put(outcome.arrival.priority_class, str(number))
+            self._nudge()
+
+    def _prefetch(self) -> None:
+        """Takes what there is room for out of the work queue."""
+        for name in self._store:
+            room = self._setup.prefetch_rows - self._queue.waiting(name)
+            for request_id in self._store.take(name, room):
+                outcome = self._outcomes[int(request_id)]
+                if outcome.ending is Ending.OPEN:
+                    self._queue.add(_task(request_id, outcome.arrival), self._events.now)
 
     def _nudge(self) -> None:
         """The queue is asked once for all that happens at one time."""
@@ -148,11 +129,11 @@ class Simulation:
         self._pump_due = False
         now = self._events.now
         while True:
+            self._prefetch()
             replicas = [worker.replica() for worker in self._workers.values()]
             decision = self._queue.next_batch(now, replicas)
             for request_id in decision.expired:
-                self._leave_queue(request_id)
-                self._close_late(self._outcomes[int(request_id)])
+                self._expire(int(request_id))
             if decision.batch is None:
                 break
             self._send(decision.batch)
@@ -197,16 +178,19 @@ class Simulation:
         outcome, request_id = self._outcomes[number], str(number)
         if outcome.ending is not Ending.OPEN:
             return
+        self._end(outcome, Ending.EXPIRED, self._events.now)
+        if request_id in self._queued_at:
+            self._leave_queue(request_id)
         worker = self._at_worker.pop(request_id, None)
         if worker is not None:
-            self._close_late(outcome)
             worker.drop(request_id)
             worker.forget(request_id)
             self._queue.finish(request_id, 0, self._events.now, whole=False)
         self._nudge()
 
-    def _close_late(self, outcome: Outcome) -> None:
-        outcome.ending, outcome.ended_at = Ending.EXPIRED, self._events.now
+    def _end(self, outcome: Outcome, ending: Ending, at: float) -> None:
+        outcome.ending, outcome.ended_at = ending, at
+        self._open -= 1
 
     # Workers.
 
@@ -226,7 +210,7 @@ class Simulation:
         for request_id in progress.ended:
             outcome = self._outcomes[int(request_id)]
             if outcome.ending is Ending.OPEN:
-                outcome.ending, outcome.ended_at = Ending.FINISHED, now + links.out_s
+                self._end(outcome, Ending.FINISHED, now + links.out_s)
         if progress.first or progress.ended:
             self._events.at(now + links.send_s, partial(self._report, worker, progress.ended))
 
@@ -249,7 +233,7 @@ class Simulation:
                 del samples[1::2]
                 self._sample_s *= 2
                 continue
-            queued = tuple(self._queue.waiting(name) for name in CLASSES)
+            queued = tuple(self._queue.waiting(name) + self._store[name] for name in CLASSES)
             running = sum(worker.running for worker in self._workers.values())
             samples.append(QueueSample(at_s, queued, running))
 
@@ -263,6 +247,12 @@ class Simulation:
             self._history.row_s += worker.row_s
         self._history.seconds = now
         return self._history
+
+
+def _admission(setup: Setup, queue: Queue, store: Store) -> Admission | None:
+    if setup.queue_max is None:
+        return None
+    return Admission(queue, store, setup.queue_max)
 
 
 def _task(request_id: str, arrival: Arrival) -> QueuedTask:

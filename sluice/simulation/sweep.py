@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice.simulation.simulator import Setup, simulate
+from sluice.simulation.setup import Setup
+from sluice.simulation.simulator import simulate
 from sluice.simulation.slo import Slo
 from sluice.simulation.summary import Summary, summarize
 from sluice.simulation.trace import Arrival

@@ -61,14 +61,15 @@ class SimulatedWorker:
         free = math.inf
         if load.cache_tokens:
             coming = sum(self._sent[row.request_id] for row in travelling)
-            free = max(0.0, load.free_tokens - coming)
+            # Rows that wait inside the worker have no place in its cache yet.
+            free = max(0.0, load.free_tokens - load.waiting_tokens - coming)
         present = max(len(self._sent), load.running + load.waiting + len(self._travelling))
         return Replica(
             worker=self.name,
             free_rows=max(0, load.slots - present),
             free_tokens=free,
             waiting_tokens=load.waiting_tokens + sum(row.length for row in travelling),
-            running_rows=load.running,
+            running_rows=load.running + load.waiting,
             batches_in_flight=self._unanswered,
             step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
             prefill_token_s=self._cost.prefill_token_s,

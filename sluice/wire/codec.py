@@ -1,5 +1,6 @@
 """Packs and unpacks every message that crosses NATS or Triton; nothing else calls protobuf for them."""
 
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -21,6 +22,16 @@ class OversizedMessage(ValueError):
         super().__init__(f"{kind} of {size} bytes is over the limit of {limit} bytes")
         self.size = size
         self.limit = limit
+
+
+def header_bytes(headers: Mapping[str, str]) -> int:
+    """What ``headers`` add to a message on NATS, bytes: the server counts them as part of its payload.
+
+    nats-py counts the payload alone. The server answers a message that is too large by closing the connection, and
+    nats-py does not open it again.
+    """
+    lines = (len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+    return len(b"NATS/1.0\r\n\r\n") + sum(lines)
 
 
 def pack(message: Message, limit: int = MAX_MESSAGE_BYTES) -> bytes:

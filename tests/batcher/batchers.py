@@ -46,11 +46,12 @@ def settings_of(
 
 @asynccontextmanager
 async def running_batcher(
-    settings: Settings, tracer: Tracer | None = None
+    settings: Settings, tracer: Tracer | None = None, config: Path | None = None
 ) -> AsyncIterator[asyncio.Event]:
     """A batcher in this loop; gives the event that makes it drain. Its end is checked."""
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(settings, new_id(), tracer or NoOpTracer(), stop))
+    serving = serve(settings, new_id(), tracer or NoOpTracer(), stop, config)
+    task = asyncio.create_task(serving)
     try:
         yield stop
     finally:

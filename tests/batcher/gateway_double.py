@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.wire import clock, jetstream, subjects
@@ -41,6 +42,7 @@ class GatewayDouble:
         answers: by request.
         reports: of batchers, in order.
         questions: requests that batchers asked about, in order.
+        senders: batchers that frames came from, by request.
         settlements: the last word of batchers about a task, by its sequence in the stream.
         deliveries: how often a task had been delivered when a batcher last spoke of it, by its sequence.
         progress: in-progress acknowledgements that batchers sent.
@@ -58,6 +60,7 @@ class GatewayDouble:
         self.questions: list[str] = []
         self.progress = 0
         self.deliveries: dict[int, int] = {}
+        self.senders: dict[str, set[str]] = {}
         self._sequences: dict[str, int] = {}
         self.settlements: dict[int, bytes] = {}
         self._changed = asyncio.Condition()
@@ -207,12 +210,20 @@ class GatewayDouble:
         )
         return await subscription.next_msg(bound_s)
 
+    async def ack_wait(self, wait_s: float, model: str = "echo") -> None:
+        """Sets how long JetStream waits for an acknowledgement of interactive tasks."""
+        name = subjects.tasks_consumer(model, "interactive")
+        info = await self.js.consumer_info(subjects.TASKS_STREAM, name)
+        config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
+        await self.js.add_consumer(subjects.TASKS_STREAM, config)
+
     async def _control(self, message: control_pb2.ControlMessage) -> None:
         await self.client.publish(subjects.CONTROL, message.SerializeToString())
 
     async def _frames(self, message: Msg) -> None:
         bundle = frame_pb2.FrameBundle.FromString(message.data)
         for frame in bundle.frames:
+            self.senders.setdefault(frame.request_id, set()).add(bundle.batcher)
             if not self.lose(frame):
                 await self._take(frame)
         async with self._changed:

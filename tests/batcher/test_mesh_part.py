@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.processes.ports import free_port
 from sluice.wire import jetstream, subjects
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, NAK, TERM, GatewayDouble, echo_of
@@ -179,6 +179,56 @@ async def test_a_task_delivered_too_often_becomes_a_dead_letter(
         await gateway.until(lambda: TERM in gateway.settlements.values())
 
 
+async def test_a_task_that_every_batcher_died_of_becomes_a_dead_letter(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    # No worker: this batcher pulls nothing itself.
+    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
+        await gateway.until(lambda: bool(gateway.reports))
+        await gateway.ack_wait(0.1)
+        task = await gateway.ask()
+        subscription = await gateway.js.pull_subscribe_bind(
+            subjects.tasks_consumer("echo", "interactive"), stream=subjects.TASKS_STREAM
+        )
+        for _ in range(jetstream.MAX_DELIVER + 1):
+            await subscription.fetch(1, timeout=5.0)
+        # JetStream notices when somebody asks for more.
+        with pytest.raises(TimeoutError):
+            await subscription.fetch(1, timeout=0.5)
+        letter = await gateway.dead_letter()
+        assert letter.data == task.SerializeToString()
+        assert letter.headers is not None
+        assert "no batcher said" in letter.headers["Sluice-Reason"]
+        assert letter.headers["Nats-Msg-Id"] == task.request_id
+
+
+async def test_reports_count_what_no_batcher_has_taken(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    def backlogs() -> list[int]:
+        return [entry.backlog for entry in gateway.reports[-1].models[0].classes]
+
+    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
+        await gateway.until(lambda: bool(gateway.reports))
+        assert backlogs() == [0, 0, 0]
+        for name in ("interactive", "bulk", "bulk"):
+            await gateway.ask(priority_class=name)
+        await gateway.until(lambda: backlogs() == [1, 0, 2])
+
+
+async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
+    batcher: str, gateway: GatewayDouble
+) -> None:
+    payload = b"\xff" * (gateway.client.max_payload - 10)
+    await gateway.js.publish(subjects.tasks("echo", "bulk"), payload)
+    letter = await gateway.dead_letter()
+    assert letter.data == b""
+    assert letter.headers is not None
+    assert letter.headers["Sluice-Reason"].startswith("not a Task")
+    task = await gateway.ask(priority_class="bulk")
+    assert (await gateway.finished(task)).token_ids == echo_of(task)
+
+
 async def test_a_redelivered_task_nobody_waits_for_is_dropped(
     nats_url: str, gateway: GatewayDouble, echo_triton: MortalTriton
 ) -> None:
@@ -212,7 +262,7 @@ async def test_in_progress_acknowledgements_keep_a_task_here(
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.1)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
-        await ack_wait(gateway, 0.5)
+        await gateway.ack_wait(0.5)
         task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
         await gateway.until(lambda: gateway.progress >= 10)
         await gateway.cancel(task.request_id)
@@ -229,7 +279,7 @@ async def test_a_task_delivered_again_to_its_holder_goes_on(
     monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.8)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
-        await ack_wait(gateway, 0.3)
+        await gateway.ack_wait(0.3)
         task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS)
         await gateway.until(lambda: gateway.deliveries.get(gateway.sequence(task), 0) >= 2)
         await gateway.cancel(task.request_id)
@@ -250,9 +300,9 @@ async def test_another_batcher_continues_the_rows_of_a_killed_one(
         first.kill()
         async with running_batcher(settings):
             await gateway.another_batcher_live()
-            await ack_wait(gateway, 0.5)
+            await gateway.ack_wait(0.5)
             await gateway.until(lambda: len(set(gateway.questions)) == 2)
-            await ack_wait(gateway, jetstream.ACK_WAIT_S)
+            await gateway.ack_wait(jetstream.ACK_WAIT_S)
             for task in tasks:
                 answer = await gateway.finished(task)
                 assert answer.token_ids == echo_of(task)
@@ -350,11 +400,3 @@ async def give_back(gateway: GatewayDouble, task: task_pb2.Task, times: int) -> 
         await gateway.settled(task)
     await subscription.unsubscribe()
     gateway.settlements.clear()
-
-
-async def ack_wait(gateway: GatewayDouble, wait_s: float) -> None:
-    """Sets how long JetStream waits for an acknowledgement."""
-    name = subjects.tasks_consumer("echo", "interactive")
-    info = await gateway.js.consumer_info(subjects.TASKS_STREAM, name)
-    config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
-    await gateway.js.add_consumer(subjects.TASKS_STREAM, config)

@@ -6,8 +6,8 @@ import pytest
 
 from sluice.internal.v1 import frame_pb2
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
-from tests.batcher.gateway_double import GatewayDouble
-from tests.batcher.worker_double import WorkerDouble, frame
+from tests.batcher.gateway_double import ACK, GatewayDouble
+from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
 
 @pytest.fixture
@@ -172,3 +172,22 @@ async def test_the_deadline_of_a_running_row_is_kept_here_too(
     assert answer.final is not None
     assert answer.final.end == frame_pb2.ROW_END_DEADLINE
     await worker.until(lambda: worker.cancels == [[task.request_id]])
+
+
+async def test_rows_nobody_waits_for_never_reach_a_worker(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    worker.busy = SLOTS
+    await gateway.until(lambda: gateway.reports[-1].models[0].running == SLOTS)
+    gone = await gateway.ask()
+    late = await gateway.ask(timeout_s=0.3)
+    wanted = await gateway.ask()
+    await gateway.cancel(gone.request_id)
+    assert await gateway.settled(gone) == ACK
+    assert (await gateway.finished(late)).final is not None
+    worker.busy = 0
+    (row,) = (await worker.batch(0)).rows
+    assert row.task.request_id == wanted.request_id
+    await worker.step(frame(row, 0, [1], frame_pb2.ROW_END_STOP))
+    await gateway.finished(wanted)
+    assert len(worker.batches) == 1

@@ -25,11 +25,11 @@ class MortalTriton:
         settings = Settings(models=(model,), routing=RoutingSettings(default=model.name))
         render_repository(settings, folder / "repository")
         triton.prepare_runtime(folder / "runtime")
-        self._model = model.name
+        self._models = model.triton_models
         self._log = folder / "triton.log"
         self._config = triton.TritonConfig(
             repository=folder / "repository",
-            models=(model.name,),
+            models=model.triton_models,
             runtime=folder / "runtime",
             port=free_port(),
             secret=SECRET,
@@ -76,12 +76,14 @@ class MortalTriton:
             self._process = None
         triton.remove_shared_memory(self._config.shm_prefix)
 
-    def kill_stub(self) -> None:
-        """SIGKILL for the Python process of the model; the server does not notice."""
+    def kill_stub(self, worker: int = 0) -> None:
+        """SIGKILL for the Python process of a worker; the server does not notice."""
         assert self._process is not None
-        os.kill(triton.stub_pids(self._process.pid)[f"{self._model}_0_0"], signal.SIGKILL)
+        stubs = triton.stub_pids(self._process.pid)
+        os.kill(stubs[f"{self._models[worker]}_0_0"], signal.SIGKILL)
 
-    async def reload(self) -> None:
-        """Starts the Python process of the model again, as the supervisor does."""
+    async def reload(self, worker: int = 0) -> None:
+        """Starts the Python process of a worker again, as the supervisor does."""
         for action in (Action.UNLOAD, Action.LOAD):
-            assert not await control_model(self.address, SECRET, self._model, action, START_S)
+            name = self._models[worker]
+            assert not await control_model(self.address, SECRET, name, action, START_S)

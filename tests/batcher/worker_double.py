@@ -26,6 +26,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         silent: nothing is sent on the channel, and batches get no answer.
         answers_cancels: whether cancels are answered.
         refuse: rows that are refused, retryable.
+        busy: slots that are taken, as its reports say.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.silent = False
         self.answers_cancels = True
         self.refuse: set[str] = set()
+        self.busy = 0
         self._channel: Any = None
         self._sequence = 0
         self._changed = asyncio.Condition()
@@ -82,7 +84,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             worker=self.worker,
             sequence=self._sequence,
             frames=frames,
-            load=worker_pb2.WorkerLoad(slots=SLOTS),
+            load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
         )
         self._sequence += 1
         await _write(self._channel, worker_pb2.WorkerResponse(step=report))

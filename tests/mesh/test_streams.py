@@ -118,6 +118,9 @@ def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("config.json", "generation_config.json"):
         values = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**values, "eos_token_id": values["pad_token_id"]}))
+    # The tokenizer names an end token too, and each of them ends an answer.
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": "<|pad|>"}))
     return folder
 
 

@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.channel import REPORT_FRAMES_MAX, Channels, Parcel
+from model_workers.channel import NEWS_S, REPORT_FRAMES_MAX, Channels, Parcel
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -22,7 +23,7 @@ def reports(parcels: list[Parcel]) -> list[worker_pb2.StepReport]:
 
 def test_a_new_channel_says_hello() -> None:
     opened = channels()
-    opened.load = worker_pb2.WorkerLoad(slots=3)
+    opened.take_load(worker_pb2.WorkerLoad(slots=3), 0.0)
     (report,) = reports(opened.due(0.0))
     assert (report.worker, report.sequence, report.load.slots) == ("worker-1", 0, 3)
     assert not report.frames
@@ -35,10 +36,30 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
     opened.post("b", frames(1))
     (parcel,) = opened.due(0.5)
     assert not parcel.beat
-    assert opened.next_beat() == 1.0
+    assert opened.next_due() == 1.0
     (parcel,) = opened.due(1.0)
     assert parcel.beat
-    assert opened.next_beat() == 2.0
+    assert opened.next_due() == 2.0
+
+
+def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> None:
+    opened = channels()
+    opened.open("other", FakePort(), 1.0, now=0.0)
+    opened.due(0.0)
+    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=1), 0.1)
+    opened.post("b", frames(1))
+    (parcel,) = opened.due(0.1)
+    assert parcel.channel.batcher == "b"
+    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=2), 0.12)
+    assert opened.next_due() == pytest.approx(0.1 + NEWS_S)
+    assert opened.due(0.14) == []
+    (news,) = opened.due(0.16)
+    assert (news.channel.batcher, news.beat, news.report.load.running) == ("other", False, 2)
+    (news,) = opened.due(0.18)
+    assert news.channel.batcher == "b"
+    # What does not change is no news, and steps alone change nothing.
+    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=2, steps=9), 0.2)
+    assert opened.next_due() == 1.0
 
 
 @given(st.lists(st.integers(0, 3 * REPORT_FRAMES_MAX), max_size=5))
@@ -70,7 +91,7 @@ def test_each_batcher_gets_its_own_frames() -> None:
 def test_frames_without_a_channel_are_dropped() -> None:
     opened = Channels("worker-1")
     opened.post("b", frames(2))
-    assert (opened.backlog, opened.next_beat(), "b" in opened) == (0, None, False)
+    assert (opened.backlog, opened.next_due(), "b" in opened) == (0, None, False)
 
 
 def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:

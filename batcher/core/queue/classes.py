@@ -11,11 +11,10 @@ does not grow with the number of tasks.
 
 import math
 from collections.abc import Iterator, Mapping
-from heapq import heappop, heappush
 from typing import Final
 
 from batcher.core.queue.accounts import Account, Accounts
-from batcher.core.queue.entries import STALE_MIN, Entry, Record, clean, surface
+from batcher.core.queue.entries import STALE_MIN, Entry, Records
 from batcher.core.queue.lanes import Lane
 from sluice.batching import Policy
 
@@ -48,9 +47,9 @@ class WaitingClass:
         self._by_deadline = policy.by_deadline
         self._horizon_s = policy.horizon_s
         self._lane_width = math.log(policy.bucket_ratio) if policy.pads else math.inf
-        self._returned: list[Record] = []
-        self._deadlines: list[Record] = []
-        self._passed_over: list[Record] = []
+        self._returned = Records()
+        self._deadlines = Records()
+        self._passed_over = Records()
         self._left_early = 0
 
     # Coming and leaving.
@@ -68,21 +67,30 @@ class WaitingClass:
         entry.lane = lane = self._lane(entry.prefill)
         lane.waiting += 1
         if task.deadline != math.inf:
-            heappush(self._deadlines, (task.deadline, entry.number, entry))
+            self._deadlines.push((task.deadline, entry.number, entry))
         if entry.returned:
-            heappush(self._returned, (task.deadline, entry.number, entry))
+            self._returned.push((task.deadline, entry.number, entry))
         entry.order = self._order(entry)
         lane.push(entry)
 
-    def take(self, entry: Entry, now: float) -> None:
+    def leave(self, entry: Entry) -> None:
+        """``entry`` waits no more."""
+        entry.number = 0
+        self.waiting -= 1
+        self.tokens -= entry.tokens
+        entry.lane.waiting -= 1
+        self.accounts.leave(entry.account, entry.tokens)
+        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
+            self._deadlines.clean()
+
+    def charge(self, entry: Entry, now: float) -> None:
         """``entry`` goes to a worker; its tenant is charged what it is expected to cost."""
-        self._leave(entry)
         entry.account.charge(entry, entry.tokens)
         entry.sent_at = self.passed_since = now
 
     def forget(self, entry: Entry) -> None:
         """``entry`` waits no more, and goes nowhere."""
-        self._leave(entry)
+        self.leave(entry)
         self._left_early += 1
         if self._left_early > 2 * self.waiting + STALE_MIN:
             self._clean()
@@ -101,42 +109,33 @@ class WaitingClass:
 
     def due(self, now: float) -> Iterator[Entry]:
         """Tasks whose deadline has passed; the caller makes them leave."""
-        for heap in (self._deadlines, self._passed_over):
-            while heap and heap[0][0] <= now:
-                _, number, entry = heappop(heap)
-                if number == entry.number:
-                    yield entry
+        for records in (self._deadlines, self._passed_over):
+            while (record := records.first()) is not None and record[0] <= now:
+                records.drop(record)
+                yield record[2]
 
     # Whose turn it is.
 
     def head(self, now: float) -> Entry | None:
         """Who goes next."""
-        if self._returned:
-            entry = surface(self._returned)
-            if entry is not None:
-                return entry
-        if self._deadlines and self._deadlines[0][0] <= self._urgent_until(now):
-            entry = self._urgent(now)
-            if entry is not None:
-                return entry
-        return self._fair()
+        record = self._returned.first()
+        if record is not None:
+            return record[2]
+        return self._urgent(now) or self._fair()
 
     def is_pressing(self, entry: Entry, now: float) -> bool:
         """Whether ``entry`` shall not wait for company."""
         return entry.returned or entry.task.deadline <= self._urgent_until(now)
 
-    def is_overdue(self, now: float) -> bool:
-        """Whether more urgent classes must let some go first."""
-        return now - self.passed_since >= self.policy.aging_s
+    @property
+    def overdue_at(self) -> float:
+        """From when on more urgent classes must let some go first."""
+        return self.passed_since + self.policy.aging_s
 
     def next_deadline(self) -> float:
         """When the next task expires; infinite: none."""
-        first = math.inf
-        for heap in (self._deadlines, self._passed_over):
-            entry = surface(heap)
-            if entry is not None:
-                first = min(first, entry.task.deadline)
-        return first
+        firsts = (self._deadlines.first(), self._passed_over.first())
+        return min((record[0] for record in firsts if record is not None), default=math.inf)
 
     def tokens_ahead(self, tenant: str) -> float:
         """Tokens that would be handed out before a new task of the tenant."""
@@ -169,7 +168,8 @@ class WaitingClass:
             return -math.inf
         if not self._by_deadline:
             return 0.0  # The number decides.
-        return min(entry.task.deadline, entry.since + self._horizon_s)
+        horizon = entry.since + self._horizon_s
+        return entry.task.deadline if entry.task.deadline < horizon else horizon
 
     def _urgent_until(self, now: float) -> float:
         if not self._by_deadline:
@@ -177,14 +177,12 @@ class WaitingClass:
         return now + self._policy.urgency * self.service_s
 
     def _urgent(self, now: float) -> Entry | None:
-        heap, until = self._deadlines, self._urgent_until(now)
-        while heap and heap[0][0] <= until:
-            _, number, entry = heap[0]
-            if number == entry.number:
-                if not self._is_ahead(entry.account):
-                    return entry
-                heappush(self._passed_over, heap[0])
-            heappop(heap)
+        until = self._urgent_until(now)
+        while (record := self._deadlines.first()) is not None and record[0] <= until:
+            if not self._is_ahead(record[2].account):
+                return record[2]
+            self._deadlines.drop(record)
+            self._passed_over.push(record)
         return None
 
     def _is_ahead(self, account: Account) -> bool:
@@ -203,19 +201,10 @@ class WaitingClass:
             self.accounts.time = entry.account.time
         return entry
 
-    def _leave(self, entry: Entry) -> None:
-        entry.number = 0
-        self.waiting -= 1
-        self.tokens -= entry.tokens
-        entry.lane.waiting -= 1
-        self.accounts.leave(entry.account, entry.tokens)
-        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
-            clean(self._deadlines)
-
     def _clean(self) -> None:
         self._left_early = 0
-        for heap in (self._returned, self._passed_over):
-            clean(heap)
+        self._returned.clean()
+        self._passed_over.clean()
         for lane in self.lanes.values():
             lane.clean()
 

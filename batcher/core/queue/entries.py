@@ -1,12 +1,13 @@
-"""A task inside the queue, and its records in heaps.
+"""A task inside the queue, and its records.
 
-A task may stop waiting in many ways, and is taken out of no heap then: its records stay until they surface. A record
+A task may stop waiting in many ways, and its records are not looked for then: they stay until they surface. A record
 counts while it carries the number that its entry has now; an entry gets a new one each time it begins to wait.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop
+from collections import deque
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from batcher.core.tasks import QueuedTask
@@ -34,6 +35,7 @@ class Entry:
         tokens: prompt and expected answer.
         prefill: prompt and answer so far.
         cache: what it may need of a worker's KV cache.
+        guessed: whether these two are, because nothing was known of such answers.
         charged: what its tenant was charged for it.
         returned: whether it came back from a worker.
         batch: the batch it was handed out with, while it is out.
@@ -44,6 +46,7 @@ class Entry:
         "batch",
         "cache",
         "charged",
+        "guessed",
         "lane",
         "number",
         "order",
@@ -64,21 +67,54 @@ class Entry:
         self.order = self.since = self.sent_at = 0.0
         self.tokens = self.cache = self.charged = 0
         self.prefill = task.prompt_tokens + task.produced
-        self.returned = False
+        self.returned = self.guessed = False
         self.batch: OpenBatch | None = None
 
 
-def surface(heap: list[Record]) -> Entry | None:
-    """The entry of the first record that counts; drops those before it."""
-    while heap:
-        _, number, entry = heap[0]
-        if number == entry.number:
-            return entry
-        heappop(heap)
-    return None
+class Records:
+    """Records by their order.
 
+    What comes in order, as most does, is kept in a run, whose ends cost nothing; the rest in a heap.
+    """
 
-def clean(heap: list[Record]) -> None:
-    """Drops all records that do not count. O(n): call it when most do not."""
-    heap[:] = [record for record in heap if record[1] == record[2].number]
-    heapify(heap)
+    __slots__ = ("_heap", "_run")
+
+    def __init__(self) -> None:
+        self._run: deque[Record] = deque()
+        self._heap: list[Record] = []
+
+    def __len__(self) -> int:
+        """Records, those that do not count included."""
+        return len(self._run) + len(self._heap)
+
+    def push(self, record: Record) -> None:
+        """Adds one."""
+        run = self._run
+        if not run or run[-1] < record:
+            run.append(record)
+        else:
+            heappush(self._heap, record)
+
+    def first(self) -> Record | None:
+        """The first that counts; drops those before it."""
+        run, heap = self._run, self._heap
+        while run and run[0][1] != run[0][2].number:
+            run.popleft()
+        while heap and heap[0][1] != heap[0][2].number:
+            heappop(heap)
+        if not heap:
+            return run[0] if run else None
+        return run[0] if run and run[0] < heap[0] else heap[0]
+
+    def drop(self, record: Record) -> None:
+        """Drops the one that is `first`."""
+        if self._run and self._run[0] is record:
+            self._run.popleft()
+        else:
+            heappop(self._heap)
+
+    def clean(self) -> None:
+        """Drops all that do not count. O(n): for when these are most."""
+        self._run = deque(record for record in self._run if record[1] == record[2].number)
+        self._heap = [record for record in self._heap if record[1] == record[2].number]
+        heapify(self._heap)

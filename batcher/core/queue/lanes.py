@@ -1,6 +1,6 @@
 """Waiting tasks of one class and of about one length: whose turn it is among tenants, and which of theirs.
 
-A lane has a heap of its tenants by virtual time, and for each tenant a line: a heap of its tasks in their own order.
+A lane has a heap of its tenants by virtual time, and for each tenant a line: its tasks in their own order.
 Virtual times change outside; a key in the heap that has become too small is corrected when it surfaces, one that has
 become too large by `moved_back`.
 """
@@ -8,7 +8,7 @@ become too large by `moved_back`.
 from heapq import heappop, heappush, heapreplace
 
 from batcher.core.queue.accounts import Account
-from batcher.core.queue.entries import Entry, Record, clean, surface
+from batcher.core.queue.entries import Entry, Records
 
 
 class _Line:
@@ -19,7 +19,7 @@ class _Line:
     def __init__(self, account: Account) -> None:
         self.account = account
         self.key: float | None = None
-        self.records: list[Record] = []
+        self.records = Records()
 
 
 class Lane:
@@ -43,7 +43,7 @@ class Lane:
         line = self._lines.get(account)
         if line is None:
             line = self._lines[account] = _Line(account)
-        heappush(line.records, (entry.order, entry.number, entry))
+        line.records.push((entry.order, entry.number, entry))
         if line.key is None:
             self._place(line)
 
@@ -60,9 +60,9 @@ class Lane:
                 line.key = time
                 heapreplace(places, (time, number, line))
                 continue
-            entry = surface(line.records)
-            if entry is not None:
-                return entry
+            record = line.records.first()
+            if record is not None:
+                return record[2]
             heappop(places)
             line.key = None
             del self._lines[line.account]
@@ -79,7 +79,7 @@ class Lane:
     def clean(self) -> None:
         """Drops records that do not count."""
         for line in self._lines.values():
-            clean(line.records)
+            line.records.clean()
 
     def _place(self, line: _Line) -> None:
         line.key = line.account.time

@@ -6,33 +6,44 @@ when an answer is longer and down when it is not, in such a ratio that it rests 
 are relative, because lengths are, and become smaller up to a floor, so that it follows when answers change.
 """
 
-import math
 from typing import Final
 
+from batcher.core.queue.entries import Entry
 from batcher.core.tasks import QueuedTask
 
 TRUSTED_FROM: Final = 8
 """Answers that must have been seen."""
 KEYS_MAX: Final = 4096
 """Tenants and workloads that are remembered; the oldest is forgotten first."""
+GUESS_TOKENS: Final = 128
+"""An answer of which nothing is known, at most. To charge for max_tokens what ends much earlier would move everybody's
+virtual time, and who begins to wait then would start too late."""
 STEP_MIN: Final = 0.05
 
 
 class _Seen:
-    """Lengths of one kind of answers."""
+    """Lengths of one kind of answers.
 
-    __slots__ = ("answers", "high", "mean")
+    Attributes:
+        expected: the mean, tokens.
+        reserved: the high quantile, tokens.
+    """
+
+    __slots__ = ("_high", "_mean", "answers", "expected", "reserved")
 
     def __init__(self, tokens: int) -> None:
         self.answers = 1
-        self.mean = self.high = float(max(1, tokens))
+        self.expected = self.reserved = max(1, tokens)
+        self._mean = self._high = float(self.expected)
 
     def observe(self, tokens: int, quantile: float) -> None:
-        self.answers += 1
-        self.mean += (tokens - self.mean) * max(STEP_MIN, 1 / self.answers)
-        step = max(STEP_MIN, 1 / math.sqrt(self.answers))
-        self.high *= math.exp(step * (quantile if tokens > self.high else quantile - 1))
-        self.high = max(1.0, self.high)
+        """An answer was so long."""
+        self.answers = answers = self.answers + 1
+        self._mean += (tokens - self._mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
+        step = answers**-0.5 if answers < 1 / STEP_MIN**2 else STEP_MIN
+        self._high *= 1 + step * (quantile if tokens > self._high else quantile - 1)
+        self.expected = int(self._mean) or 1
+        self.reserved = int(self._high) + 1
 
 
 class OutputLengths:
@@ -46,19 +57,33 @@ class OutputLengths:
         self.quantile = quantile
         self._seen: dict[tuple[str | None, str], _Seen] = {}
 
-    def expect(self, task: QueuedTask, produced: int) -> tuple[int, int]:
-        """Length of the whole answer: the mean to expect, and what to reserve room for.
+    def __len__(self) -> int:
+        """Kinds of answers that are remembered."""
+        return len(self._seen)
 
-        ``produced`` tokens exist: an answer that has outlived what was expected will grow by as much again.
+    def estimate(self, entry: Entry) -> None:
+        """Sets what ``entry`` is expected to cost, and the room it may need.
+
+        An answer that has outlived what was expected will grow by as much again.
         """
-        least = min(task.max_tokens, 2 * produced) if produced else 1
-        seen = self._seen.get((task.tenant, task.workload))
-        if seen is None or seen.answers < TRUSTED_FROM:
-            seen = self._seen.get((None, task.workload))
-            if seen is None or seen.answers < TRUSTED_FROM:
-                return task.max_tokens, task.max_tokens
-        most = task.max_tokens
-        return max(least, min(most, round(seen.mean))), max(least, min(most, math.ceil(seen.high)))
+        task = entry.task
+        seen = self._known(task)
+        entry.guessed = seen is None
+        if seen is None:
+            entry.tokens = task.prompt_tokens + min(task.max_tokens, GUESS_TOKENS)
+            entry.cache = task.prompt_tokens + task.max_tokens
+            return
+        expected, reserved, most = seen.expected, seen.reserved, task.max_tokens
+        produced = entry.prefill - task.prompt_tokens
+        if produced:
+            expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
+        entry.tokens = task.prompt_tokens + (expected if expected < most else most)
+        entry.cache = task.prompt_tokens + (reserved if reserved < most else most)
+
+    def estimate_again(self, entry: Entry) -> None:
+        """The same, if nothing was known before."""
+        if entry.guessed:
+            self.estimate(entry)
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
         """An answer of ``tokens`` has ended by itself."""
@@ -70,3 +95,11 @@ class OutputLengths:
             if len(self._seen) >= KEYS_MAX:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
+
+    def _known(self, task: QueuedTask) -> _Seen | None:
+        seen = self._seen.get((task.tenant, task.workload))
+        if seen is None or seen.answers < TRUSTED_FROM:
+            seen = self._seen.get((None, task.workload))
+            if seen is None or seen.answers < TRUSTED_FROM:
+                return None
+        return seen

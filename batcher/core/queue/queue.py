@@ -27,7 +27,7 @@ class Queue:
         self._numbers = 0
         self._rate = HandoutRate()
         self._lengths = OutputLengths(policy.output_quantile)
-        self._waiting = Waiting(policy, weights or {})
+        self._waiting = Waiting(policy, weights or {}, self._lengths)
         self._former = Former(policy, self._waiting)
 
     def __len__(self) -> int:
@@ -80,14 +80,13 @@ class Queue:
         assert produced >= entry.task.produced, request_id
         self._former.landed(entry, None)
         entry.returned = True
-        entry.prefill = entry.task.prompt_tokens + produced
         self._wait(entry, produced, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Goes on under another policy: what waits keeps its time, what is out stays out; shares begin anew."""
         self._lengths.quantile = policy.output_quantile
         learned = {name: self.service_s(name) for name in CLASSES}
-        self._waiting = Waiting(policy, weights)
+        self._waiting = Waiting(policy, weights, self._lengths)
         for name, service_s in learned.items():
             self._waiting.of(name).served(service_s)
         self._former.reconfigure(policy, self._waiting)
@@ -96,9 +95,8 @@ class Queue:
             self._waiting.push(entry, entry.since)
 
     def _wait(self, entry: Entry, produced: int, now: float) -> None:
-        expected, reserved = self._lengths.expect(entry.task, produced)
-        entry.tokens = entry.task.prompt_tokens + expected
-        entry.cache = entry.task.prompt_tokens + reserved
+        entry.prefill = entry.task.prompt_tokens + produced
+        self._lengths.estimate(entry)
         entry.since = now
         self._numbers += 1
         entry.number = self._numbers

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.entries import Entry
+from batcher.core.queue.lengths import OutputLengths
 from sluice.batching import Policy
 from sluice.wire.subjects import CLASSES
 
@@ -33,7 +34,10 @@ class Waiting:
         classes: the most urgent first; a single one where classes make no difference.
     """
 
-    def __init__(self, policy: Policy, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, policy: Policy, weights: Mapping[str, float], lengths: OutputLengths
+    ) -> None:
+        self._lengths = lengths
         self._policy = policy
         names = CLASSES if policy.by_class else CLASSES[:1]
         shares = weights if policy.by_tenant else None
@@ -81,7 +85,10 @@ class Waiting:
     def take(self, entry: Entry, now: float) -> None:
         """``entry`` goes to a worker."""
         self.handed_out += entry.tokens
-        self._leave(entry).take(entry, now)
+        members = self._leave(entry)
+        members.leave(entry)
+        self._lengths.estimate_again(entry)
+        members.charge(entry, now)
 
     def forget(self, entry: Entry) -> None:
         """``entry`` waits no more, and goes nowhere."""
@@ -105,18 +112,23 @@ class Waiting:
     # Whose turn it is.
 
     def turns(self, now: float) -> Sequence[Turn]:
-        """Classes in the order in which they may send: those that are overdue before all, then by rank."""
-        overdue, ranked = [], []
+        """Classes in the order in which they may send: the longest overdue before all, then by rank."""
+        overdue: list[tuple[float, Turn]] = []
+        ranked: list[Turn] = []
         seen_at = -math.inf
         for members in self.classes:
             if members.waiting:
                 spares = now < seen_at + self._policy.spare_s
                 spare_rows = members.policy.spare_rows if spares else 0
                 ranked.append(Turn(members, math.inf, False, spare_rows))
-                if members.is_overdue(now):
-                    overdue.append(Turn(members, self._policy.aging_rows, True, 0))
+                if members.overdue_at <= now:
+                    turn = Turn(members, self._policy.aging_rows, True, 0)
+                    overdue.append((members.overdue_at, turn))
             seen_at = max(seen_at, members.seen_at)
-        return overdue + ranked
+        if overdue:
+            overdue.sort(key=_overdue_at)
+            return [turn for _, turn in overdue] + ranked
+        return ranked
 
     def spares_until(self, members: WaitingClass) -> float:
         """Until when the class leaves rows free, if no task of a more urgent one comes."""
@@ -127,3 +139,7 @@ class Waiting:
     def next_deadline(self) -> float:
         """When the next task expires; infinite: none."""
         return min(members.next_deadline() for members in self.classes)
+
+
+def _overdue_at(overdue: tuple[float, Turn]) -> float:
+    return overdue[0]

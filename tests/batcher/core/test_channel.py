@@ -3,6 +3,7 @@ import math
 import pytest
 
 from batcher.core.channel import Channel, ChannelBroken
+from batcher.core.peers import Share
 from batcher.core.transit import Sent
 from sluice.internal.v1 import worker_pb2
 
@@ -12,8 +13,8 @@ def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.Ste
     return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load)
 
 
-def free_rows(channel: Channel, sent: Sent | None = None, batchers: int = 1) -> int:
-    return channel.replica("name", sent or Sent(), batchers).free_rows
+def free_rows(channel: Channel, sent: Sent | None = None) -> int:
+    return channel.replica("name", sent or Sent(), Share()).free_rows
 
 
 def test_a_worker_that_has_not_spoken_has_no_room() -> None:
@@ -81,19 +82,6 @@ def test_a_refusal_for_good_says_nothing_about_room() -> None:
     assert free_rows(channel) == 8
 
 
-@pytest.mark.parametrize(
-    ("running", "batchers", "rooms"), [(0, 2, 4), (1, 2, 4), (7, 2, 1), (8, 2, 0), (0, 3, 3)]
-)
-def test_batchers_share_what_is_free_and_use_the_last_slot(
-    running: int, batchers: int, rooms: int
-) -> None:
-    channel = Channel()
-    channel.step(report(0, running=running), 0.0)
-    assert free_rows(channel, batchers=batchers) == rooms
-    # All of them together send at most this many rows too many.
-    assert batchers * rooms - (8 - running) <= batchers - 1
-
-
 def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
     channel = Channel()
     load = worker_pb2.WorkerLoad(
@@ -107,7 +95,7 @@ def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
         prefill_tokens_unanswered=30,
         cache_tokens_unanswered=200,
     )
-    replica = channel.replica("name", sent, batchers=2)
+    replica = channel.replica("name", sent, Share(batchers=2))
     assert replica.free_tokens == (800 - 100 - 200) / 2
     assert replica.waiting_tokens == 130
     assert replica.batches_in_flight == 1
@@ -116,4 +104,4 @@ def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     channel = Channel()
     channel.step(report(0), 0.0)
-    assert channel.replica("name", Sent()).free_tokens == math.inf
+    assert channel.replica("name", Sent(), Share()).free_tokens == math.inf

@@ -16,6 +16,15 @@ def test_repeats_the_prompt_up_to_max_tokens() -> None:
     assert answers.ends["r"] is RowEnd.LENGTH
 
 
+def test_every_step_pauses_first() -> None:
+    pauses: list[None] = []
+    echo = EchoEngine(4, 8, 64, lambda: pauses.append(None))
+    echo.add(row_spec("r", [5], Sampling(max_tokens=3)), 0.0)
+    for count in (1, 2, 3):
+        echo.step(0.0)
+        assert len(pauses) == count
+
+
 def test_a_resumed_row_goes_on_where_it_was() -> None:
     row = row_spec("r", [5, 6, 7], Sampling(max_tokens=5), produced=[5, 6])
     echo = engine()

@@ -11,7 +11,7 @@ from sluice.cli.main import run
 
 
 def test_the_benchmarks_of_the_tree_are_known() -> None:
-    assert {"mesh", "safety"} <= set(bench.known())
+    assert {"batcher", "mesh", "safety", "simulation"} <= set(bench.known())
 
 
 def test_an_unknown_benchmark_is_told_with_the_known(capsys: pytest.CaptureFixture[str]) -> None:

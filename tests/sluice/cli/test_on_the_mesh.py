@@ -1,10 +1,13 @@
 """The commands against the real mesh."""
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.cli.record import Recorder
 from tests.sluice.cli.commands import Cli
 from tests.support.mesh import RunningMesh
 
@@ -86,3 +89,23 @@ async def test_prompt_that_cannot_be_taken(
     ran = await cli("generate", "-", "--json", "--address", mesh.address, stdin=prompt)
     assert ran.code == 1
     assert json.loads(ran.out)["error"]["reason"] == reason
+
+
+async def test_record_and_simulate(cli: Cli, mesh: RunningMesh, tmp_path: Path) -> None:
+    lines: list[str] = []
+    recorder = Recorder(lines.append)
+    nats_url = mesh.settings.nats.url
+    assert nats_url is not None
+    recording = asyncio.create_task(recorder.run(nats_url, 1.0, 10.0))
+    while not recording.done():
+        ran = await cli("generate", QUESTION, "-m", "small", "--address", mesh.address)
+        assert ran.code == 0, ran.err
+    await recording
+    assert recorder.written > 0
+    assert recorder.unfinished == 0
+    out = tmp_path / "trace.jsonl"
+    out.write_text("\n".join(lines))
+    ran = await cli("simulate", "--trace", str(out), "--cost", "small-cpu", "--json")
+    (seen,) = json.loads(ran.out)["policies"]["continuous"]["classes"]
+    assert seen["finished"] == recorder.written
+    assert all(line["ttft_s"] > 0 for line in map(json.loads, lines))

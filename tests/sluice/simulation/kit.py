@@ -4,7 +4,7 @@ from sluice.batching import Policy
 from sluice.simulation.arrivals import generate, parse_stream
 from sluice.simulation.cost import StepCost
 from sluice.simulation.engine import EngineLimits
-from sluice.simulation.simulator import Links, Setup
+from sluice.simulation.setup import Links, Setup
 from sluice.simulation.trace import Arrival
 
 COST = StepCost(5e-3, 2e-5, 2e-4, 5e-7)

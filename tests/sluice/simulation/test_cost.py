@@ -45,31 +45,38 @@ def test_no_part_is_negative() -> None:
     assert cost(0, 5, 500) == pytest.approx(0.0095, rel=0.2)
 
 
+DECODE = {"figure": "engine_cost", "phase": "decode", "fixed_ms": 4, "points": [[2, 50, 10.0]]}
+PREFILL = {"figure": "engine_cost", "phase": "prefill", "points": [[16, 128.0, 3], [64, 2048, 9]]}
+
+
 def test_lines_of_other_figures_are_skipped() -> None:
-    line = {"figure": "engine_cost", "prefill_tokens": 0, "decode_rows": 2, "seconds": 0.01}
     lines = [
         json.dumps({"figure": "engine_vs_generate", "ours": 1}),
         "",
-        json.dumps({**line, "context_tokens": 50, "model": "small"}),
+        json.dumps(DECODE),
+        json.dumps(PREFILL),
     ]
-    assert parse_samples(lines) == [StepSample(0, 2, 50, 0.01)]
+    assert parse_samples(lines) == [
+        StepSample(0, 2, 50, 0.01),
+        StepSample(16, 0, 0, 0.003, attended=128),
+        StepSample(64, 0, 0, 0.009, attended=2048),
+    ]
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nonsense", "line 1: is not JSON"),
-        ("[]", "line 1: is not a JSON object"),
-        ('{"figure": "engine_cost", "prefill_tokens": 1}', "line 1: decode_rows: None"),
-        (
-            '{"figure": "engine_cost", "prefill_tokens": 1, "decode_rows": 1, "context_tokens": 1, "seconds": 0}',
-            "line 1: seconds: a step takes longer",
-        ),
+        ("nonsense", "line 2: is not JSON"),
+        ("[]", "line 2: is not a JSON object"),
+        ('{"figure": "engine_cost", "points": []}', "line 2: an engine_cost has a phase"),
+        (json.dumps({**DECODE, "points": [[1, 2]]}), "line 2: point 1: [1, 2] is not three"),
+        (json.dumps({**DECODE, "points": [[1, 2, 3], [1, -2, 3]]}), "line 2: point 2: [1, -2, 3]"),
+        (json.dumps({**DECODE, "points": [[1, 2, 0]]}), "line 2: point 1: a step computes"),
     ],
 )
 def test_a_wrong_line_is_told_by_its_number(line: str, said: str) -> None:
     with pytest.raises(SimulationError) as raised:
-        parse_samples([line])
+        parse_samples([json.dumps(PREFILL), line])
     assert said in str(raised.value)
 
 

@@ -125,7 +125,7 @@ def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
 
 
 def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=2, preempts=True))
+    engine = ContinuousEngine(COST, EngineLimits(slots=2))
     engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
     for _ in range(3):
         assert engine.stretch() is not None
@@ -136,8 +136,17 @@ def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> N
     assert "young" not in played.first, "its first token came before"
 
 
+def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=4, prefill_tokens=10))
+    engine.admit([row("bulk", 100, 2, rank=2)])
+    assert engine.stretch() is not None
+    engine.advance(1)
+    engine.admit([row("urgent", 14, 2)])
+    assert list(Played(engine).first) == ["urgent", "bulk"]
+
+
 def test_rows_of_one_rank_do_not_take_each_others_slots() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=1, preempts=True))
+    engine = ContinuousEngine(COST, EngineLimits(slots=1))
     engine.admit([row("first", 5, 9), row("second", 5, 1)])
     assert list(Played(engine).ended) == ["first", "second"]
 

@@ -96,3 +96,50 @@ def test_what_a_full_worker_refuses_waits_again() -> None:
     limits = EngineLimits(slots=4, waiting=0, cache_tokens=120)
     history = simulate(trace("flood:count=60,lengths=desk"), setup(limits=limits))
     assert all(o.ending is Ending.FINISHED for o in history.outcomes)
+
+
+def test_a_run_is_over_when_everything_has_ended() -> None:
+    requests = [arrival(0.0, timeout_s=300.0), arrival(1.0)]
+    assert simulate(requests, setup()).seconds < 2.0
+
+
+def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
+    load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
+    requests = trace(*load, seconds=30.0)
+    histories = [simulate(requests, setup(queue_max=n)) for n in (None, 100_000)]
+    finished, refused, expired = (
+        [sum(o.ending is ending for o in history.outcomes) for history in histories]
+        for ending in (Ending.FINISHED, Ending.REFUSED, Ending.EXPIRED)
+    )
+    assert refused[0] == 0
+    assert refused[1] > len(requests) / 4
+    assert expired[1] < expired[0] / 2
+    assert finished[1] > 0.9 * finished[0]
+    for outcome in histories[1].outcomes:
+        if outcome.ending is Ending.REFUSED:
+            assert outcome.ended_at == outcome.arrival.at_s
+
+
+def test_a_queue_that_is_full_refuses() -> None:
+    requests = trace("flood:count=50,class=bulk", "flood:count=5,class=interactive")
+    history = simulate(requests, setup(queue_max=20))
+    by_class = {
+        name: [o.ending for o in history.outcomes if o.arrival.priority_class == name]
+        for name in ("bulk", "interactive")
+    }
+    assert by_class["bulk"].count(Ending.REFUSED) == 30
+    assert by_class["interactive"].count(Ending.REFUSED) == 0
+
+
+def test_the_batcher_orders_no_more_than_it_takes_out_of_the_work_queue() -> None:
+    requests = [
+        *(arrival(0.0, answer=30, tenant="many") for _ in range(60)),
+        *(arrival(0.1, answer=30, tenant="few") for _ in range(5)),
+    ]
+
+    def last_of_few(prefetch_rows: int) -> float:
+        history = simulate(requests, setup(prefetch_rows=prefetch_rows))
+        assert all(o.ending is Ending.FINISHED for o in history.outcomes)
+        return max(o.first_at or 0 for o in history.outcomes if o.arrival.tenant == "few")
+
+    assert last_of_few(1000) < last_of_few(2) / 2

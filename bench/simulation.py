@@ -1,0 +1,181 @@
+"""How well the simulation says what the mesh does: the same trace, measured and simulated.
+
+Steps of the mesh's own worker are measured first, straight through Triton, and a cost is fitted to them; the ways in
+and out are those of single requests on the idle mesh. Then a generated trace is played on the mesh, open loop, at
+several shares of its capacity, and what was really sent is simulated.
+
+    python bench/simulation.py [--json] [--runs N] [--model echo|small|large]
+
+`ours` is simulated, `peer` measured, and their ratio best at 1. The engine `echo` takes a fixed time a step and leaves
+the cores to the mesh: it shows how true the queueing is. The tiers show how true the cost is, too, on a machine whose
+cores have nothing else to do.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import grpc
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.engine_cost import Measured, StepProbe
+from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.open_load import OpenLoad
+from bench.support.triton_direct import DirectWorker
+from gateway.catalog import load_catalog
+from sluice import settings as config
+from sluice.processes.mesh import running_mesh
+from sluice.simulation.arrivals import generate, parse_stream
+from sluice.simulation.engine import EngineLimits
+from sluice.simulation.outcome import Ending
+from sluice.simulation.setup import Links, Setup
+from sluice.simulation.simulator import simulate
+from sluice.simulation.summary import percentiles
+from sluice.simulation.trace import Arrival
+from sluice.v1 import inference_pb2_grpc
+
+SLOTS: Final = 16
+SHARES: Final = (0.3, 0.6, 0.9)
+"""Of the capacity."""
+SECONDS: Final = 15.0
+ECHO: Final = "echo"
+ECHO_STEP_MS: Final = 20.0
+MODELS: Final = (ECHO, "small", "large")
+IDLE_REQUESTS: Final = 30
+PROMPT: Final = "uniform/20/300"
+ANSWER: Final = "uniform/4/60"
+QUANTITIES: Final = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95", "tokens_per_s")
+
+
+def bench_settings(model: str) -> config.Settings:
+    """One shipped tier, or an engine without a model whose steps take a fixed time."""
+    echo = {"path": "builtin:small", "engine": "echo", "echo_step_ms": ECHO_STEP_MS}
+    tier = {"path": f"builtin:{model}"}
+    values = {"name": model, "tier": model, "slots": SLOTS, **(echo if model == ECHO else tier)}
+    return config.Settings(
+        models=(config.ModelSettings.model_validate(values),),
+        routing=config.RoutingSettings(default=model),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    )
+
+
+async def idle_ways_s(load: OpenLoad, measured: Measured) -> float:
+    """What gateway, NATS and batcher take of a first token on an idle mesh."""
+    found = []
+    for _ in range(IDLE_REQUESTS):
+        answered = await load.ask(Arrival(0.0, 64, 2, 2, "interactive"), 0.0)
+        assert answered is not None
+        assert answered.ttft_s is not None
+        step_s = measured.fit.cost(answered.prompt_tokens, 0, 0)
+        found.append(answered.ttft_s - step_s - 2 * measured.send_s)
+    return max(0.0, statistics.median(found))
+
+
+async def capacity_per_s(load: OpenLoad) -> float:
+    """Answers a second with all slots taken."""
+    answered = await load.flood(Arrival(0.0, 160, 32, 32, "bulk"), 3 * SLOTS, 6.0)
+    return len(answered) / 6.0
+
+
+def numbers(trace: list[Arrival]) -> dict[str, float]:
+    """What is compared: seconds, and tokens/s."""
+    ttft = percentiles(a.ttft_s for a in trace if a.ttft_s is not None)
+    latency = percentiles(a.latency_s for a in trace if a.latency_s is not None)
+    lasted = max(a.at_s + (a.latency_s or 0.0) for a in trace)
+    values = (ttft.p50, ttft.p95, latency.p50, latency.p95)
+    assert None not in values
+    tokens = sum(a.answer_tokens for a in trace) / lasted
+    return dict(zip(QUANTITIES, [*(v or 0.0 for v in values), tokens], strict=True))
+
+
+def simulated(trace: list[Arrival], setup: Setup) -> list[Arrival]:
+    """The same requests with the times that the simulation says."""
+    outcomes = simulate(sorted(trace, key=lambda a: a.at_s), setup).outcomes
+    assert all(outcome.ending is Ending.FINISHED for outcome in outcomes)
+    return [replace(o.arrival, ttft_s=o.ttft_s, latency_s=o.latency_s) for o in outcomes]
+
+
+async def compare(
+    load: OpenLoad, model: str, setup: Setup, runs: int, capacity: float
+) -> list[Figure]:
+    """All shares of the capacity, ``runs`` traces each."""
+    figures = []
+    for share in SHARES:
+        pairs = []
+        for seed in range(1, runs + 1):
+            streams = [
+                parse_stream(
+                    f"poisson:rate={part * share * capacity},{keys},prompt={PROMPT},answer={ANSWER}"
+                )
+                for part, keys in ((0.7, "class=interactive"), (0.3, "class=bulk"))
+            ]
+            answered = await load.play(generate(streams, SECONDS, seed))
+            pairs.append((numbers(simulated(answered, setup)), numbers(answered)))
+        figures += [_figure(model, name, share, pairs) for name in QUANTITIES]
+    return figures
+
+
+def _figure(
+    model: str, name: str, share: float, pairs: list[tuple[dict[str, float], dict[str, float]]]
+) -> Figure:
+    ours, peer = (
+        statistics.median(side[name] for side in sides) for sides in zip(*pairs, strict=True)
+    )
+    ratios = [a[name] / b[name] for a, b in pairs]
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    note = f"{share:.0%} of capacity; simulated beside measured; error {ours / peer - 1:+.0%}; ratios {spread}"
+    unit = "tokens/s" if name == "tokens_per_s" else "s"
+    figure = f"simulated_{model}_{name}_at_{share:.0%}".rstrip("%")
+    return Figure(figure, ours, peer, ours / peer, unit, len(pairs), machine(), note)
+
+
+async def bench(model: str, runs: int) -> list[Figure]:
+    """Measures, plays and simulates one model, on a mesh of its own."""
+    settings = bench_settings(model)
+    vocabulary = load_catalog(settings)[model].tokenization.vocab_size
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with (
+            running_mesh(settings, state_dir=Path(folder)) as mesh,
+            grpc.aio.insecure_channel(mesh.address) as channel,
+        ):
+            assert mesh.triton_url is not None
+            async with DirectWorker(mesh.triton_url, model) as worker:
+                measured = await StepProbe(worker, vocabulary, SLOTS).measure()
+            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
+            await load.flood(Arrival(0.0, 64, 16, 16, "bulk"), SLOTS, 2.0)  # warms up
+            ways_s = await idle_ways_s(load, measured)
+            print(
+                f"{measured.fit} send {measured.send_s:.5f} s, in and out {ways_s:.5f} s",
+                file=sys.stderr,
+            )
+            setup = Setup(
+                policy=settings.batcher.policy,
+                cost=measured.fit.cost,
+                limits=EngineLimits(slots=SLOTS),
+                links=Links(ways_s / 2, measured.send_s, ways_s / 2),
+            )
+            return await compare(load, model, setup, runs, await capacity_per_s(load))
+
+
+async def main(args: argparse.Namespace) -> None:
+    """Runs the models asked for and prints."""
+    figures = []
+    for model in args.model or MODELS:
+        figures += await bench(model, args.runs)
+    emit(figures, args.json)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="traces at each load")
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    uvloop.run(main(parser.parse_args()))

@@ -1,0 +1,101 @@
+"""Drives the batcher's queue alone: how many decisions it takes a second, and how well its batches are filled."""
+
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import Policy
+from sluice.simulation.lengths import Lognormal
+from sluice.wire.subjects import CLASSES
+
+TENANTS: Final = 20
+LENGTHS: Final = Lognormal(200, 1.0, 4096)
+BATCH_ROWS: Final = 32
+
+
+def tasks(count: int, seed: int) -> list[QueuedTask]:
+    """Tasks of all classes, of many tenants, half of them with a deadline far off."""
+    chance = Random(seed)
+    return [
+        QueuedTask(
+            request_id=f"{seed}-{number}",
+            priority_class=chance.choice(CLASSES),
+            deadline=1e6 + chance.random() * 1e6 if chance.random() < 0.5 else float("inf"),
+            tenant=f"tenant-{chance.randrange(TENANTS)}",
+            workload="bench",
+            prompt_tokens=LENGTHS.draw(chance),
+            max_tokens=chance.randint(8, 256),
+        )
+        for number in range(count)
+    ]
+
+
+def replica(free_rows: int) -> Replica:
+    """A worker with room."""
+    return Replica("w0", free_rows=free_rows, step_s=0.01)
+
+
+class CoreLoad:
+    """A queue that is kept at one length: as many tasks come as go."""
+
+    def __init__(self, policy: Policy, queued: int, seed: int) -> None:
+        self._queue = Queue(policy)
+        self._seed = seed
+        self._now = 0.0
+        for task in tasks(queued, seed):
+            self._now += 1e-5
+            self._queue.add(task, self._now)
+
+    def decisions_per_s(self, decisions: int, rows: int) -> float:
+        """Tasks that were added and handed out in batches of at most ``rows``, a second of processor time.
+
+        What it takes to finish them is not counted.
+        """
+        coming = tasks(decisions, self._seed + 1_000_000)
+        self._seed += 1
+        worker, handed_out, spent_s = replica(rows), 0, 0.0
+        for start in range(0, decisions, rows):
+            begun = time.process_time()
+            for task in coming[start : start + rows]:
+                self._queue.add(task, self._now)
+            batch = self._queue.next_batch(self._now, [worker]).batch
+            spent_s += time.process_time() - begun
+            assert batch is not None
+            handed_out += len(batch.rows)
+            self._now += 0.001
+            for row in batch.rows:
+                self._queue.finish(row.request_id, 16, self._now)
+        return handed_out / spent_s
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How well batches were filled, tokens of prompts over rows times the longest, and how many rows they had."""
+
+    efficiency: float
+    rows: float
+
+
+def filling(policy: Policy, count: int, seed: int) -> Filling:
+    """Drains a backlog of ``count`` tasks of one class into a worker of `BATCH_ROWS`."""
+    queue, chance = Queue(policy), Random(seed)
+    for number in range(count):
+        prompt = LENGTHS.draw(chance)
+        queue.add(QueuedTask(str(number), "bulk", prompt_tokens=prompt, max_tokens=16), 0.0)
+    now, batches, cells, filled = 0.0, 0, 0, 0
+    while len(queue):
+        batch = queue.next_batch(now, [replica(BATCH_ROWS)]).batch
+        now += 1.0
+        if batch is None:
+            continue
+        lengths = [row.prefill_tokens for row in batch.rows]
+        batches += 1
+        cells += len(lengths) * max(lengths)
+        filled += sum(lengths)
+        for row in batch.rows:
+            queue.finish(row.request_id, 16, now)
+    return Filling(filled / cells, count / batches)

@@ -1,0 +1,98 @@
+"""Plays a trace on a running mesh: every request at its time, whatever became of those before it (open loop).
+
+What comes back is a trace as well: what was sent and measured, so that the very same can be simulated.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from sluice.simulation.trace import Arrival
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    Stub = inference_pb2_grpc.InferenceServiceAsyncStub
+
+CALL_S: Final = 120.0
+TENANT_KEY: Final = "sluice-tenant"
+PRIORITIES: Final = {
+    "interactive": inference_pb2.PRIORITY_INTERACTIVE,
+    "standard": inference_pb2.PRIORITY_STANDARD,
+    "bulk": inference_pb2.PRIORITY_BULK,
+}
+TEXT: Final = "7"
+"""One token of the shipped tokenizer: digits stand alone."""
+
+
+class OpenLoad:
+    """Asks one model of one gateway."""
+
+    def __init__(self, stub: "Stub", model: str) -> None:
+        self._stub = stub
+        self._model = model
+
+    async def play(self, trace: Iterable[Arrival]) -> list[Arrival]:
+        """Sends all of ``trace``; what was answered, with its real lengths and the times as the caller saw them."""
+        begun = time.perf_counter()
+        calls = []
+        for arrival in trace:
+            await asyncio.sleep(max(0.0, begun + arrival.at_s - time.perf_counter()))
+            calls.append(asyncio.create_task(self.ask(arrival, begun)))
+        answered = await asyncio.gather(*calls)
+        return [arrival for arrival in answered if arrival is not None]
+
+    async def flood(self, arrival: Arrival, outstanding: int, seconds: float) -> list[Arrival]:
+        """Requests like ``arrival``, so many at a time, for ``seconds``; those that were answered in that time."""
+        begun = time.perf_counter()
+        answered: list[Arrival] = []
+
+        async def one_after_the_other() -> None:
+            while True:
+                done = await self.ask(arrival, begun)
+                if done is not None:
+                    answered.append(done)
+
+        tasks = [asyncio.create_task(one_after_the_other()) for _ in range(outstanding)]
+        await asyncio.wait(tasks, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return answered
+
+    async def ask(self, arrival: Arrival, begun: float) -> Arrival | None:
+        """Sends one request now; None when it was refused or late."""
+        sent = time.perf_counter()
+        first_s: float | None = None
+        request = inference_pb2.GenerateRequest(
+            prompt=TEXT * arrival.prompt_tokens,
+            raw_prompt=True,
+            model=self._model,
+            priority=PRIORITIES[arrival.priority_class],
+            sampling=inference_pb2.SamplingParams(max_tokens=arrival.max_tokens),
+        )
+        call = self._stub.Generate(
+            request, timeout=CALL_S, metadata=((TENANT_KEY, arrival.tenant),)
+        )
+        try:
+            async for response in call:
+                if first_s is None and response.delta.token_ids:
+                    first_s = time.perf_counter() - sent
+                if response.HasField("finished"):
+                    usage = response.finished.usage
+                    return replace(
+                        arrival,
+                        at_s=sent - begun,
+                        prompt_tokens=usage.prompt_tokens,
+                        answer_tokens=max(1, usage.completion_tokens),
+                        ttft_s=first_s,
+                        latency_s=time.perf_counter() - sent,
+                    )
+        except grpc.aio.AioRpcError:
+            return None
+        finally:
+            call.cancel()
+        return None

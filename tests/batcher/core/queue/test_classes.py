@@ -1,0 +1,169 @@
+"""Who of a class goes next, and in which order classes go."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import Policy
+
+
+def policy(**values: object) -> Policy:
+    return Policy.model_validate({"waiting_tokens_max": math.inf, **values})
+
+
+def task(name: str, priority_class: str = "standard", **values: object) -> QueuedTask:
+    return QueuedTask(name, priority_class, **values)  # type: ignore[arg-type]
+
+
+def taken(queue: Queue, now: float, count: int) -> list[str]:
+    batch = queue.next_batch(now, [Replica("w", count)]).batch
+    return [row.request_id for row in batch.rows] if batch else []
+
+
+def learn_service(queue: Queue, service_s: float, priority_class: str = "standard") -> None:
+    """Makes answers of the class take so long."""
+    queue.add(task("learn", priority_class), 0.0)
+    assert taken(queue, 0.0, 1) == ["learn"]
+    queue.finish("learn", 1, service_s)
+    assert queue.service_s(priority_class) == service_s
+
+
+def test_an_urgent_task_goes_before_its_tenants_turn() -> None:
+    queue = Queue(policy(urgency=2.0))
+    learn_service(queue, 1.0)
+    queue.add(task("first", tenant="a", deadline=100.0), 1.0)
+    queue.add(task("urgent", tenant="b", deadline=2.9), 1.0)
+    assert taken(queue, 1.0, 2) == ["urgent", "first"]
+
+
+def test_a_task_with_time_left_waits_for_its_tenants_turn() -> None:
+    queue = Queue(policy(urgency=2.0))
+    learn_service(queue, 1.0)
+    queue.add(task("first", tenant="a", deadline=100.0), 1.0)
+    queue.add(task("in time", tenant="b", deadline=3.1), 1.0)
+    assert taken(queue, 1.0, 2) == ["first", "in time"]
+
+
+def test_a_tenant_gets_ahead_by_urgent_tasks_only_so_far() -> None:
+    queue = Queue(policy(urgency=1e9, urgent_lead_tokens=250))
+    learn_service(queue, 1.0)
+    for number in range(9):
+        queue.add(task(f"u{number}", tenant="a", prompt_tokens=99, deadline=50.0 + number), 1.0)
+        queue.add(task(f"n{number}", tenant="b", prompt_tokens=99), 1.0)
+    order = taken(queue, 1.0, 18)
+    lead = [sum(1 if name[0] == "u" else -1 for name in order[:n]) for n in range(19)]
+    assert max(lead[:10]) == 3, "each is 100 tokens"
+    assert [name for name in order if name[0] == "u"] == [f"u{n}" for n in range(9)]
+
+
+def test_what_was_passed_over_still_expires() -> None:
+    queue = Queue(policy(urgency=1e9, urgent_lead_tokens=0))
+    learn_service(queue, 1.0)
+    queue.add(task("normal", tenant="b", prompt_tokens=99), 1.0)
+    queue.add(task("urgent", tenant="a", prompt_tokens=99, deadline=5.0), 1.0)
+    queue.add(task("too far ahead", tenant="a", deadline=6.0), 1.0)
+    assert taken(queue, 1.0, 2) == ["urgent", "normal"]
+    assert queue.next_batch(2.0, []).wake_at == 6.0
+    assert queue.next_batch(6.0, []).expired == ("too far ahead",)
+
+
+def test_nobody_waits_behind_all_who_came_much_later() -> None:
+    queue = Queue(policy(horizon_s=10.0))
+    queue.add(task("patient", deadline=1000.0), 0.0)
+    queue.add(task("earlier", deadline=14.0), 5.0)
+    queue.add(task("later", deadline=15.0), 10.5)
+    queue.add(task("never"), 0.0)
+    assert taken(queue, 10.5, 4) == ["patient", "never", "earlier", "later"]
+
+
+def test_without_deadlines_the_order_of_arrival_counts_but_the_late_expire() -> None:
+    queue = Queue(policy(by_deadline=False))
+    queue.add(task("a", deadline=9.0), 0.0)
+    queue.add(task("b", deadline=5.0), 0.0)
+    queue.add(task("c", deadline=1.0), 0.0)
+    decision = queue.next_batch(2.0, [])
+    assert (decision.expired, decision.wake_at) == (("c",), 5.0)
+    assert taken(queue, 2.0, 3) == ["a", "b"]
+
+
+@given(
+    rows=st.integers(1, 4),
+    aging_rows=st.integers(1, 3),
+    step_s=st.floats(0.1, 1.0),
+    standard_s=st.floats(0.5, 3.0),
+    bulk_s=st.floats(0.5, 6.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others_overdue(
+    rows: int, aging_rows: int, step_s: float, standard_s: float, bulk_s: float
+) -> None:
+    """The bound of docs/batching.md, under a flood of interactive tasks."""
+    agings = {"standard": {"aging_s": standard_s}, "bulk": {"aging_s": bulk_s}}
+    queue = Queue(policy(classes=agings, aging_rows=aging_rows))
+    for number in range(300):
+        for name in ("interactive", "standard", "bulk"):
+            queue.add(task(f"{name} {number}", name), 0.0)
+    served: dict[str, list[float]] = {"standard": [0.0], "bulk": [0.0]}
+    for number in range(60):
+        for name in taken(queue, number * step_s, rows):
+            served.get(name.split()[0], []).append(number * step_s)
+    for name, aging_s in (("standard", standard_s), ("bulk", bulk_s)):
+        gaps = [after - before for before, after in pairwise([*served[name], 59 * step_s])]
+        assert max(gaps) <= aging_s + 2 * step_s + 1e-9
+
+
+def test_an_overdue_class_sends_as_many_rows_as_the_policy_says() -> None:
+    queue = Queue(policy(classes={"bulk": {"aging_s": 2.0}}, aging_rows=2))
+    for number in range(8):
+        queue.add(task(f"i{number}", "interactive"), 0.0)
+        queue.add(task(f"b{number}", "bulk"), 0.0)
+    assert taken(queue, 1.9, 3) == ["i0", "i1", "i2"]
+    assert taken(queue, 2.0, 3) == ["b0", "b1", "i3"]
+
+
+def test_classes_make_no_difference_where_the_policy_says_so() -> None:
+    queue = Queue(policy(by_class=False))
+    queue.add(task("bulk", "bulk"), 0.0)
+    queue.add(task("interactive", "interactive"), 0.0)
+    assert (queue.waiting("bulk"), queue.waiting("interactive")) == (1, 1)
+    assert taken(queue, 1.0, 2) == ["bulk", "interactive"]
+
+
+def test_records_of_tasks_that_are_gone_do_not_pile_up() -> None:
+    queue = Queue(policy())
+    queue.add(task("stays", deadline=1e9), 0.0)
+    for number in range(20_000):
+        queue.add(task(f"t{number}", deadline=2e6 - number), float(number))
+        queue.cancel(f"t{number}")
+    members = queue._waiting.of("standard")
+    assert len(members._deadlines) < 5000
+    assert (
+        sum(len(line.records) for lane in members.lanes.values() for line in lane._lines.values())
+        < 5000
+    )
+    assert taken(queue, 1.0, 2) == ["stays"]
+
+
+def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
+    queue = Queue(policy(max_rows=1), {"b": 3.0})
+    for number in range(8):
+        queue.add(task(f"a{number}", tenant="a", prompt_tokens=9), 0.0)
+        queue.add(task(f"b{number}", tenant="b", prompt_tokens=9), 0.0)
+    assert queue.expected_wait("standard", 0.0) == 0.0, "not known"
+    gone = [name for second in range(5) for name in taken(queue, float(second), 1)]
+    assert queue.tokens_per_s == pytest.approx(10.0)
+    left = {tenant: 8 - sum(name[0] == tenant for name in gone) for tenant in "ab"}
+    assert left == {"a": 6, "b": 5}
+    queue.add(task("urgent", "interactive", prompt_tokens=99), 4.0)
+    # Each second one task of 10 tokens goes. Where both wait, a's tasks get one turn of four.
+    assert queue.expected_wait("standard", 4.0, "a") == pytest.approx(10 + 11)
+    assert queue.expected_wait("standard", 4.0, "b") == pytest.approx(10 + 5 * 4 / 3)
+    assert queue.expected_wait("standard", 4.0, "new") == pytest.approx(10)
+    assert queue.expected_wait("bulk", 4.0, "new", backlog_tokens=50) == pytest.approx(10 + 11 + 5)
+    assert queue.expected_wait("interactive", 4.0, "new") == pytest.approx(0)

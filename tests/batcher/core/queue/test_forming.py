@@ -1,0 +1,268 @@
+"""When a batch goes, why, and why it is not larger."""
+
+import math
+import random
+
+import pytest
+
+from batcher.core.batches import Batch, BatchCause, BatchLimit
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import PRESETS, Policy
+
+NUMBERS = iter(range(10**9))
+
+
+def policy(name: str = "continuous", **values: object) -> Policy:
+    return Policy.model_validate({"name": name, **values})
+
+
+def fill(
+    queue: Queue,
+    *prompts: int,
+    priority_class: str = "interactive",
+    now: float = 0.0,
+    **values: object,
+) -> None:
+    for prompt in prompts:
+        known = {"prompt_tokens": prompt, "max_tokens": 10, **values}
+        queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
+
+
+def busy(free_rows: int = 8, **values: object) -> Replica:
+    return Replica("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
+
+
+def batch_of(queue: Queue, now: float, replica: Replica) -> Batch:
+    batch = queue.next_batch(now, [replica]).batch
+    assert batch is not None
+    return batch
+
+
+# When.
+
+
+def test_a_worker_that_would_idle_gets_what_there_is() -> None:
+    queue = Queue(policy(wait_s=0.4))
+    fill(queue, 5)
+    assert batch_of(queue, 0.0, Replica("w", 8)).cause is BatchCause.WORKER_IDLE
+
+
+def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
+    queue = Queue(policy(wait_s=0.02))
+    fill(queue, 5, now=1.0)
+    decision = queue.next_batch(1.0, [busy()])
+    assert decision.batch is None
+    assert decision.wake_at == 1.02
+    batch = batch_of(queue, 1.02, busy())
+    assert (batch.cause, batch.limit) == (BatchCause.WINDOW_OVER, BatchLimit.ALL_WAITING)
+
+
+@pytest.mark.parametrize(("waiting_tokens", "window_s"), [(0, 0.03), (300, 0.015), (600, 0.0)])
+def test_the_window_is_a_share_of_what_the_worker_leaves_of_the_target(
+    waiting_tokens: int, window_s: float
+) -> None:
+    queue = Queue(policy(wait_s=0.5, wait_share=0.1))
+    fill(queue, 100)
+    worker = busy(waiting_tokens=waiting_tokens, prefill_token_s=0.0005, step_s=0.15)
+    decision = queue.next_batch(0.0, [worker])
+    if window_s:
+        assert decision.wake_at == pytest.approx(window_s)
+    else:
+        assert decision.batch is not None
+
+
+def test_bulk_waits_longer_for_company_than_interactive_rows() -> None:
+    for name, wake_at in (("interactive", 0.05), ("bulk", 0.5)):
+        queue = Queue(policy(wait_s=0.5))
+        fill(queue, 5, priority_class=name)
+        assert queue.next_batch(0.0, [busy()]).wake_at == pytest.approx(wake_at)
+
+
+def test_enough_for_the_room_there_is_need_not_wait() -> None:
+    queue = Queue(policy())
+    fill(queue, 5, 5, 5)
+    batch = batch_of(queue, 0.0, busy(free_rows=3))
+    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
+
+
+@pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
+def test_what_presses_does_not_wait(why: str) -> None:
+    queue = Queue(policy(wait_s=0.4, wait_adapts=False, classes={"bulk": {"aging_s": 0.3}}))
+    fill(queue, 5, priority_class="bulk")
+    (row,) = batch_of(queue, 0.0, Replica("w", 8)).rows
+    if why == "came back":
+        queue.requeue(row.request_id, 1, 0.0)
+    else:
+        queue.finish(row.request_id, 5, 1.0)  # An answer takes 1 s.
+        due = 2.9 if why == "deadline" else math.inf
+        fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
+    at = 1.3 if why == "overdue" else 1.0
+    assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
+
+
+def test_nothing_goes_before_what_fits_nowhere() -> None:
+    queue = Queue(policy())
+    fill(queue, 500)
+    fill(queue, 5, priority_class="bulk")
+    assert queue.next_batch(0.0, [busy(free_tokens=100)]).batch is None
+    assert len(batch_of(queue, 0.0, Replica("w", 8, free_tokens=100)).rows) == 1
+
+
+def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
+    queue = Queue(policy(classes={"bulk": {"spare_rows": 2}}, spare_s=5.0))
+    fill(queue, *[5] * 20, priority_class="bulk")
+    assert len(batch_of(queue, 0.0, busy(free_rows=12)).rows) == 12
+    fill(queue, 5, now=1.0)
+    assert len(batch_of(queue, 1.0, busy(free_rows=6, running_rows=26)).rows) == 4
+    decision = queue.next_batch(1.0, [busy(free_rows=2, running_rows=30)])
+    assert (decision.batch, decision.wake_at) == (None, 6.0)
+    assert len(batch_of(queue, 6.0, busy(free_rows=2, running_rows=30)).rows) == 2
+
+
+# The seeds' simple batchers.
+
+
+def test_fixed_waits_for_its_size_even_if_the_worker_idles() -> None:
+    queue, idle = Queue(policy("fixed", max_rows=3)), Replica("w", 8)
+    fill(queue, 5, 5)
+    assert queue.next_batch(0.0, [idle]).wake_at == 0.1
+    fill(queue, 5, 5)
+    batch = batch_of(queue, 0.05, idle)
+    assert (batch.cause, len(batch.rows)) == (BatchCause.FULL, 3)
+    assert queue.next_batch(0.05, [idle]).batch is None, "a batch still runs"
+
+
+def test_window_sends_what_has_come_when_it_is_over() -> None:
+    queue = Queue(policy("window"))
+    fill(queue, 5, now=1.0)
+    fill(queue, 5, 5, now=1.03)
+    assert queue.next_batch(1.04, [Replica("w", 8)]).wake_at == 1.05
+    batch = batch_of(queue, 1.05, Replica("w", 8))
+    assert (batch.cause, len(batch.rows)) == (BatchCause.WINDOW_OVER, 3)
+
+
+def test_priority_goes_by_class_alone() -> None:
+    queue = Queue(policy("priority", max_rows=2))
+    fill(queue, 5, priority_class="bulk", deadline=1.0)
+    fill(queue, 5, 5, deadline=9.0)
+    assert [row.waited_s for row in batch_of(queue, 0.1, busy()).rows] == [0.1, 0.1]
+    assert queue.waiting("bulk") == 1
+
+
+def test_adaptive_grows_while_batches_are_quick_and_shrinks_when_they_are_not() -> None:
+    queue = Queue(policy("adaptive", latency_target_s=1.0, max_rows=4, wait_s=0.0))
+    sizes, now = [], 0.0
+    for took_s in (0.1, 0.1, 0.1, 0.1, 1.0, 2.0, 2.0, 0.1):
+        fill(queue, *[5] * 4, now=now)
+        rows = batch_of(queue, now, Replica("w", 8)).rows
+        sizes.append(len(rows))
+        now += took_s
+        for row in rows:
+            queue.finish(row.request_id, 5, now)
+    assert sizes == [1, 2, 3, 4, 4, 4, 3, 2]
+
+
+# With which rows.
+
+
+@pytest.mark.parametrize(
+    ("values", "worker", "rows", "limit"),
+    [
+        ({}, busy(), 5, BatchLimit.ALL_WAITING),
+        ({"max_rows": 3}, busy(), 3, BatchLimit.ROWS),
+        ({}, busy(free_rows=2), 2, BatchLimit.WORKER_ROWS),
+        ({"batch_tokens_max": 39}, busy(), 3, BatchLimit.TOKENS),
+        ({"waiting_tokens_max": 59}, busy(waiting_tokens=10), 4, BatchLimit.WORKER_PREFILL),
+        ({}, busy(free_tokens=50), 2, BatchLimit.WORKER_CACHE),
+    ],
+)
+def test_a_batch_says_why_it_is_not_larger(
+    values: dict[str, object], worker: Replica, rows: int, limit: BatchLimit
+) -> None:
+    queue = Queue(policy(**values))
+    fill(queue, *[10] * 5)  # Each with an answer of up to 10 tokens.
+    batch = batch_of(queue, 1.0, worker)
+    assert (len(batch.rows), batch.limit) == (rows, limit)
+
+
+def test_a_row_beyond_the_budget_goes_alone() -> None:
+    queue = Queue(policy(batch_tokens_max=50))
+    fill(queue, 200, 10)
+    assert [row.prefill_tokens for row in batch_of(queue, 1.0, busy()).rows] == [200]
+
+
+def test_rows_of_about_one_length_go_together() -> None:
+    queue = Queue(policy("length", padding_max=0.1, batches_running_max=None))
+    fill(queue, 100, 1000, 105, 20, 95, 990)
+    first, second, third = (batch_of(queue, 1.0, Replica("w", 8)) for _ in range(3))
+    assert sorted(row.prefill_tokens for row in first.rows) == [95, 100, 105]
+    assert sorted(row.prefill_tokens for row in second.rows) == [990, 1000]
+    assert [row.prefill_tokens for row in third.rows] == [20]
+    assert first.limit is BatchLimit.PADDING
+    assert first.padding_share == pytest.approx(1 - 300 / 315)
+
+
+def test_a_full_bucket_goes_before_a_row_that_may_still_wait() -> None:
+    queue = Queue(policy("length", max_rows=2, sends_to_idle=False))
+    fill(queue, 100, 1000, 1000)
+    batch = batch_of(queue, 0.05, busy())
+    assert (batch.cause, batch.longest_wait.prefill_tokens) == (BatchCause.FULL, 1000)
+    assert queue.next_batch(0.05, [busy()]).wake_at == 0.05 + 0.05
+    assert batch_of(queue, 0.1, busy()).cause is BatchCause.WINDOW_OVER
+
+
+def test_the_token_budget_counts_padding() -> None:
+    queue = Queue(policy("length", padding_max=0.5, batch_tokens_max=300))
+    fill(queue, 100, 80, 80, 80)
+    batch = batch_of(queue, 1.0, busy())
+    assert (len(batch.rows), batch.limit) == (3, BatchLimit.TOKENS)
+
+
+def padding_efficiency(name: str) -> tuple[float, float]:
+    """Part of a padded batch that is tokens, and rows a batch, with 2,000 rows of lognormal lengths waiting."""
+    chance, queue = random.Random(1), Queue(policy(name))
+    tokens = cells = rows = 0
+
+    def draw() -> int:
+        return min(4096, max(1, int(chance.lognormvariate(math.log(200), 1.0))))
+
+    fill(queue, *[draw() for _ in range(2000)])
+    for number in range(150):
+        now = 1.0 + number
+        batch = batch_of(queue, now, Replica("w", 32))
+        lengths = [row.prefill_tokens for row in batch.rows]
+        tokens, rows = tokens + sum(lengths), rows + len(lengths)
+        cells += len(lengths) * max(lengths)
+        for row in batch.rows:
+            queue.finish(row.request_id, 5, now)
+        fill(queue, *[draw() for _ in lengths], now=now)
+    return tokens / cells, rows / 150
+
+
+def test_by_length_hardly_anything_is_padding() -> None:
+    efficiency, rows = padding_efficiency("length")
+    assert efficiency >= 0.95
+    assert rows >= 24
+    assert padding_efficiency("window")[0] <= 0.4
+
+
+# Changes.
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_queue_goes_on_under_another_policy(name: str) -> None:
+    queue = Queue(policy())
+    fill(queue, *[10] * 6, priority_class="standard")
+    out = [row.request_id for row in batch_of(queue, 1.0, busy(free_rows=2)).rows]
+    queue.reconfigure(policy(name), {"default": 2.0})
+    assert (len(queue), queue.waiting("standard")) == (4, 4)
+    queue.requeue(out[0], 1, 1.0)
+    queue.finish(out[1], 3, 1.0)
+    waited_s = []
+    while len(queue):
+        for row in batch_of(queue, 60.0, Replica("w", 8)).rows:
+            waited_s.append(row.waited_s)
+            queue.finish(row.request_id, 3, 60.0)
+    assert sorted(waited_s) == [59.0, 60.0, 60.0, 60.0, 60.0]

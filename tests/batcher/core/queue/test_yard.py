@@ -1,0 +1,11 @@
+"""Whole histories of a queue and its workers; a seed plays one again, see `tests.batcher.core.seeds`."""
+
+import pytest
+
+from tests.batcher.core.queue.yard import Yard
+
+
+@pytest.mark.parametrize("first", range(0, 150, 10))
+def test_every_decision_is_right(first: int) -> None:
+    for seed in range(first, first + 10):
+        Yard(seed).run()

@@ -1,0 +1,347 @@
+"""A queue and its workers, driven by one seed, with checks after every decision.
+
+The yard draws a policy, tenants, tasks and faults: workers that stall, die and come back, cancels, a clock that jumps.
+It keeps its own books, and compares:
+
+- a task is handed out only while it waits, never twice at a time, and never after its deadline;
+- every task ends: handed out and finished, cancelled, or expired at its deadline;
+- no batch is beyond what the policy and the worker allow;
+- while a class is overdue only rows of overdue classes go before it;
+- what the queue says of itself is true.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any
+
+from batcher.core.batches import Batch, BatchRow
+from batcher.core.queue import Queue
+from batcher.core.replicas import Replica
+from batcher.core.tasks import QueuedTask
+from sluice.batching import PRESETS, Policy
+from sluice.wire.subjects import CLASSES
+
+SLOTS = 8
+CACHE_TOKENS = 2000
+TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+
+
+@dataclass
+class Known:
+    """A task as the yard knows it."""
+
+    task: QueuedTask
+    answer: int
+    since: float
+    produced: int
+    worker: "Worker | None" = None
+
+    @property
+    def waits(self) -> bool:
+        return self.worker is None
+
+    @property
+    def prefill(self) -> int:
+        return self.task.prompt_tokens + self.produced
+
+
+@dataclass
+class Worker:
+    """Rows it computes, with their reservations, and batches it has not answered."""
+
+    name: str
+    alive: bool = True
+    stalled_until: float = 0.0
+    rows: dict[str, BatchRow] = field(default_factory=dict)
+    unanswered: list[int] = field(default_factory=list)
+    batches: dict[int, set[str]] = field(default_factory=dict)
+    life: int = 0
+
+    def replica(self) -> Replica:
+        fresh = [row for name, row in self.rows.items() if self.is_new(name)]
+        return Replica(
+            self.name,
+            free_rows=max(0, SLOTS - len(self.rows)),
+            free_tokens=CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values()),
+            waiting_tokens=sum(row.prefill_tokens for row in fresh),
+            running_rows=len(self.rows),
+            batches_in_flight=len(self.unanswered),
+            step_s=0.01,
+            prefill_token_s=0.0001,
+        )
+
+    def is_new(self, request_id: str) -> bool:
+        return any(request_id in self.batches[number] for number in self.unanswered)
+
+
+class Yard:
+    """Everything, and the clock."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.policy = drawn_policy(self.chance)
+        self.queue = Queue(self.policy, TENANTS)
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.numbers = 0
+        self.batches = 0
+        self.tasks: dict[str, Known] = {}
+        self.served_at = dict.fromkeys(CLASSES, 0.0)
+        self.workers = [Worker(f"w{n}") for n in range(self.chance.randrange(1, 4))]
+        self.plan()
+
+    def plan(self) -> None:
+        chance = self.chance
+        for _ in range(chance.randrange(20, 120)):
+            self.at(chance.random() * 20, self.arrive)
+        for _ in range(chance.randrange(4)):
+            self.at(chance.random() * 25, self.kill)
+        for _ in range(chance.randrange(4)):
+            self.at(chance.random() * 25, self.stall)
+        for _ in range(chance.randrange(3)):
+            self.at(chance.random() * 25, self.jump)
+        if chance.random() < 0.3:
+            self.at(chance.random() * 25, self.reconfigure)
+
+    def at(self, delay_s: float, act: Callable[[], None]) -> None:
+        self.numbers += 1
+        heappush(self.events, (self.now + delay_s, self.numbers, act))
+
+    def run(self) -> None:
+        """Plays until every task has ended."""
+        while self.events or self.tasks:
+            assert self.events, f"nothing will happen any more, but {sorted(self.tasks)} are left"
+            at, _, act = heappop(self.events)
+            self.now = max(self.now, at)
+            assert self.now < 1000, sorted(self.tasks)
+            act()
+            self.decide()
+
+    # What happens.
+
+    def arrive(self) -> None:
+        chance = self.chance
+        answer = chance.randrange(1, 120)
+        produced = chance.choice([0, 0, 0, chance.randrange(answer)])
+        task = QueuedTask(
+            f"t{self.numbers}",
+            chance.choice(CLASSES),
+            chance.choice([math.inf, self.now + chance.random() * 30]),
+            tenant=chance.choice(["a", "a", "a", "b", "c"]),
+            workload=chance.choice(["", "short"]),
+            prompt_tokens=int(min(900.0, chance.lognormvariate(4.5, 1.0))) + 1,
+            max_tokens=answer + chance.randrange(200),
+            produced=produced,
+            prefix=chance.choice([b"", b"x", b"y"]),
+        )
+        self.numbers += 1
+        self.begins_to_wait(task)
+        self.tasks[task.request_id] = Known(task, answer, self.now, produced)
+        self.queue.add(task, self.now)
+        if chance.random() < 0.1:
+            self.at(chance.random() * 5, lambda: self.cancel(task.request_id))
+
+    def begins_to_wait(self, task: QueuedTask) -> None:
+        if not self.count(task.priority_class):
+            self.served_at[task.priority_class] = self.now
+
+    def cancel(self, request_id: str) -> None:
+        known = self.tasks.pop(request_id, None)
+        if known is None:
+            return
+        self.queue.cancel(request_id)
+        if known.worker is not None:
+            self.lands(known.worker, request_id)
+
+    def lands(self, worker: Worker, request_id: str) -> None:
+        del worker.rows[request_id]
+        for number in [n for n, members in worker.batches.items() if request_id in members]:
+            worker.batches[number].discard(request_id)
+            if not worker.batches[number] and number not in worker.unanswered:
+                del worker.batches[number]
+
+    def finish(self, worker: Worker, life: int, request_id: str) -> None:
+        if life != worker.life or request_id not in worker.rows:
+            return
+        if worker.stalled_until > self.now:
+            self.at(worker.stalled_until - self.now, lambda: self.finish(worker, life, request_id))
+            return
+        known = self.tasks.pop(request_id)
+        self.queue.finish(request_id, known.answer, self.now, whole=self.chance.random() < 0.9)
+        self.lands(worker, request_id)
+
+    def answer(self, worker: Worker, life: int, number: int) -> None:
+        if life == worker.life:
+            worker.unanswered.remove(number)
+            if not worker.batches[number]:
+                del worker.batches[number]
+
+    def kill(self) -> None:
+        worker = self.chance.choice(self.workers)
+        worker.alive, worker.life = False, worker.life + 1
+        lost, worker.rows = worker.rows, {}
+        worker.unanswered.clear()
+        worker.batches.clear()
+        for request_id in lost:
+            known = self.tasks[request_id]
+            known.produced = self.chance.randrange(known.produced, known.answer + 1)
+            self.begins_to_wait(known.task)
+            known.worker, known.since = None, self.now
+            self.queue.requeue(request_id, known.produced, self.now)
+        self.at(self.chance.random() * 5, lambda: self.revive(worker))
+
+    def revive(self, worker: Worker) -> None:
+        worker.alive = True
+
+    def stall(self) -> None:
+        self.chance.choice(self.workers).stalled_until = self.now + self.chance.random() * 5
+
+    def jump(self) -> None:
+        self.now += self.chance.random() * 15
+
+    def reconfigure(self) -> None:
+        self.policy = drawn_policy(self.chance)
+        self.queue.reconfigure(self.policy, TENANTS)
+        for name in CLASSES:  # A class waits as long as its oldest task.
+            since = [
+                k.since for k in self.tasks.values() if k.waits and k.task.priority_class == name
+            ]
+            self.served_at[name] = min(since, default=self.now)
+
+    # Decisions, and what must be true of them.
+
+    def decide(self) -> None:
+        while True:
+            replicas = [worker.replica() for worker in self.workers if worker.alive]
+            decision = self.queue.next_batch(self.now, replicas)
+            self.check_expired(set(decision.expired))
+            if decision.batch is None:
+                break
+            (replica,) = [r for r in replicas if r.worker == decision.batch.worker]
+            self.check_batch(decision.batch, replica)
+            self.send(decision.batch)
+            self.check_books()
+        self.check_books()
+        self.check_alive(decision.wake_at, replicas)
+        if decision.wake_at is not None:
+            self.at(max(0.0, decision.wake_at - self.now), lambda: None)
+
+    def check_expired(self, expired: set[str]) -> None:
+        late = {k for k, t in self.tasks.items() if t.waits and t.task.deadline <= self.now}
+        assert expired == late
+        for request_id in late:
+            del self.tasks[request_id]
+
+    def check_batch(self, batch: Batch, replica: Replica) -> None:
+        policy, rows = self.policy, batch.rows
+        members = [self.tasks[row.request_id] for row in rows]
+        assert len({row.request_id for row in rows}) == len(rows) > 0
+        for row, known in zip(rows, members, strict=True):
+            assert known.waits, row
+            assert row.prefill_tokens == known.prefill
+            assert (
+                known.prefill
+                <= row.cache_tokens
+                <= known.task.prompt_tokens + known.task.max_tokens
+            )
+            assert row.waited_s == self.now - known.since
+        tokens = sum(row.prefill_tokens for row in rows)
+        cells = len(rows) * max(row.prefill_tokens for row in rows)
+        assert batch.tokens == tokens
+        assert batch.cache_tokens == sum(row.cache_tokens for row in rows)
+        assert math.isclose(batch.padding_share, 1 - tokens / cells, abs_tol=1e-9)
+        assert batch.longest_wait.waited_s == max(row.waited_s for row in rows)
+        assert len(rows) <= min(policy.max_rows, replica.free_rows)
+        assert replica.batches_in_flight < policy.batches_in_flight_max
+        if policy.batches_running_max is not None:
+            worker = next(w for w in self.workers if w.name == batch.worker)
+            assert sum(map(bool, worker.batches.values())) < policy.batches_running_max
+        if len(rows) > 1:
+            assert batch.padding_share <= policy.padding_max + 1e-9
+            assert (cells if policy.pads else tokens) <= policy.batch_tokens_max
+        if len(rows) > 1 or replica.waiting_tokens:
+            assert replica.waiting_tokens + tokens <= policy.waiting_tokens_max
+        if len(rows) > 1 or not replica.idle:
+            assert batch.cache_tokens <= replica.free_tokens
+        self.check_turns(members)
+
+    def check_turns(self, members: list[Known]) -> None:
+        """While a class is overdue, only others that are overdue too go before it.
+
+        Where lengths matter that is said of the first row: others are there because they are as long.
+        """
+        if not self.policy.by_class:
+            return
+        sent = {known.task.priority_class for known in members}
+        overdue = {
+            name
+            for name in CLASSES
+            if self.count(name)
+            and self.served_at[name] + self.policy.of_class(name).aging_s <= self.now
+        }
+        if overdue:
+            assert members[0].task.priority_class in overdue
+        if not self.policy.pads:
+            assert overdue <= sent or sent <= overdue, (overdue, sent)
+
+    def send(self, batch: Batch) -> None:
+        worker = next(w for w in self.workers if w.name == batch.worker)
+        self.batches += 1
+        number, life = self.batches, worker.life
+        worker.unanswered.append(number)
+        worker.batches[number] = {row.request_id for row in batch.rows}
+        self.at(self.chance.random() * 0.2, lambda: self.answer(worker, life, number))
+        for row in batch.rows:
+            known = self.tasks[row.request_id]
+            known.worker = worker
+            worker.rows[row.request_id] = row
+            self.served_at[known.task.priority_class] = self.now
+            took_s = 0.05 + 0.02 * (known.answer - known.produced) * self.chance.random()
+            self.at(took_s, partial(self.finish, worker, life, row.request_id))
+
+    def check_books(self) -> None:
+        assert len(self.queue) == sum(self.count(name) for name in CLASSES)
+        for name in CLASSES:
+            assert self.queue.waiting(name) == self.count(name)
+            most = sum(
+                known.task.prompt_tokens + known.task.max_tokens
+                for known in self.tasks.values()
+                if known.waits and known.task.priority_class == name
+            )
+            assert self.count(name) <= self.queue.waiting_tokens(name) <= most
+            wait_s = self.queue.expected_wait(name, self.now, "a")
+            assert 0 <= wait_s < math.inf
+
+    def check_alive(self, wake_at: float | None, replicas: list[Replica]) -> None:
+        """With a worker that has nothing to do, what waits goes, or it is known when."""
+        if len(self.queue) and any(replica.idle and replica.free_rows for replica in replicas):
+            assert wake_at is not None
+
+    def count(self, priority_class: str) -> int:
+        return sum(
+            known.waits and known.task.priority_class == priority_class
+            for known in self.tasks.values()
+        )
+
+
+def drawn_policy(chance: random.Random) -> Policy:
+    values: dict[str, Any] = {
+        "name": chance.choice([*PRESETS, "continuous", "continuous"]),
+        "max_rows": chance.choice([1, 2, 4, 16]),
+        "batches_in_flight_max": chance.choice([1, 2, 3]),
+        "batches_running_max": chance.choice([None, None, 1, 3]),
+        "waiting_tokens_max": chance.choice([50.0, 400.0, math.inf]),
+        "classes": {"standard": {"aging_s": 0.5}, "bulk": {"aging_s": chance.choice([1, 3])}},
+        "aging_rows": chance.choice([1, 2]),
+        "urgent_lead_tokens": chance.choice([0, 500, 8192]),
+        "horizon_s": chance.choice([0.5, 60.0]),
+    }
+    if chance.random() < 0.3:
+        values["padding_max"] = chance.choice([0.0, 0.05, 0.4])
+    if chance.random() < 0.3:
+        values["batch_tokens_max"] = chance.choice([100, 500])
+    return Policy(**values)

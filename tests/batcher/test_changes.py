@@ -1,0 +1,96 @@
+"""What a running batcher takes from a changed configuration, and what it refuses."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batcher.changes import check_change
+from sluice.batching import Policy
+from sluice.settings import Settings, SettingsError, TenantSettings
+from tests.batcher.batchers import ECHO, running_batcher, settings_of
+from tests.batcher.gateway_double import GatewayDouble
+from tests.batcher.worker_double import SLOTS, WorkerDouble
+
+
+def settings(**changes: Any) -> Settings:
+    made = settings_of("nats://127.0.0.1:1", "127.0.0.1:2", ECHO)
+    for path, value in changes.items():
+        made = changed(made, path.split("__"), value)
+    return made
+
+
+def changed(model: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    name, *rest = path
+    return model.model_copy(update={name: changed(getattr(model, name), rest, value)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"batcher__policy": Policy(name="fixed")},
+        {"batcher__prefetch_rows": 7},
+        {"batcher__drain_s": 7.0},
+        {"tenants": {"a": TenantSettings(weight=2.0)}},
+        {"gateway__stall_s": 9.0},
+    ],
+)
+def test_policies_weights_and_limits_can_change(change: dict[str, Any]) -> None:
+    check_change(settings(), settings(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"batcher__stall_s": 9.0}, "batcher.stall_s"),
+        ({"batcher__batchers_max": 9}, "batcher.batchers_max"),
+        ({"nats__tasks_max_messages": 9}, "nats.tasks_max_messages"),
+        ({"triton__url": "127.0.0.1:9"}, "triton.url"),
+        ({"models": (ECHO.model_copy(update={"slots": 9}),)}, "models.0.slots"),
+        ({"models": (ECHO, ECHO.model_copy(update={"name": "b"}))}, "models"),
+    ],
+)
+def test_anything_else_is_refused_by_its_key(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{key}: cannot be changed while"):
+        check_change(settings(), settings(**change))
+
+
+async def test_a_hangup_puts_another_policy_into_force_and_loses_nothing(
+    nats_url: str, gateway: GatewayDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = tmp_path / "sluice.yaml"
+    async with WorkerDouble.running() as worker:
+        before = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(before, config=config):
+            await gateway.batcher_live()
+            worker.busy = SLOTS
+            await gateway.until(lambda: gateway.reports[-1].models[0].running == SLOTS)
+            tasks = [await gateway.ask(max_tokens=3) for _ in range(SLOTS)]
+            await gateway.until(lambda: gateway.reports[-1].models[0].queued == SLOTS)
+            assert worker.batches == []
+            await reload(config, changed(before, ["batcher", "stall_s"], 9.0))
+            assert "batcher.stall_s: cannot be changed" in caplog.text
+            await reload(config, changed(before, ["batcher", "policy"], Policy(max_rows=1)))
+            assert f"configuration read again: {config}" in caplog.text
+            worker.busy = 0
+            await worker.until(lambda: len(worker.batches) == SLOTS)
+            assert [len(batch.rows) for batch in worker.batches] == [1] * SLOTS
+            sent = {row.task.request_id for batch in worker.batches for row in batch.rows}
+            assert sent == {task.request_id for task in tasks}
+
+
+async def reload(config: Path, settings: Settings) -> None:
+    """Writes the file and sends SIGHUP; returns when it was obeyed."""
+    await asyncio.to_thread(config.write_text, settings.to_yaml())
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0)
+    # The handler of the signal is called by the loop after what it was woken with.
+    await asyncio.to_thread(lambda: None)

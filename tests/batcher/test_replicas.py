@@ -1,0 +1,131 @@
+"""Several workers of one model behind one batcher."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sluice.internal.v1 import frame_pb2
+from tests.batcher.batchers import ECHO, running_batcher, settings_of
+from tests.batcher.gateway_double import ACK, NAK, GatewayDouble, echo_of
+from tests.batcher.tritons import MortalTriton
+from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
+
+LONG = 1_000
+PAIR = ECHO.model_copy(update={"replicas": 2, "echo_step_ms": 2.0})
+
+
+@asynccontextmanager
+async def two_workers(
+    nats_url: str, gateway: GatewayDouble
+) -> AsyncIterator[tuple[WorkerDouble, WorkerDouble]]:
+    """Two workers at two addresses with a batcher in front of them."""
+    async with WorkerDouble.running() as one, WorkerDouble.running() as two:
+        two.worker = "w2"
+        model = ECHO.model_copy(update={"triton_url": (one.address, two.address)})
+        async with running_batcher(settings_of(nats_url, "127.0.0.1:1", model)):
+            await gateway.until(lambda: workers(gateway) == 2)
+            yield one, two
+
+
+def workers(gateway: GatewayDouble) -> int:
+    return gateway.reports[-1].models[0].workers if gateway.reports else 0
+
+
+def rows_of(worker: WorkerDouble) -> list[str]:
+    return [row.task.request_id for batch in worker.batches for row in batch.rows]
+
+
+async def test_rows_go_to_both_and_a_lost_worker_gives_back_its_own(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    async with two_workers(nats_url, gateway) as (one, two):
+        report = gateway.reports[-1].models[0]
+        assert report.slots == 2 * SLOTS
+        tasks = [await gateway.ask() for _ in range(2 * SLOTS)]
+        await one.until(lambda: len(rows_of(one)) == SLOTS)
+        await two.until(lambda: len(rows_of(two)) == SLOTS)
+        kept, lost = rows_of(one), rows_of(two)
+        assert sorted(kept + lost) == sorted(task.request_id for task in tasks)
+        two.silent = True
+        await gateway.until(lambda: workers(gateway) == 1)
+        # The first worker is full: what came back waits until it has room.
+        assert rows_of(one) == kept
+        for batch in one.batches[:]:
+            await one.step(*(frame(row, 0, [1], frame_pb2.ROW_END_STOP) for row in batch.rows))
+        await one.until(lambda: len(rows_of(one)) == 2 * SLOTS)
+        assert sorted(rows_of(one)[SLOTS:]) == sorted(lost)
+        attempts = [row.attempt for batch in one.batches for row in batch.rows]
+        assert attempts == [0] * SLOTS + [1] * SLOTS
+        assert one.cancels == []
+        # When the second one comes back it must drop what others have by now.
+        two.silent = False
+        await two.until(lambda: bool(two.cancels))
+        assert sorted(two.cancels[0]) == sorted(lost)
+
+
+async def test_cancel_goes_to_the_worker_that_has_the_row(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    async with two_workers(nats_url, gateway) as (one, two):
+        for _ in range(2 * SLOTS):
+            await gateway.ask()
+        await two.until(lambda: len(rows_of(two)) == SLOTS)
+        victim = rows_of(two)[0]
+        await gateway.cancel(victim)
+        await two.until(lambda: two.cancels == [[victim]])
+        assert one.cancels == []
+
+
+async def test_rows_survive_the_death_of_one_of_two_workers(
+    nats_url: str, gateway: GatewayDouble, tmp_path: Path
+) -> None:
+    async with (
+        MortalTriton.running(tmp_path / "triton", PAIR) as server,
+        running_batcher(settings_of(nats_url, server.address, PAIR)),
+    ):
+        await gateway.until(lambda: workers(gateway) == 2)
+        tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 9)]
+        for task in tasks:
+            await gateway.has_tokens(task, 1)
+        server.kill_stub(1)
+        await gateway.until(lambda: workers(gateway) == 1)
+        # At once, as the supervisor does it: Triton may crash on requests that are cancelled beside a dead stub.
+        await server.reload(1)
+        await gateway.until(lambda: workers(gateway) == 2)
+        for task in tasks:
+            answer = await gateway.finished(task, 30.0)
+            assert answer.token_ids == echo_of(task)
+            assert await gateway.settled(task) == ACK
+        moved = [task for task in tasks if gateway.answers[task.request_id].attempt]
+        assert 0 < len(moved) < len(tasks)
+
+
+async def test_drain_lets_the_rows_of_all_workers_end_and_gives_back_the_rest(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    async with WorkerDouble.running() as one, WorkerDouble.running() as two:
+        model = ECHO.model_copy(update={"triton_url": (one.address, two.address)})
+        settings = settings_of(nats_url, "127.0.0.1:1", model)
+        settings = settings.model_copy(
+            update={"batcher": settings.batcher.model_copy(update={"drain_s": 10.0})}
+        )
+        async with running_batcher(settings) as stop:
+            await gateway.until(lambda: workers(gateway) == 2)
+            running = [await gateway.ask() for _ in range(2 * SLOTS)]
+            await one.until(lambda: len(rows_of(one)) == SLOTS)
+            await two.until(lambda: len(rows_of(two)) == SLOTS)
+            waiting = [await gateway.ask() for _ in range(3)]
+            await gateway.until(lambda: gateway.reports[-1].models[0].queued == 3)
+            stop.set()
+            for task in waiting:
+                assert await gateway.settled(task) == NAK
+            for worker in (one, two):
+                for batch in worker.batches[:]:
+                    await worker.step(
+                        *(frame(row, 0, [1], frame_pb2.ROW_END_STOP) for row in batch.rows)
+                    )
+            for task in running:
+                assert await gateway.settled(task) == ACK
+    # Nothing was delivered twice on the way.
+    assert set(gateway.deliveries.values()) == {1}
+    assert await gateway.tasks_left() == 3

@@ -1,0 +1,108 @@
+"""Two batchers on one worker: neither starves, it is not overbooked beyond the bound, a killed one loses nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from batcher.workers.triton import infer_request, worker_response
+from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.wire import jetstream
+from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
+from tests.batcher.gateway_double import ACK, GatewayDouble, echo_of
+from tests.batcher.tritons import MortalTriton
+
+SLOTS = 8
+BATCHERS = 2
+PACED = ECHO.model_copy(update={"slots": SLOTS, "max_waiting_rows": SLOTS, "echo_step_ms": 5.0})
+
+
+@pytest.fixture(scope="module")
+def paced_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+    """A worker whose answers take a while."""
+    server = MortalTriton(tmp_path_factory.mktemp("paced_triton"), PACED)
+    try:
+        asyncio.run(server.start())
+        yield server
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
+    """The loads that a worker tells of, as a third batcher without tasks hears them."""
+    loads: list[worker_pb2.WorkerLoad] = []
+    opening = worker_pb2.OpenChannel(batcher="watcher", heartbeat_ms=100)
+    request = infer_request("echo", worker_pb2.WorkerRequest(open_channel=opening))
+
+    async def listen(call: grpc.aio.StreamStreamCall) -> None:
+        async for streamed in call:
+            response = worker_response(streamed)
+            if response is not None:
+                loads.append(response.step.load)
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await call.write(request)
+        listening = asyncio.create_task(listen(call))
+        try:
+            yield loads
+        finally:
+            call.cancel()
+            await asyncio.wait([listening])
+
+
+async def test_both_progress_and_the_worker_is_not_overbooked(
+    nats_url: str, gateway: GatewayDouble, paced_triton: MortalTriton
+) -> None:
+    settings = settings_of(nats_url, paced_triton.address, PACED)
+    async with running_batcher(settings), running_batcher(settings):
+        await gateway.another_batcher_live()
+        async with watched(paced_triton.address) as loads:
+            tasks = [await gateway.ask(max_tokens=20 + n % 7) for n in range(120)]
+            for task in tasks:
+                assert (await gateway.finished(task, 30.0)).token_ids == echo_of(task)
+                assert await gateway.settled(task) == ACK
+    senders = [gateway.senders[task.request_id] for task in tasks]
+    assert all(len(names) == 1 for names in senders)
+    shares = [sum(name in names for names in senders) for name in set.union(*senders)]
+    assert len(shares) == BATCHERS
+    assert min(shares) >= len(tasks) // 4
+    # What one batcher may add on an old word of the worker is its part of the slots.
+    bound = SLOTS + (BATCHERS - 1) * -(-SLOTS // BATCHERS)
+    most = max(load.running + load.waiting for load in loads)
+    assert SLOTS <= most <= bound
+    assert set(gateway.deliveries.values()) == {1}
+    # A row that a worker refused is sent again under another batch: never in a loop.
+    assert all(gateway.answers[task.request_id].attempt == 0 for task in tasks)
+
+
+async def test_the_rows_of_a_killed_batcher_go_on_at_the_other(
+    nats_url: str, gateway: GatewayDouble, paced_triton: MortalTriton, tmp_path: Path
+) -> None:
+    settings = settings_of(nats_url, paced_triton.address, PACED)
+    with batcher_process(settings, tmp_path / "first") as first:
+        victim = await gateway.batcher_live()
+        async with running_batcher(settings):
+            await gateway.another_batcher_live()
+            tasks = [await gateway.ask(max_tokens=150) for _ in range(30)]
+            await gateway.until(lambda: any(victim in names for names in gateway.senders.values()))
+            first.kill()
+            await gateway.ack_wait(0.5)
+            await gateway.until(lambda: all(taken_over(gateway, task, victim) for task in tasks))
+            await gateway.ack_wait(jetstream.ACK_WAIT_S)
+            for task in tasks:
+                answer = await gateway.finished(task, 60.0)
+                assert answer.token_ids == echo_of(task)
+                assert await gateway.settled(task) == ACK
+    assert await gateway.tasks_left() == 0
+
+
+def taken_over(gateway: GatewayDouble, task: task_pb2.Task, victim: str) -> bool:
+    """Whether a task needs the killed batcher no more."""
+    answer = gateway.answers[task.request_id]
+    return answer.final is not None or bool(gateway.senders.get(task.request_id, set()) - {victim})
