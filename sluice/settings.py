@@ -68,10 +68,12 @@ class ModelSettings(_Section):
     """"auto" takes CUDA where there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    quantization: Literal["none", "int8"] = "none"
+    """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
     cache_gb: float | None = Field(None, gt=0)
     """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
-    block_tokens: int = Field(16, ge=1, le=256)
-    """Tokens of a block of the KV cache."""
+    block_tokens: int | None = Field(None, ge=1, le=4096)
+    """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
     prefill_tokens: int = Field(512, ge=1)
     """Most tokens of prompts in one step, beside one of every row that decodes."""
     prefix_cache: bool = True

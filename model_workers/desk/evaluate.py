@@ -1,13 +1,18 @@
-"""Measure a model folder on the held-out tasks: `python -m model_workers.desk.evaluate DIR`."""
+"""Measure a model folder on the held-out tasks: `python -m model_workers.desk.evaluate DIR`.
+
+Through transformers in bfloat16, or with --served as a worker computes it (--dtype, --quantization).
+"""
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from model_workers.desk.example import Cell, Example
+from model_workers.desk.served import ServedModel
 from model_workers.desk.tasks import heldout
 from model_workers.desk.tokenizer import load_tokenizer
 
@@ -52,14 +57,19 @@ def answers(
 def score(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: list[Example]
 ) -> Scores:
+    """The share of right answers of transformers' model, cell by cell."""
+    return score_answers(lambda group: answers(model, tokenizer, group), examples)
+
+
+def score_answers(answer: Callable[[list[Example]], list[str]], examples: list[Example]) -> Scores:
     """The share of right answers, cell by cell."""
     by_cell: dict[Cell, list[Example]] = {}
     for example in examples:
         by_cell.setdefault((example.kind, example.level), []).append(example)
     scores: Scores = {}
     for cell, group in by_cell.items():
-        texts = answers(model, tokenizer, group)
-        scores[cell] = sum(e.grade(t) for e, t in zip(group, texts, strict=True)) / len(group)
+        graded = [e.grade(t) for e, t in zip(group, answer(group), strict=True)]
+        scores[cell] = sum(graded) / len(group)
     return scores
 
 
@@ -75,10 +85,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="MODEL_DIR")
     parser.add_argument("--n", type=int, default=200, help="examples per cell")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--served", action="store_true", help="as a worker computes it")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--quantization", choices=["none", "int8"], default="none")
     args = parser.parse_args()
+    examples = heldout(args.n, args.seed)
     model, tokenizer = load(args.folder)
     began = time.monotonic()
-    print(table(score(model, tokenizer, heldout(args.n, args.seed))))
+    if args.served:
+        served = ServedModel(args.folder, dtype=args.dtype, quantization=args.quantization)
+        scores = score_answers(lambda group: served.answers(tokenizer, group), examples)
+    else:
+        scores = score(model, tokenizer, examples)
+    print(table(scores))
     print(f"{args.n} examples a cell, seed {args.seed}, {time.monotonic() - began:.0f} s")
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from transformers.utils.hub import cached_file
 
+from model_workers.engine.batch import PagedModel
 from model_workers.engine.forward import LoadedModel, load_model
-from model_workers.engine.memory import cache_blocks, free_bytes
+from model_workers.engine.memory import CacheSize, cache_size, free_bytes
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.grammars import find_grammars
@@ -36,20 +37,9 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
     """
     loaded = _load(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
-    blocks, size_gb = _cache_size(settings, loaded, draft)
-    model = loaded.paged(blocks, settings.block_tokens)
+    size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_grammars(resolve_model_path(settings.path)))
-    speculator = None
-    if draft is not None:
-        assert clock is not None, "whether a draft pays is a matter of time"
-        speculator = Speculator(
-            draft.paged(blocks, settings.block_tokens),
-            sampler,
-            vocab_size=model.vocab_size,
-            draft_tokens=settings.draft_tokens,
-            catch_up_tokens=settings.prefill_tokens,
-            clock=clock,
-        )
+    model = loaded.paged(size.num_blocks, size.block_tokens)
     engine = PagedEngine(
         model,
         sampler,
@@ -57,7 +47,7 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
         max_waiting=settings.max_waiting_rows,
         prefill_tokens=settings.prefill_tokens,
         prefix_cache=settings.prefix_cache,
-        speculator=speculator,
+        speculator=None if draft is None else _speculator(settings, draft, model, sampler, clock),
     )
     _warm_up(engine)
     log.info(
@@ -66,9 +56,9 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
         loaded.dtype,
         loaded.device,
         loaded.context_tokens,
-        blocks,
-        settings.block_tokens,
-        size_gb,
+        size.num_blocks,
+        size.block_tokens,
+        size.bytes / 1e9,
     )
     return engine
 
@@ -86,6 +76,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
             device=settings.device,
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
+            quantization=settings.quantization,
         )
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
@@ -97,7 +88,12 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
     files = [str(cached_file(folder, TOKENIZER)) for folder in (loaded.path, path)]
     check_same_tokens(settings, Path(files[0]), Path(files[1]))
     try:
-        draft = load_model(path, device=settings.device, dtype=settings.dtype)
+        draft = load_model(
+            path,
+            device=settings.device,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+        )
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: draft: {error}") from error
     return replace(draft, context_tokens=min(draft.context_tokens, loaded.context_tokens))
@@ -105,18 +101,36 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
-) -> tuple[int, float]:
-    """Blocks, and their GB; a draft has as many blocks beside those of the model."""
+) -> CacheSize:
+    """A draft has as many blocks beside those of the model."""
     models = [loaded] if draft is None else [loaded, draft]
-    block_bytes = sum(model.bytes_per_block(settings.block_tokens) for model in models)
-    blocks = cache_blocks(
+    block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
+    return cache_size(
         settings,
         context_tokens=loaded.context_tokens,
-        block_bytes=block_bytes,
+        block_tokens=block_tokens,
+        block_bytes=sum(model.bytes_per_block(block_tokens) for model in models),
         free=free_bytes(loaded.device),
         on_cuda=loaded.device.type == "cuda",
     )
-    return blocks, blocks * block_bytes / 1e9
+
+
+def _speculator(
+    settings: ModelSettings,
+    draft: LoadedModel,
+    model: PagedModel,
+    sampler: Sampler,
+    clock: Callable[[], float] | None,
+) -> Speculator:
+    assert clock is not None, "whether a draft pays is a matter of time"
+    return Speculator(
+        draft.paged(model.num_blocks, model.block_tokens),
+        sampler,
+        vocab_size=model.vocab_size,
+        draft_tokens=settings.draft_tokens,
+        catch_up_tokens=settings.prefill_tokens,
+        clock=clock,
+    )
 
 
 def _warm_up(engine: PagedEngine) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import Load, RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row
-from model_workers.engine.scheduler import Limits, Scheduler
+from model_workers.engine.scheduler import Scheduler
 
 
 class EchoEngine:
@@ -47,7 +48,10 @@ class EchoEngine:
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
-        return [row.closing(RowEnd.FAILED, message) for row in self._scheduler.drain()]
+        rows = self._scheduler.rows()
+        for row in rows:
+            self._scheduler.finish(row)
+        return [row.closing(RowEnd.FAILED, message) for row in rows]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""

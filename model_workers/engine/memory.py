@@ -1,6 +1,7 @@
-"""How many blocks the KV cache of an engine has."""
+"""How large the KV cache of an engine is."""
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import psutil
@@ -22,16 +23,39 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def cache_blocks(
-    settings: ModelSettings, *, context_tokens: int, block_bytes: int, free: int, on_cuda: bool
-) -> int:
-    """Blocks of the cache: as many as ``cache_gb`` or a share of the ``free`` bytes holds, and no more than all slots
-    could fill.
+@dataclass(frozen=True)
+class CacheSize:
+    """How large a cache is.
+
+    Attributes:
+        block_bytes: of one block in all layers, a draft's included.
+    """
+
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the whole cache."""
+        return self.num_blocks * self.block_bytes
+
+
+def cache_size(
+    settings: ModelSettings,
+    *,
+    context_tokens: int,
+    block_tokens: int,
+    block_bytes: int,
+    free: int,
+    on_cuda: bool,
+) -> CacheSize:
+    """As many blocks as ``cache_gb`` or a share of the ``free`` bytes holds, and no more than all slots could fill.
 
     Raises:
         SettingsError: not even one row of the context fits.
     """
-    row = math.ceil(context_tokens / settings.block_tokens)
+    row = math.ceil(context_tokens / block_tokens)
     share = CUDA_SHARE if on_cuda else CPU_SHARE
     size = free * share if settings.cache_gb is None else settings.cache_gb * 1e9
     blocks = int(size // block_bytes)
@@ -41,4 +65,4 @@ def cache_blocks(
             f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
             "raise cache_gb, or lower context_tokens"
         )
-    return min(blocks, row * settings.slots)
+    return CacheSize(min(blocks, row * settings.slots), block_tokens, block_bytes)

@@ -10,10 +10,11 @@ import torch
 from model_workers.engine.batch import Chunk, PagedModel
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import Load, RowEnd, RowInvalid, RowSpec, RowStep
+from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row
 from model_workers.engine.runner import Runner
 from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
-from model_workers.engine.scheduler import Limits, Scheduler
+from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.speculation.speculator import Speculator
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class PagedEngine:
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
-        return [row.closing(RowEnd.FAILED, message) for row in self._scheduler.drain()]
+        return [self._fail(row, message) for row in self._scheduler.rows()]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""

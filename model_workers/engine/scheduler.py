@@ -21,38 +21,12 @@ alone a row always fits, because the cache holds at least one row as long as the
 """
 
 import bisect
-import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import (
-    EngineFull,
-    Load,
-    RowEnd,
-    RowInvalid,
-    RowSpec,
-    RowStale,
-    RowTooLong,
-)
+from model_workers.engine.protocol import Load, RowEnd, RowSpec
+from model_workers.engine.roster import Limits, Roster
 from model_workers.engine.rows import Row, RowState
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a scheduler keeps to.
-
-    Attributes:
-        slots: most rows that run at once.
-        max_waiting: rows that may be here beyond those.
-        context_tokens: longest row.
-        prefill_tokens: most tokens of prompts in a step.
-    """
-
-    slots: int
-    max_waiting: int
-    context_tokens: int
-    prefill_tokens: int
 
 
 class Scheduler:
@@ -68,49 +42,27 @@ class Scheduler:
         self._queue: list[Row] = []
         self._queued_tokens = 0
         self._running: list[Row] = []
-        self._newest: dict[str, Row] = {}
-        self._arrivals = 0
+        self._rows = Roster(limits)
         self._plan: dict[Row, int] = {}
         self._coming: set[bytes] = set()
-        self._sweep_at = math.inf
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
-        self._check(spec)
-        old = self._newest.get(spec.request_id)
-        if old is None and len(self._newest) >= self.limits.slots + self.limits.max_waiting:
-            raise EngineFull(f"all {len(self._newest)} places for rows are taken")
-        if old is not None:
-            self.finish(old)
-        row = Row(spec, self.limits.context_tokens, self._arrivals)
-        self._arrivals += 1
-        self._newest[spec.request_id] = row
+        row, replaced = self._rows.add(spec)
+        if replaced is not None:
+            self.finish(replaced)
         self._enqueue(row)
-        if row.end_by_tokens() is not None:
-            self._sweep_at = -math.inf
-        elif spec.deadline is not None:
-            self._sweep_at = min(self._sweep_at, spec.deadline)
         return row
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """Marks rows; the next `sweep` takes them out. Unknown ones are ignored."""
-        for request_id in request_ids:
-            row = self._newest.get(request_id)
-            if row is not None:
-                row.cancelled = True
-                self._sweep_at = -math.inf
+        self._rows.cancel(request_ids)
 
     def sweep(self, now: float) -> list[tuple[Row, RowEnd]]:
         """Takes out rows that must not be computed any further."""
-        if now < self._sweep_at:
-            return []
-        ended = [
-            (row, end) for row in self._newest.values() if (end := row.end_now(now)) is not None
-        ]
+        ended = self._rows.due(now)
         for row, _ in ended:
             self.finish(row)
-        deadlines = (row.spec.deadline for row in self._newest.values())
-        self._sweep_at = min((d for d in deadlines if d is not None), default=math.inf)
         return ended
 
     def schedule(self) -> list[tuple[Row, int]]:
@@ -144,16 +96,13 @@ class Scheduler:
         self._leave(row)
         return freed
 
-    def drain(self) -> list[Row]:
-        """Takes all rows out, and trusts nothing in the cache that they held."""
-        rows = list(self._newest.values())
-        for row in rows:
-            self.discard(row)
-        return rows
+    def rows(self) -> list[Row]:
+        """All rows."""
+        return list(self._rows)
 
     def has_rows(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._newest)
+        return len(self._rows) > 0
 
     def load(self, steps: int) -> Load:
         """The load now."""
@@ -170,19 +119,6 @@ class Scheduler:
             sum(len(row.tokens) for row in self._running),
             self._queued_tokens + sum(tokens for tokens in pending if tokens > 1),
         )
-
-    def _check(self, spec: RowSpec) -> None:
-        old = self._newest.get(spec.request_id)
-        if old is not None and spec.attempt <= old.spec.attempt:
-            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
-        if not spec.prompt:
-            raise RowInvalid("the prompt has no tokens")
-        context_tokens = self.limits.context_tokens
-        if len(spec.prompt) >= context_tokens:
-            raise RowTooLong(
-                f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
-                f"in a context of {context_tokens}"
-            )
 
     def _make_room(self, row: Row) -> bool:
         """Blocks for all tokens of a running row, at the cost of less urgent ones; False: it was preempted itself."""
@@ -269,8 +205,7 @@ class Scheduler:
             self._queue.remove(row)
             self._queued_tokens -= len(row.tokens)
         row.move(RowState.ENDED)
-        if self._newest.get(row.spec.request_id) is row:
-            del self._newest[row.spec.request_id]
+        self._rows.remove(row)
 
 
 def _urgency(row: Row) -> tuple[int, int]:

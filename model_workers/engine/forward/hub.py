@@ -116,14 +116,15 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     return [shapes[layer] for layer in sorted(shapes)]
 
 
-def pack_linear_layers(model: Any) -> None:
-    """Replaces a model's linear layers by ours (`make_linear`), in place."""
+def replace_linear_layers(model: Any, quantization: str) -> None:
+    """Makes a model's linear layers ours (`make_linear`), in place. The output layer is never quantized."""
+    head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, make_linear(child.weight, child.bias))
-            elif type(child) is Conv1D:
-                setattr(parent, name, make_linear(child.weight.T, child.bias))
+            if type(child) in (nn.Linear, Conv1D):
+                weight = child.weight.T if type(child) is Conv1D else child.weight
+                kind = "none" if child is head else quantization
+                setattr(parent, name, make_linear(weight, child.bias, kind))
 
 
 class HubModel:

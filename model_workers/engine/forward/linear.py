@@ -14,6 +14,9 @@ from torch.nn import functional
 
 LAYOUT_ROWS: Final = 32
 """For how many rows the layout is chosen; it holds for any number."""
+INT8_MAX: Final = 127
+INT8_ROWS: Final = 8
+"""Up to so many rows torch's 8-bit product is faster than a plain one with the weight made wide (measured)."""
 
 
 class Linear(nn.Module):
@@ -53,8 +56,35 @@ class PackedLinear(Linear):
         return _product_and(x, residual, self.weight, self.bias, "add")
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest layer for a weight [outputs, inputs] where it lies."""
+class Int8Linear(Linear):
+    """The same with the weight in 8-bit integers and one scale per output: a quarter of float32's memory.
+
+    Few rows in bfloat16 on a CPU are multiplied with the integers themselves; else the weight becomes a number format
+    that can be multiplied for as long as the product takes.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        largest = weight.detach().float().abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
+        scales = largest / INT8_MAX
+        super().__init__((weight.detach() / scales[:, None]).round_().to(torch.int8), bias)
+        self.scales = scales.to(weight.dtype)
+        self._has_kernel = weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear.forward`."""
+        if self._has_kernel and x.numel() <= x.shape[-1] * INT8_ROWS:
+            flat = x.reshape(-1, x.shape[-1])
+            product = torch._weight_int8pack_mm(flat, self.weight, self.scales)
+            product = product.view(*x.shape[:-1], -1)
+        else:
+            product = functional.linear(x, self.weight.to(x.dtype)).mul_(self.scales)
+        return product if self.bias is None else product.add_(self.bias)
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None, quantization: str = "none") -> Linear:
+    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8" or to "none"."""
+    if quantization == "int8":
+        return Int8Linear(weight, bias)
     if weight.device.type == "cpu" and can_pack():
         return PackedLinear(weight, bias)
     return Linear(weight.detach(), bias)

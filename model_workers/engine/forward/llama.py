@@ -31,8 +31,12 @@ def is_fused(model: Any) -> bool:
 class Layer:
     """One decoder layer's weights, taken out of transformers' layer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, quantization: str) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+
+        def joined(*layers: Any) -> Linear:
+            return join(layers, quantization)
+
         self.index: int = attention.layer_idx
         self.scaling: float = attention.scaling
         self.input_norm = Norm(layer.input_layernorm)
@@ -57,11 +61,11 @@ class Norm:
         return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
 
-def joined(*layers: Any) -> Linear:
+def join(layers: Sequence[Any], quantization: str) -> Linear:
     """Linear layers of the same input as one. Their own weights are given back: they would be a second copy."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    linear = make_linear(weight, torch.cat(biases) if biases else None)
+    linear = make_linear(weight, torch.cat(biases) if biases else None, quantization)
     for layer in layers:
         layer.weight = layer.bias = None
     return linear
@@ -70,7 +74,9 @@ def joined(*layers: Any) -> Linear:
 class FusedModel:
     """See `PagedModel`. Takes the weights out of ``model``."""
 
-    def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
+    def __init__(
+        self, model: Any, attention: Attention, context_tokens: int, quantization: str = "none"
+    ) -> None:
         self.block_tokens = attention.pages.block_tokens
         self.num_blocks = attention.pages.num_blocks
         self.context_tokens = context_tokens
@@ -80,7 +86,7 @@ class FusedModel:
         self._embedding = model.model.embed_tokens.weight.detach()
         self._rotary = model.model.rotary_emb
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
-        self._layers = [Layer(layer) for layer in model.model.layers]
+        self._layers = [Layer(layer, quantization) for layer in model.model.layers]
         self._norm = Norm(model.model.norm)
         self._graphs: DecodeGraphs | None = None
         if isinstance(attention, FlashAttention):

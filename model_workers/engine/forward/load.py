@@ -9,7 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from model_workers.engine.batch import PagedModel
 from model_workers.engine.forward.attention import Attention, PagedAttention
 from model_workers.engine.forward.flash import PAGE_TOKENS, FlashAttention, FlashPages, flash_fits
-from model_workers.engine.forward.hub import ATTENTION, HubModel, layer_shapes, pack_linear_layers
+from model_workers.engine.forward.hub import (
+    ATTENTION,
+    HubModel,
+    layer_shapes,
+    replace_linear_layers,
+)
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
 from sluice.settings import SettingsError
@@ -37,6 +42,7 @@ class LoadedModel:
     context_tokens: int
     device: torch.device
     dtype: torch.dtype
+    quantization: str
     _model: Any
     _shapes: tuple[LayerShape, ...]
 
@@ -55,8 +61,10 @@ class LoadedModel:
                 f"{self.path}: a cache of {num_blocks * block_tokens} tokens is too small for one row of "
                 f"{self.context_tokens}: give it more memory, or set context_tokens"
             )
-        make = FusedModel if is_fused(self._model) else HubModel
-        return make(self._model, self._attention(num_blocks, block_tokens), self.context_tokens)
+        attention = self._attention(num_blocks, block_tokens)
+        if is_fused(self._model):
+            return FusedModel(self._model, attention, self.context_tokens, self.quantization)
+        return HubModel(self._model, attention, self.context_tokens)
 
     def block_tokens(self) -> int:
         """A good size of blocks on this device."""
@@ -80,9 +88,18 @@ class LoadedModel:
 
 
 def load_model(
-    path: str, *, device: str = "auto", dtype: str = "auto", context_tokens: int | None = None
+    path: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    context_tokens: int | None = None,
+    quantization: str = "none",
 ) -> LoadedModel:
     """The model in a folder, or of a hub id.
+
+    Args:
+        dtype: "float32", "bfloat16" or "auto" (`find_dtype`).
+        quantization: "none", or "int8" for the weights of linear layers.
 
     Raises:
         SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, or a longer
@@ -95,8 +112,8 @@ def load_model(
     model = read_weights(path, config, number).to(where).eval()
     shapes = tuple(layer_shapes(model))
     if not is_fused(model):
-        pack_linear_layers(model)
-    return LoadedModel(path, context, where, number, model, shapes)
+        replace_linear_layers(model, quantization)
+    return LoadedModel(path, context, where, number, quantization, model, shapes)
 
 
 def read_config(path: str) -> Any:

@@ -30,7 +30,7 @@ from tests.support.tiny_models import VOCABULARY, save_model
 
 TENTHS = 10
 SLOTS = 8
-CACHE_BLOCKS = 40
+CACHE_BLOCKS = 34
 BLOCK_TOKENS = 8
 GROWTH_MAX_MB = 8.0
 SLOWDOWN_MAX = 0.03

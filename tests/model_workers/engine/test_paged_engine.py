@@ -212,12 +212,15 @@ def test_tokens_that_the_model_does_not_have_are_refused() -> None:
 
 
 def test_abort_empties_the_engine_and_it_goes_on() -> None:
-    engine = hash_engine(slots=1)
+    model = HashModel()
+    engine = hash_engine(model, slots=1)
     for name in ("a", "b"):
         engine.add(row_spec(name, [1, 2]), 0.0)
     engine.step(0.0)
+    model.cells[0, 0] = b"nan"
     assert {step.end for step in engine.abort("it broke")} == {RowEnd.FAILED}
     assert not busy(engine)
+    assert not model.cells, "what it held is zeroed"
     assert drive(engine, row_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)
 
 

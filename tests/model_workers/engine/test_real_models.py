@@ -43,6 +43,7 @@ def engine(folder: Path, **changes: Any) -> PagedEngine:
         "slots": 4,
         "max_waiting_rows": 64,
         "prefill_tokens": 32,
+        "block_tokens": 16,
     }
     return load_engine(ModelSettings.model_validate(values | changes))
 

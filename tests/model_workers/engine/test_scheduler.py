@@ -13,8 +13,9 @@ from model_workers.engine.protocol import (
     RowTooLong,
     Sampling,
 )
+from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row, RowState
-from model_workers.engine.scheduler import Limits, Scheduler
+from model_workers.engine.scheduler import Scheduler
 from tests.support.rows import row_spec
 
 SIZE = 4
@@ -258,7 +259,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.core.finish(row)
 
     def rows(self) -> list[Row]:
-        return list(self.core._newest.values())
+        return self.core.rows()
 
     @invariant()
     def bounds(self) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from sluice.cli.record import Recorder
@@ -28,6 +30,33 @@ async def test_generate(cli: Cli, mesh: RunningMesh, model: str) -> None:
     assert 0 < answer["timings"]["time_to_first_token_ms"] <= answer["timings"]["total_ms"]
     streamed = await cli(*arguments)
     assert (streamed.code, streamed.out) == (0, answer["text"] + "\n")
+
+
+SCHEMA = """{
+  "type": "object",
+  "properties": {"order": {"type": "string", "pattern": "^D-[0-9]{5}$"}, "refund": {"type": "boolean"}},
+  "required": ["order", "refund"],
+  "additionalProperties": false
+}"""
+
+
+async def test_answers_are_held_to_their_constraint(cli: Cli, mesh: RunningMesh) -> None:
+    common = ("-m", "small", "--json", "--address", mesh.address, "--temperature", "1.5")
+    ran = await cli("generate", QUESTION, *common, "--json-schema", SCHEMA)
+    assert ran.code == 0, ran.err
+    answer = json.loads(ran.out)
+    assert answer["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(answer["text"]), json.loads(SCHEMA))
+    ran = await cli("generate", QUESTION, *common, "--regex", "(yes|no), [0-9]{3}")
+    assert re.fullmatch("(yes|no), [0-9]{3}", json.loads(ran.out)["text"])
+
+
+async def test_an_answer_cannot_end_before_min_tokens(cli: Cli, mesh: RunningMesh) -> None:
+    ran = await cli(
+        *("generate", QUESTION, "-m", "small", "--json", "--address", mesh.address),
+        *("--min-tokens", "60", "--presence-penalty", "1", "--frequency-penalty", "0.5"),
+    )
+    assert json.loads(ran.out)["usage"]["completion_tokens"] >= 60
 
 
 async def test_chat(cli: Cli, mesh: RunningMesh) -> None:
@@ -62,6 +91,7 @@ async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
         (["--max-tokens", "0"], "REQUEST_INVALID"),
         (["--max-tokens", "4000000000"], "REQUEST_INVALID"),
         (["--temperature", "9"], "REQUEST_INVALID"),
+        (["--regex", "("], "REQUEST_INVALID"),
         (["--label", f"{'k' * 65}=v"], "REQUEST_INVALID"),
     ],
 )

@@ -2,7 +2,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from model_workers.engine.forward.linear import Linear, PackedLinear, can_pack, make_linear
+from model_workers.engine.forward.linear import (
+    INT8_ROWS,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+    can_pack,
+    make_linear,
+)
 
 SIZES = ((64, 48), (48, 1536), (97, 32))
 
@@ -50,3 +57,21 @@ def test_a_row_alone_is_computed_as_among_others_to_the_last_bit(sizes: tuple[in
     for rows in (1, 2, 3, 7, 16, 32, 33):
         assert torch.equal(linear(x[:rows]), all_rows[:rows])
         assert torch.equal(linear.add(x[:rows], residual[:rows]), added[:rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, INT8_ROWS, INT8_ROWS + 1])
+def test_eight_bits_are_close(dtype: torch.dtype, rows: int) -> None:
+    weight, bias = torch.randn(64, 96).to(dtype), torch.randn(64).to(dtype)
+    linear, x = Int8Linear(weight, bias), torch.randn(rows, 96).to(dtype)
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    # Half a step of 1/127 of the largest weight, 96 times, in a random walk; bfloat16 adds its own.
+    allowed = 0.5 * weight.abs().max().item() / 127 * 96**0.5 * 5 + 0.02 * exact.abs().max().item()
+    assert (linear(x).double() - exact).abs().max().item() < allowed
+    assert linear.weight.dtype is torch.int8
+    torch.testing.assert_close(linear(x[None])[0], linear(x))
+
+
+def test_a_row_of_zeros_stays_zero_in_eight_bits() -> None:
+    linear = Int8Linear(torch.zeros(4, 8), None)
+    assert not linear(torch.randn(3, 8)).any()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MptConfig
 
+from model_workers.engine.batch import Chunk
 from model_workers.engine.forward import load_model
 from sluice.settings import SettingsError
 from tests.support.tiny_models import CONTEXT, save_model
@@ -84,3 +85,17 @@ def test_numbers_are_float32_on_a_cpu_unless_asked_otherwise(tmp_path: Path) -> 
     folder = str(save_model(tmp_path))
     assert load_model(folder, device="cpu").dtype is torch.float32
     assert load_model(folder, device="cpu", dtype="bfloat16").dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_eight_bit_weights_answer_nearly_the_same(family: str, tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path, family))
+    found = []
+    for quantization in ("none", "int8"):
+        loaded = load_model(folder, device="cpu", context_tokens=64, quantization=quantization)
+        model = loaded.paged(4, 32)
+        found.append(model.forward([Chunk(range(50), 0, (0, 1), 50)]))
+    exact, quantized = found
+    assert not torch.equal(exact, quantized)
+    difference = (exact - quantized).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()
+    assert difference < 0.15

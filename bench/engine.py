@@ -1,0 +1,220 @@
+"""The engine without the mesh, beside what users would pick instead, on a Llama of random weights.
+
+    python bench/engine.py [--json] [--runs N] [--figure NAME ...]    on a CPU: 29 M parameters, 32 rows
+    python bench/engine.py --device cuda [--profile FILE]             on a GPU: 8 B parameters, 128 rows
+    python bench/engine.py --fit                                      what steps cost, for the simulator
+
+Every side computes in bfloat16 with the same weights and prompts, greedy and without stop tokens, in a process of its
+own that sleeps while another side runs. Prompts are new in every round, so that no prefix cache helps anybody. Peers
+try out their settings first and keep the fastest.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.engine_costs import costs
+from bench.support.engine_side import copy_bandwidth
+from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
+from bench.support.llama_model import LARGE, SMALL, prompts, write_model
+from bench.support.setup import Setup, Work
+from bench.support.sides import Side
+
+PREFIX_TOKENS: Final = 1024
+PREFIX_ROWS: Final = 32
+ROW_COUNTS: Final = (1, 8, 32)
+FLOOR_ROWS: Final = 4
+"""A small batch: reading the weights is what a step takes."""
+
+
+class Rate:
+    """Tokens per second of a side, with other prompts in every round; keeps the first answers."""
+
+    def __init__(self, side: Side, work: Work) -> None:
+        self._side = side
+        self._work = work
+        self._rounds = count()
+        self.answers: list[list[int]] = []
+
+    async def __call__(self) -> float:
+        work = self._work
+        took_s, answers = self._side.call("run", work.prompts(next(self._rounds)), work.new_tokens)
+        self.answers = self.answers or answers
+        return work.rows * work.new_tokens / float(took_s)
+
+
+async def against(setup: Setup, figure: str, ours: Side, peer: Side, work: Work) -> Figure:
+    """Tokens per second of both."""
+    rates = Rate(ours, work), Rate(peer, work)
+    note = f"{work}; ours: {ours.about}; peer: {peer.about}"
+    found = await compare(
+        figure, *rates, unit="tokens/s", higher_is_better=True, note=note, runs=setup.runs
+    )
+    # The same model: in bfloat16 sides differ only where two tokens are nearly as probable.
+    same = [a[0] == b[0] for a, b in zip(*(rate.answers for rate in rates), strict=True)]
+    return replace(found, note=f"{found.note}; {sum(same)} of {len(same)} first tokens are equal")
+
+
+async def vs_transformers_cb(setup: Setup) -> Figure:
+    work = setup.batch
+    with setup.engine() as ours, setup.continuous(work) as peer:
+        return await against(setup, "engine_vs_transformers_cb", ours, peer, work)
+
+
+async def vs_generate(setup: Setup) -> Figure:
+    work = setup.batch
+    with setup.engine() as ours, setup.static(work) as peer:
+        return await against(setup, "engine_vs_generate", ours, peer, work)
+
+
+async def single_vs_generate(setup: Setup) -> Figure:
+    work = setup.single
+    with setup.engine() as ours, setup.static(work) as peer:
+        return await against(setup, "engine_single_vs_generate", ours, peer, work)
+
+
+async def vs_llamacpp(setup: Setup) -> Figure:
+    name, work = "engine_vs_llamacpp", setup.batch
+    try:
+        peer = setup.llamacpp(work)
+    except ImportError as error:
+        note = f"the peer is missing: {error}; pip install 'sluice[peers]' brings it"
+        return Figure(name, None, None, None, "tokens/s", 0, machine(), note)
+    with setup.engine() as ours, peer:
+        return await against(setup, name, ours, peer, work)
+
+
+async def prefix_cache_gain(setup: Setup) -> Figure:
+    """Rows that come all at once and begin alike; the prefix is not in the cache when they come."""
+    vocab, rounds = setup.shape.vocab, (count(), count())
+
+    def first_tokens(side: Side, number: int) -> Callable[[], Awaitable[float]]:
+        async def run() -> float:
+            seed = next(rounds[number])
+            (prefix,) = prompts(seed, 1, PREFIX_TOKENS, PREFIX_TOKENS, vocab)
+            tails = prompts(seed + 1_000_000, PREFIX_ROWS, 16, 32, vocab)
+            batch = [prefix + tail for tail in tails]
+            return float(side.call("first_tokens_s", batch)) * 1000
+
+        return run
+
+    with setup.engine(prefix_cache=True) as ours, setup.engine(prefix_cache=False) as peer:
+        return await compare(
+            "prefix_cache_ttft_gain",
+            first_tokens(ours, 0),
+            first_tokens(peer, 1),
+            unit="ms",
+            higher_is_better=False,
+            note=f"mean time to first token of {PREFIX_ROWS} rows at once that share {PREFIX_TOKENS} tokens, which "
+            "nobody has computed before; the peer is the engine without its prefix cache",
+            runs=setup.runs,
+        )
+
+
+async def rates_by_rows(setup: Setup) -> list[Figure]:
+    """Tokens per second of the engine alone."""
+    figures = []
+    with setup.engine() as ours:
+        for rows in ROW_COUNTS:
+            work = replace(setup.batch, rows=rows)
+            rate = Rate(ours, work)
+            await rate()
+            found = sorted([await rate() for _ in range(setup.runs)])
+            note = f"{work}; no peer; {found[0]:.4g} to {found[-1]:.4g}"
+            middle = found[len(found) // 2]
+            name = f"engine_{rows}_rows"
+            figures.append(
+                Figure(name, middle, None, None, "tokens/s", setup.runs, machine(), note)
+            )
+    return figures
+
+
+async def decode_vs_memory_floor(setup: Setup) -> Figure:
+    """One step of a small batch, and the time that reading weights and cache takes at the speed of a copy."""
+    if not setup.on_cuda:
+        note = "a GPU's figure: run with --device cuda"
+        return Figure("decode_vs_memory_floor", None, None, None, "ms", 0, machine(), note)
+    bandwidth = copy_bandwidth(4.0)
+    with setup.engine() as ours:
+        runs = [ours.call("decode_ms", FLOOR_ROWS, 512, 32) for _ in range(setup.runs)]
+    took_ms, tokens = sorted(runs)[len(runs) // 2]
+    size = setup.shape.weight_bytes + tokens * setup.shape.cache_bytes_per_token
+    floor_ms = size / bandwidth * 1000
+    note = f"{FLOOR_ROWS} rows of 512 tokens; floor: {size / 1e9:.3g} GB at {bandwidth / 1e12:.3g} TB/s of a copy"
+    return Figure(
+        *("decode_vs_memory_floor", took_ms, floor_ms, floor_ms / took_ms),
+        *("ms", setup.runs, machine(), note),
+    )
+
+
+FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
+    "engine_vs_transformers_cb": vs_transformers_cb,
+    "engine_vs_generate": vs_generate,
+    "engine_vs_llamacpp": vs_llamacpp,
+    "engine_single_vs_generate": single_vs_generate,
+    "prefix_cache_ttft_gain": prefix_cache_gain,
+    "decode_vs_memory_floor": decode_vs_memory_floor,
+}
+CPU_FIGURES: Final = tuple(FIGURES)[:5]
+CUDA_FIGURES: Final = (
+    "engine_vs_transformers_cb",
+    "prefix_cache_ttft_gain",
+    "decode_vs_memory_floor",
+)
+
+
+async def bench(setup: Setup, names: list[str], *, by_rows: bool) -> list[Figure]:
+    figures = [await FIGURES[name](setup) for name in names]
+    return figures + (await rates_by_rows(setup) if by_rows else [])
+
+
+def profile(setup: Setup, file: Path) -> None:
+    """Writes where the time of one decoding step of the whole batch goes."""
+    with setup.engine() as ours:
+        table = ours.call("profile", setup.batch.rows, setup.batch.longest)
+    file.write_text(f"{machine()}\n{setup.batch}\n{table}\n", encoding="utf-8")
+
+
+def main() -> None:
+    options = arguments()
+    shape = LARGE if options.device == "cuda" else SMALL
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder), shape, options.device)
+        setup = Setup(model, shape, options.device, options.threads, options.runs)
+        if options.fit:
+            with setup.engine() as ours:
+                for line in costs(ours, options.runs):
+                    print(json.dumps(line), flush=True)
+            return
+        default = CUDA_FIGURES if setup.on_cuda else CPU_FIGURES
+        names = options.figure or list(default)
+        emit(asyncio.run(bench(setup, names, by_rows=not options.figure)), options.json)
+        if options.profile:
+            profile(setup, options.profile)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=2, help="of every side")
+    parser.add_argument("--figure", action="append", choices=list(FIGURES), help="only this one")
+    parser.add_argument("--fit", action="store_true", help="print engine_cost lines instead")
+    parser.add_argument("--profile", type=Path, help="write the profile of a step to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
