@@ -60,6 +60,9 @@ class ClassPolicy(_Section):
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     spare_rows: int = Field(0, ge=0)
     """Rows of every worker that the class leaves free for more urgent ones, while such are seen."""
+    prefill_s_max: float = Field(math.inf, ge=0)
+    """What computing the prompts that wait in a worker may take with a task of the class added, while more urgent
+    classes are seen; a prompt that takes longer goes when none waits there."""
 
 
 class ClassPolicies(_Section):
@@ -67,7 +70,9 @@ class ClassPolicies(_Section):
 
     interactive: ClassPolicy = ClassPolicy(ttft_target_s=0.5)
     standard: ClassPolicy = ClassPolicy(ttft_target_s=5.0, aging_s=2.0)
-    bulk: ClassPolicy = ClassPolicy(ttft_target_s=60.0, aging_s=10.0, spare_rows=2)
+    bulk: ClassPolicy = ClassPolicy(
+        ttft_target_s=60.0, aging_s=10.0, spare_rows=8, prefill_s_max=0.002
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -20,12 +20,13 @@ class Filling:
         self._pads = policy.pads
         self._padding_max = policy.padding_max
         self._tokens_max = policy.batch_tokens_max
-        self._prefill_max = policy.waiting_tokens_max - replica.waiting_tokens
+        self._prefill_max = 0.0
         self._cache_max = replica.free_tokens
         self._tokens = self._longest = self._cache = 0
 
-    def limit_rows(self, batch_rows: int, free_rows: int) -> None:
-        """Rows that follow may join as long as the batch has no more than either."""
+    def narrow(self, batch_rows: int, free_rows: int, prefill_max: float) -> None:
+        """Rows that follow may join up to so many rows, and so many prompt tokens in the worker."""
+        self._prefill_max = prefill_max - self.replica.waiting_tokens
         self._rows_max = min(batch_rows, free_rows)
         self._rows_limit = BatchLimit.ROWS if batch_rows < free_rows else BatchLimit.WORKER_ROWS
 

@@ -46,9 +46,9 @@ class Former:
         turn = turns[0]
         first = turn.members.head(now)
         assert first is not None
-        replica = self._placement.choose(first, replicas, turn.spare_rows)
+        replica = self._placement.choose(first, replicas, turn)
         if replica is None:
-            return self._waiting.spares_until(turn.members) if turn.spare_rows else None
+            return self._waiting.spares_until(turn.members) if turn.is_modest else None
         if self._policy.pads:
             return self._form_of_one_length(now, turns, first, replica)
         cause = self._cause(now, turn, first, replica)
@@ -72,7 +72,7 @@ class Former:
             return BatchCause.URGENT
         if self._policy.sends_to_idle and replica.idle:
             return BatchCause.WORKER_IDLE
-        enough = self._rows_max(replica, turn.spare_rows)
+        enough = self._rows_max(replica, turn)
         if self._waiting.count >= enough or self._waiting.tokens >= self._policy.batch_tokens_max:
             return BatchCause.FULL
         due_at = min(
@@ -89,13 +89,14 @@ class Former:
         left_s = members.policy.ttft_target_s - replica.first_token_s(first.prefill)
         return min(policy.wait_s, max(0.0, policy.wait_share * left_s))
 
-    def _rows_max(self, replica: Replica, spare_rows: int) -> int:
-        return min(self._concurrency.max_rows, replica.free_rows - spared(replica, spare_rows))
+    def _rows_max(self, replica: Replica, turn: Turn) -> int:
+        return min(self._concurrency.max_rows, replica.free_rows - spared(replica, turn))
 
-    def _limit_rows(self, filling: Filling, spare_rows: int) -> None:
+    def _narrow(self, filling: Filling, turn: Turn) -> None:
         replica = filling.replica
-        free_rows = replica.free_rows - spared(replica, spare_rows)
-        filling.limit_rows(self._concurrency.max_rows, free_rows)
+        free_rows = replica.free_rows - spared(replica, turn)
+        prefill_max = self._placement.prefill_max(replica, turn)
+        filling.narrow(self._concurrency.max_rows, free_rows, prefill_max)
 
     # With which rows.
 
@@ -103,8 +104,9 @@ class Former:
         return Filling(self._policy, replica, self._concurrency.open(replica.worker, now))
 
     def _fill(self, filling: Filling, turns: Sequence[Turn], now: float) -> None:
-        for members, rows, _, spare_rows in turns:
-            self._limit_rows(filling, spare_rows)
+        for turn in turns:
+            self._narrow(filling, turn)
+            members, rows = turn.members, turn.rows
             while rows > 0:
                 entry = members.head(now)
                 if entry is None:
@@ -143,15 +145,15 @@ class Former:
 
     def _first_of_full(self, turns: Sequence[Turn], replica: Replica) -> Entry | None:
         """The first row of the first bucket that fills a batch."""
-        for members, _, _, spare_rows in turns:
-            rows = self._rows_max(replica, spare_rows)
-            for lane in members.lanes.values():
+        for turn in turns:
+            rows = self._rows_max(replica, turn)
+            for lane in turn.members.lanes.values():
                 entry = lane.head() if lane.waiting else None
                 if entry is None:
                     continue
                 cells = lane.waiting * entry.prefill
                 if lane.waiting >= rows or cells >= self._policy.batch_tokens_max:
-                    able = self._placement.choose(entry, [replica], spare_rows)
+                    able = self._placement.choose(entry, [replica], turn)
                     if able is not None:
                         return entry
         return None
@@ -161,10 +163,11 @@ class Former:
     ) -> None:
         """From the bucket of ``first`` outwards, class by class."""
         self._take(filling, first, now)
-        for members, rows, _, spare_rows in turns:
-            self._limit_rows(filling, spare_rows)
+        for turn in turns:
+            self._narrow(filling, turn)
+            rows = turn.rows
             closed = set[int]()
-            for side, lane in members.lanes_around(first.prefill):
+            for side, lane in turn.members.lanes_around(first.prefill):
                 while rows > 0 and side not in closed:
                     entry = lane.head()
                     if entry is None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
+from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
 from sluice.batching import Policy
 
@@ -29,9 +30,9 @@ class Placement:
         """Goes on under another policy."""
         self._policy = policy
 
-    def choose(self, entry: Entry, replicas: Sequence[Replica], spare_rows: int) -> Replica | None:
-        """The worker for a batch that begins with ``entry`` and leaves ``spare_rows`` free; None: none has room."""
-        able = [replica for replica in replicas if self._has_room(replica, entry, spare_rows)]
+    def choose(self, entry: Entry, replicas: Sequence[Replica], turn: Turn) -> Replica | None:
+        """The worker for a batch that begins with ``entry``; None: none has the room that ``turn`` asks for."""
+        able = [replica for replica in replicas if self._has_room(replica, entry, turn)]
         if len(able) < 2:
             return able[0] if able else None
         soonest = min(able, key=lambda replica: _wait(replica, entry))
@@ -40,6 +41,13 @@ class Placement:
             if replica.worker == known and _is_close(replica, soonest, entry):
                 return replica
         return soonest
+
+    def prefill_max(self, replica: Replica, turn: Turn) -> float:
+        """Prompt tokens that may wait in a worker."""
+        most = self._policy.waiting_tokens_max
+        if replica.prefill_token_s:
+            most = min(most, turn.prefill_s_max / replica.prefill_token_s)
+        return most
 
     def sent(self, entry: Entry, worker: str) -> None:
         """``entry`` goes to ``worker``."""
@@ -51,9 +59,9 @@ class Placement:
         if len(self._workers) > PREFIXES_MAX:
             del self._workers[next(iter(self._workers))]
 
-    def _has_room(self, replica: Replica, entry: Entry, spare_rows: int) -> bool:
+    def _has_room(self, replica: Replica, entry: Entry, turn: Turn) -> bool:
         policy = self._policy
-        if replica.free_rows <= spared(replica, spare_rows):
+        if replica.free_rows <= spared(replica, turn):
             return False
         if replica.batches_in_flight >= policy.batches_in_flight_max:
             return False
@@ -62,16 +70,15 @@ class Placement:
             return False
         if replica.idle:
             return True  # Whether the row fits at all is the worker's to say.
-        if replica.waiting_tokens and (
-            replica.waiting_tokens + entry.prefill > policy.waiting_tokens_max
-        ):
+        waiting_tokens = replica.waiting_tokens
+        if waiting_tokens and waiting_tokens + entry.prefill > self.prefill_max(replica, turn):
             return False
         return entry.cache <= replica.free_tokens
 
 
-def spared(replica: Replica, spare_rows: int) -> int:
-    """Rows that stay free: at most an eighth, so that small workers do not stand still."""
-    return min(spare_rows, (replica.free_rows + replica.running_rows) // 8)
+def spared(replica: Replica, turn: Turn) -> int:
+    """Rows that stay free: at most a quarter, so that small workers do not stand still."""
+    return min(turn.spare_rows, (replica.free_rows + replica.running_rows) // 4)
 
 
 def _wait(replica: Replica, entry: Entry) -> tuple[float, int, float]:

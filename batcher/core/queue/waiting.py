@@ -22,6 +22,10 @@ class Turn(NamedTuple):
     """Out of its rank, because it has waited too long."""
     spare_rows: int
     """Rows of a worker that it leaves free."""
+    prefill_s_max: float
+    """What computing the prompts that wait in a worker may take with what it sends."""
+    is_modest: bool
+    """These are less than they may be, for the sake of more urgent classes."""
 
 
 class Waiting:
@@ -118,11 +122,10 @@ class Waiting:
         seen_at = -math.inf
         for members in self.classes:
             if members.waiting:
-                spares = now < seen_at + self._policy.spare_s
-                spare_rows = members.policy.spare_rows if spares else 0
-                ranked.append(Turn(members, math.inf, False, spare_rows))
+                is_modest = now < seen_at + self._policy.spare_s
+                ranked.append(self._turn(members, is_modest))
                 if members.overdue_at <= now:
-                    turn = Turn(members, self._policy.aging_rows, True, 0)
+                    turn = Turn(members, self._policy.aging_rows, True, 0, math.inf, False)
                     overdue.append((members.overdue_at, turn))
             seen_at = max(seen_at, members.seen_at)
         if overdue:
@@ -130,8 +133,15 @@ class Waiting:
             return [turn for _, turn in overdue] + ranked
         return ranked
 
+    def _turn(self, members: WaitingClass, is_modest: bool) -> Turn:
+        if not is_modest:
+            return Turn(members, math.inf, False, 0, math.inf, False)
+        own = members.policy
+        is_less = own.spare_rows > 0 or own.prefill_s_max < math.inf
+        return Turn(members, math.inf, False, own.spare_rows, own.prefill_s_max, is_less)
+
     def spares_until(self, members: WaitingClass) -> float:
-        """Until when the class leaves rows free, if no task of a more urgent one comes."""
+        """Until when the class leaves room, if no task of a more urgent one comes."""
         more_urgent = self.classes[: self.classes.index(members)]
         seen_at = max((other.seen_at for other in more_urgent), default=-math.inf)
         return seen_at + self._policy.spare_s

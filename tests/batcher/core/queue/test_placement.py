@@ -2,9 +2,11 @@ import math
 
 import pytest
 
+from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.placement import Placement, spared
+from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
 from sluice.batching import Policy
@@ -21,8 +23,13 @@ def placement(policy: Policy | None = None) -> Placement:
     return Placement(policy, Concurrency(policy))
 
 
+def turn(spare_rows: int = 0) -> Turn:
+    members = WaitingClass(Policy(), "bulk", {})
+    return Turn(members, math.inf, False, spare_rows, prefill_s_max=math.inf, is_modest=True)
+
+
 def chosen(of: Placement, first: Entry, *replicas: Replica, spare_rows: int = 0) -> str | None:
-    replica = of.choose(first, replicas, spare_rows)
+    replica = of.choose(first, replicas, turn(spare_rows))
     return replica.worker if replica else None
 
 
@@ -88,12 +95,12 @@ def test_a_worker_that_knows_the_prompt_may_be_slower_by_what_the_prompt_takes(
     assert chosen(placed, entry(prefix=b"y"), soon, knows) == "soon"
 
 
-def test_rows_are_left_free_but_never_more_than_an_eighth() -> None:
-    small = Replica("small", 6, running_rows=1)
+def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
+    small = Replica("small", 2, running_rows=1)
     large = Replica("large", 2, running_rows=30)
-    assert spared(small, 4) == 0
-    assert spared(large, 2) == 2
-    assert spared(large, 99) == 4
+    assert spared(small, turn(4)) == 0
+    assert spared(large, turn(2)) == 2
+    assert spared(large, turn(99)) == 8
     assert chosen(placement(), entry(), large, spare_rows=2) is None
     assert chosen(placement(), entry(), large, spare_rows=1) == "large"
 
