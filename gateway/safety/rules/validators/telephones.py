@@ -5,6 +5,7 @@ plain national prefix off, the library itself is asked.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -28,7 +29,7 @@ class _Region:
         code: its country calling code.
         lengths: of its numbers.
         general: what all its numbers match.
-        types: patterns of the kinds of numbers, with their lengths.
+        kinds: by length, what a number of some kind matches.
         leading: how its numbers begin, where a calling code has several regions.
         prefix: what is dialled before a national number.
         plain: the prefix is only taken off.
@@ -38,7 +39,7 @@ class _Region:
     code: str
     lengths: frozenset[int]
     general: re.Pattern[str]
-    types: tuple[tuple[frozenset[int], re.Pattern[str]], ...]
+    kinds: Mapping[int, re.Pattern[str]]
     leading: re.Pattern[str] | None
     prefix: re.Pattern[str] | None
     plain: bool
@@ -46,10 +47,10 @@ class _Region:
 
     def holds(self, national: str) -> bool:
         """Whether a number of some kind reads ``national``."""
-        length = len(national)
-        if length not in self.lengths or not self.general.fullmatch(national):
-            return False
-        return any(length in own and kind.fullmatch(national) for own, kind in self.types)
+        kind = self.kinds.get(len(national))
+        return kind is not None and bool(
+            self.general.fullmatch(national) and kind.fullmatch(national)
+        )
 
 
 def is_international(digits: str) -> bool:
@@ -119,22 +120,27 @@ def _region(name: str) -> _Region | None:
     metadata: Any = PhoneMetadata.metadata_for_region(name, None)
     if metadata is None or metadata.general_desc is None:
         return None
-    kinds = [getattr(metadata, kind) for kind in _TYPES]
     prefix = _compiled(metadata.national_prefix_for_parsing)
     return _Region(
         str(metadata.country_code),
         frozenset(metadata.general_desc.possible_length),
         re.compile(metadata.general_desc.national_number_pattern),
-        tuple(
-            (frozenset(kind.possible_length), re.compile(kind.national_number_pattern))
-            for kind in kinds
-            if kind is not None and kind.national_number_pattern
-        ),
+        _kinds(metadata),
         _compiled(metadata.leading_digits),
         prefix,
         prefix is None or (prefix.groups == 0 and not metadata.national_prefix_transform_rule),
         _compiled(metadata.international_prefix),
     )
+
+
+def _kinds(metadata: Any) -> Mapping[int, re.Pattern[str]]:
+    patterns: dict[int, list[str]] = {}
+    for name in _TYPES:
+        kind = getattr(metadata, name)
+        if kind is not None and kind.national_number_pattern:
+            for length in set(kind.possible_length) & set(metadata.general_desc.possible_length):
+                patterns.setdefault(length, []).append(f"(?:{kind.national_number_pattern})")
+    return {length: re.compile("|".join(each)) for length, each in patterns.items()}
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:
