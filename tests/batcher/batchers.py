@@ -23,7 +23,14 @@ from sluice.settings import (
 STOP_S = 15.0
 
 ECHO = ModelSettings(
-    name="echo", path="none", engine="echo", slots=8, max_waiting_rows=8, context_tokens=10_000_000
+    name="echo",
+    path="none",
+    engine="echo",
+    # So that what a test calls long takes long on any machine.
+    echo_step_ms=0.5,
+    slots=8,
+    max_waiting_rows=8,
+    context_tokens=10_000_000,
 )
 
 

@@ -16,7 +16,7 @@ from tests.batcher.gateway_double import ACK, NAK, TERM, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 from tests.support.nats import running_nats
 
-LONG = 30_000
+LONG = 5_000
 """Tokens of an answer that has only begun when its first ones come."""
 ENDLESS = 5_000_000
 """Tokens of an answer that nobody lets finish."""
