@@ -15,7 +15,7 @@ from model_workers.engine.batch import Chunk
 from model_workers.engine.forward.attention import Attention, Inputs
 from model_workers.engine.forward.flash import FlashAttention
 from model_workers.engine.forward.graphs import DecodeGraphs
-from model_workers.engine.forward.linear import Linear, make_linear
+from model_workers.engine.forward.linear import Linear, PackedLinear, make_linear
 
 FUSED: Final = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -111,16 +111,21 @@ class FusedModel:
             self._attention.pages.clear(blocks)
 
     def _compute(self, inputs: Inputs) -> Tensor:
-        hidden = functional.embedding(inputs.tokens, self._embedding)
-        turn = Rotation(self._rotary, hidden, inputs.positions)
+        tokens, positions = inputs.tokens, inputs.positions
+        count = len(tokens)
+        if count == 1 and isinstance(self._head, PackedLinear):
+            # Such layers compute a single row twice (linear.py says why); doubling it once is cheaper.
+            tokens, positions = tokens.expand(2), positions.expand(2)
+        hidden = functional.embedding(tokens, self._embedding)
+        turn = Rotation(self._rotary, hidden, positions)
         for layer in self._layers:
-            hidden = self._attended(layer, hidden, turn)
+            hidden = self._attended(layer, hidden, turn, count)
             hidden = self._transformed(layer, hidden)
         wanted = self._norm(hidden.index_select(0, inputs.wanted))
         logits: Tensor = self._head(wanted)
         return logits.float()
 
-    def _attended(self, layer: Layer, hidden: Tensor, turn: "Rotation") -> Tensor:
+    def _attended(self, layer: Layer, hidden: Tensor, turn: "Rotation", count: int) -> Tensor:
         shape = self._shape
         qkv = layer.qkv(layer.input_norm(hidden)).view(len(hidden), -1, shape.key_size)
         turned = shape.heads + shape.kv_heads
@@ -134,12 +139,13 @@ class FusedModel:
             query_key = turn(qkv[:, :turned])
         answers = self._attention.attend(
             layer.index,
-            query_key[:, : shape.heads],
-            query_key[:, shape.heads :],
-            qkv[:, turned:],
+            query_key[:count, : shape.heads],
+            query_key[:count, shape.heads :],
+            qkv[:count, turned:],
             scaling=layer.scaling,
         )
-        return layer.out.add(answers.reshape(len(hidden), -1), hidden)
+        flat = answers.reshape(count, -1).expand(len(hidden), -1)
+        return layer.out.add(flat, hidden)
 
     def _transformed(self, layer: Layer, hidden: Tensor) -> Tensor:
         gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)

@@ -51,7 +51,7 @@ class LoadedModel:
         return bytes_per_block(self._shapes, block_tokens, self.dtype)
 
     def paged(self, num_blocks: int, block_tokens: int) -> PagedModel:
-        """The model on an empty cache.
+        """The model on an empty cache. Once: the weights are laid out anew for it, and not kept twice.
 
         Raises:
             SettingsError: the cache could not hold one row.
