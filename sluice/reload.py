@@ -44,11 +44,13 @@ def reloading(path: Path, apply: Apply) -> Iterator[None]:
         reloads.close()
 
 
-def refuse_changes(old: Settings, new: Settings, sections: Collection[str]) -> None:
-    """Raises SettingsError for the first key in ``sections`` that ``new`` changes."""
+def refuse_changes(
+    old: Settings, new: Settings, sections: Collection[str], live: Collection[str] = ()
+) -> None:
+    """Raises SettingsError for the first key in ``sections`` that ``new`` changes, but for those in ``live``."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
     for section in sections:
-        key = _difference(section, before[section], after[section])
+        key = _difference(section, before[section], after[section], live)
         if key is not None:
             raise SettingsError(f"{key}: cannot be changed while running; start again to change it")
 
@@ -100,12 +102,16 @@ class _Reloads:
             log.info("%s: %s", _READ, self._path)
 
 
-def _difference(key: str, before: Any, after: Any) -> str | None:
-    """The first key below ``key`` that differs."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in dict.fromkeys((*before, *after)):
-            found = _difference(f"{key}.{name}", before.get(name), after.get(name))
-            if found is not None:
-                return found
+def _difference(key: str, before: Any, after: Any, live: Collection[str]) -> str | None:
+    """The first key below ``key`` that differs and is not in ``live``."""
+    if before == after or key in live:
         return None
-    return None if before == after else key
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        before, after = dict(enumerate(before)), dict(enumerate(after))
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return key
+    for name in dict.fromkeys((*before, *after)):
+        found = _difference(f"{key}.{name}", before.get(name), after.get(name), live)
+        if found is not None:
+            return found
+    return None
