@@ -41,6 +41,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self._channel: Any = None
         self._sequence = 0
         self._changed = asyncio.Condition()
+        self._writing = asyncio.Lock()
 
     @staticmethod
     @asynccontextmanager
@@ -79,15 +80,16 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
 
     async def step(self, *frames: frame_pb2.Frame, skip: int = 0) -> None:
         """Sends a report on the channel, ``skip`` numbers late."""
-        self._sequence += skip
-        report = worker_pb2.StepReport(
-            worker=self.worker,
-            sequence=self._sequence,
-            frames=frames,
-            load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
-        )
-        self._sequence += 1
-        await _write(self._channel, worker_pb2.WorkerResponse(step=report))
+        async with self._writing:  # gRPC takes one write at a time, and heartbeats come between
+            self._sequence += skip
+            report = worker_pb2.StepReport(
+                worker=self.worker,
+                sequence=self._sequence,
+                frames=frames,
+                load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
+            )
+            self._sequence += 1
+            await _write(self._channel, worker_pb2.WorkerResponse(step=report))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> None:
         """See Triton's GRPCInferenceService."""
