@@ -82,11 +82,11 @@ class ContinuousBatch:
         return timed(self._manager.generate, prompts, new_tokens)
 
 
-CPU_SIZES: Final = (
-    {"page_size": 32, "max_batch_tokens": 256},
+CPU_SIZES: Final[tuple[dict[str, Any], ...]] = (
+    {},
     {"page_size": 32, "max_batch_tokens": 1024},
+    {"page_size": 64, "max_batch_tokens": 256},
     {"page_size": 64, "max_batch_tokens": 512},
-    {"page_size": 256, "max_batch_tokens": 512},
 )
 CUDA_SIZES: Final[tuple[dict[str, Any], ...]] = (
     {},

@@ -30,6 +30,11 @@ class RowDraws:
         """Tokens that end the row."""
         return self._sampling.stop_token_ids
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most probable token is all that is asked for next."""
+        return self._always_plain and self._index >= self._sampling.min_tokens
+
     def positions(self, drafted: Sequence[int]) -> Iterator[Position]:
         """The place behind the row's last token, then one behind each drafted token."""
         if self._always_plain:

@@ -89,6 +89,12 @@ class Sampler:
         Returns:
             One for each ask. A row whose logits are no distribution has an error; the others do not notice.
         """
+        if all(ask.row.is_plain and not ask.drafted for ask in asks):
+            tokens = _most_probable(logits).tolist()
+            return [_greedy(ask.row, token) for ask, token in zip(asks, tokens, strict=True)]
+        return self._draw(logits, asks)
+
+    def _draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[Drawn]:
         places = [list(ask.row.positions(ask.drafted)) for ask in asks]
         tokens = iter(_tokens(logits, [position for row in places for position in row]))
         return [
@@ -97,10 +103,22 @@ class Sampler:
         ]
 
 
+def _most_probable(logits: Tensor) -> Tensor:
+    """The most probable token of each row, or `NOTHING`."""
+    highest, tokens = logits.max(dim=-1)
+    return torch.where(highest.isfinite(), tokens, NOTHING)
+
+
+def _greedy(row: RowDraws, token_id: int) -> Drawn:
+    if token_id == NOTHING:
+        return Drawn(error=NO_DISTRIBUTION)
+    row.take((token_id,))
+    return Drawn((token_id,))
+
+
 def _tokens(logits: Tensor, positions: Sequence[Position]) -> list[Token]:
     """The token of every position."""
-    highest, tokens = logits.max(dim=-1)
-    tokens = torch.where(highest.isfinite(), tokens, NOTHING)
+    tokens = _most_probable(logits)
     shaped = [i for i, position in enumerate(positions) if not position.plain]
     if shaped:
         return draw_shaped(logits, tokens, positions, shaped)

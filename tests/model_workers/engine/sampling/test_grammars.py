@@ -163,7 +163,7 @@ def test_masks_are_the_same_behind_drafts(
     grammars: TokenGrammars, seed: int, data: st.DataObject
 ) -> None:
     """Drafts that the grammar takes, drafts that it does not, and ends among them leave the matcher where it was."""
-    chosen = spec(regex="(?:ab|c)[0-9]{1,3}(?:é|x)*", stop_token_ids=STOPS).sampling
+    chosen = spec(regex="(?:ab|c)[0-9]{1,3}(?:é|x){0,5}", stop_token_ids=STOPS).sampling
     tokens = answer(grammars, seed, regex=chosen.regex)
     matcher, other = grammars.open(chosen), grammars.open(chosen)
     for place, token in enumerate(tokens):
