@@ -96,7 +96,7 @@ async def test_after_the_block_a_hangup_does_nothing(config: Path) -> None:
     [
         ("batcher: {prefetch_rows: 9}", "batcher.prefetch_rows"),
         ("routing: {rules: []}", "routing.rules"),
-        ("models: [{name: small, path: x}, {name: large, path: y}]", "models"),
+        ("models: [{name: small, path: x}, {name: large, path: y}]", "models.0.path"),
     ],
 )
 def test_the_key_that_cannot_change_is_named(tmp_path: Path, text: str, key: str) -> None:

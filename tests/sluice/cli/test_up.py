@@ -224,7 +224,7 @@ def reload_policies(shell: Shell, address: str) -> None:
     policy = f"safety: {{policies: {{default: {{version: 2, deny: ['{words}']}}}}}}\n"
     shell.config.write_text(CONFIG + policy)
     changed = shell.json("reload", "--config", str(shell.config))
-    assert (changed["processes"], changed["changed"]) == (["gateway"], True)
+    assert (changed["processes"], changed["changed"]) == (["batcher", "gateway"], True)
     with Client(address) as client:
         assert client.check_safety("a heron").policy.startswith("default@2+")
         assert client.check_safety("a heron").findings == []
