@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "chat": ("sluice.cli.chat", "chat"),
     "models": ("sluice.cli.models", "models"),
     "safety": ("sluice.cli.safety", "safety"),
+    "router": ("sluice.cli.router", "router"),
     "eval": ("sluice.cli.evaluate", "evaluate"),
     "bench": ("sluice.cli.bench", "bench"),
     "gateway": ("sluice.cli.gateway", "gateway"),
