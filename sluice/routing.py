@@ -41,10 +41,10 @@ class RouteRule(_Section):
 
 
 class Target(_Section):
-    """Where a learned router draws the line; exactly one is set."""
+    """Where a learned router draws the line, by what it did on held-out outcomes; exactly one is set."""
 
     quality: Share | None = None
-    """Keep this share of what the strong model adds to the weak one's quality, as cheaply as possible."""
+    """Keep this share of the strong model's quality, as cheaply as possible."""
     strong_share: Share | None = None
     """Send at most this share of requests to the strong model."""
 
@@ -79,9 +79,9 @@ class CascadeRoute(_Section):
     min_margin: float = Field(0.0, ge=0, le=1)
     """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
     artefact: str | None = None
-    """Trained with `sluice router train --cascade`: scores an answer that ends before the commit point."""
-    max_score: float = Field(0.5, ge=0, le=1)
-    """Score of the artefact above which the first answer is not kept."""
+    """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
+    target: Target = Target(quality=0.99)
+    """Where the artefact draws the line."""
     max_cost: float | None = Field(None, gt=0)
     """Of both models together, in the currency of the prices; what would cost more keeps the first answer."""
     hint: bool = False

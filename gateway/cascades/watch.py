@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from gateway.cascades.checks import is_json, wrong_sum
+from gateway.cascades.checks import has_wrong_sum, is_json
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.routing import CascadeRoute
 
@@ -31,8 +31,8 @@ class Verdict(Enum):
 class Judge(Protocol):
     """A learned cascade: predicts what the better model would gain."""
 
-    def score(self, prompt: str, answer: str) -> float:
-        """In [0, 1]; higher is more in doubt."""
+    def doubt(self, prompt: str, answer: str) -> str:
+        """Why the better model should answer, one sentence without any text; empty when it need not."""
 
 
 class Watch:
@@ -105,13 +105,9 @@ class Watch:
             return unsure
         if self._wants_json and not is_json(text):
             return "the answer is not JSON"
-        if wrong_sum(text) is not None:
+        if has_wrong_sum(text):
             return "a sum in the answer does not add up"
-        if self._judge is not None:
-            score = self._judge.score(self._prompt, text)
-            if score > self._route.max_score:
-                return f"the learned score {score:.2f} is above {self._route.max_score:g}"
-        return ""
+        return "" if self._judge is None else self._judge.doubt(self._prompt, text)
 
 
 def _margin(one: Logprobs) -> float:

@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "record": ("sluice.cli.record", "record"),
     "simulate": ("sluice.cli.simulate", "simulate"),
     "plan": ("sluice.cli.plan", "plan"),
+    "router": ("sluice.cli.router", "router"),
     "eval": ("sluice.cli.evaluate", "evaluate"),
     "bench": ("sluice.cli.bench", "bench"),
     "gateway": ("sluice.cli.gateway", "gateway"),

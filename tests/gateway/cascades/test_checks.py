@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cascades.checks import is_json, wrong_sum
+from gateway.cascades.checks import has_wrong_sum, is_json
 
 
 @pytest.mark.parametrize(
@@ -27,21 +27,22 @@ from gateway.cascades.checks import is_json, wrong_sum
     ],
 )
 def test_what_holds_or_cannot_be_read_is_no_fault(text: str) -> None:
-    assert wrong_sum(text) is None
+    assert not has_wrong_sum(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    "text",
     [
-        ("2 + 2 = 5", "2 + 2 = 5"),
-        ("12 * 3 = 36, then 36 - 6 = 31", "36 - 6 = 31"),
-        ("1,000 - 1 = 1,001", "1,000 - 1 = 1,001"),
-        ("2 x 3 = 7", "2 x 3 = 7"),
-        ("10 / 4 = 4.5", "10 / 4 = 4.5"),
+        "2 + 2 = 5",
+        "12 * 3 = 36, then 36 - 6 = 31",
+        "1,000 - 1 = 1,001",
+        "2 x 3 = 7",
+        "10 / 4 = 4.5",
+        "5,000 + 5,000 = 10,001",
     ],
 )
-def test_what_does_not_add_up_is_found(text: str, fault: str) -> None:
-    assert wrong_sum(text) == fault
+def test_what_does_not_add_up_is_found(text: str) -> None:
+    assert has_wrong_sum(text)
 
 
 @given(
@@ -52,7 +53,7 @@ def test_what_does_not_add_up_is_found(text: str, fault: str) -> None:
 def test_any_chain_of_integers(rest: list[tuple[str, int]], first: int, off: int) -> None:
     expression = str(first) + "".join(f" {operator} {number}" for operator, number in rest)
     right = eval(expression) + off
-    assert (wrong_sum(f"so {expression} = {right}.") is not None) is (off != 0)
+    assert has_wrong_sum(f"so {expression} = {right}.") is (off != 0)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))

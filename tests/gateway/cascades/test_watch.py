@@ -74,8 +74,8 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
 
 def test_the_learned_part_has_the_last_word() -> None:
     class Judge:
-        def score(self, prompt: str, answer: str) -> float:
-            return 0.9 if answer == "bad" else 0.1
+        def doubt(self, prompt: str, answer: str) -> str:
+            return "learned" if answer == "bad" else ""
 
     for text, verdict in (("bad", Verdict.DOUBT), ("good", Verdict.COMMIT)):
         made = Watch(route(), "prompt", wants_json=False, judge=Judge())

@@ -1,0 +1,156 @@
+"""What a routing decision costs, and what it is worth.
+
+`decision_p99_ms`: the learned router on one core, from the text of a prompt of 1 kB to its score, features included.
+`prompts_apgr` and others, with --outcomes: quality on recorded outcomes by repeated cross-validation, beside a router
+that goes by the length of the prompt; `cascade_...` where the rows have the small model's answers.
+
+    python bench/router.py [--json] [--runs N] [--outcomes FILE] [--folds N]
+"""
+
+import argparse
+import csv
+import gzip
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.safety import CORPORA, prompts
+from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from gateway.routing.learned import curves, outcomes, training
+from gateway.routing.learned.head import Head, Score
+from gateway.routing.learned.outcomes import Outcome
+from gateway.routing.learned.router import LearnedRouter
+
+BOUND_MS: Final = 0.3
+SIZE_BYTES: Final = 1_000
+COUNT: Final = 1_000
+LEARN_FROM: Final = 1_500
+
+Scores = NDArray[np.float64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--outcomes", type=Path)
+    parser.add_argument("--folds", type=int, default=10)
+    options = parser.parse_args()
+    figures = [decision(options.runs)]
+    if options.outcomes:
+        figures += quality(options.outcomes, options.folds, options.runs)
+    emit(figures, options.json)
+
+
+def decision(runs: int) -> Figure:
+    """The median over runs of the 99th percentile of the worst corpus."""
+    router = training.train(list(_made_up(LEARN_FROM)))
+    by_corpus = {
+        corpus: statistics.median(
+            _p99_ms(router, list(islice(prompts(lines, SIZE_BYTES), COUNT))) for _ in range(runs)
+        )
+        for corpus, lines in CORPORA.items()
+    }
+    ours = max(by_corpus.values())
+    each = ", ".join(f"{corpus} {ms:.3g}" for corpus, ms in by_corpus.items())
+    forest = router.prompts.forest
+    return Figure(
+        "decision_p99_ms",
+        ours,
+        BOUND_MS,
+        BOUND_MS / ours,
+        "ms",
+        runs,
+        machine(),
+        f"p99 of {COUNT} prompts of {SIZE_BYTES} bytes, features included; the peer is the bound; learned from "
+        f"{LEARN_FROM} rows: {len(forest.roots)} trees, {len(forest.column)} nodes; {each}",
+    )
+
+
+def quality(path: Path, folds: int, runs: int) -> list[Figure]:
+    """APGR, CPT50 and CPT80 over ``runs`` repeats of cross-validation; for cascades too where rows have answers."""
+    with gzip.open(path, "rt", newline="") as file:
+        rows = csv.DictReader(file)
+        read = outcomes.gather([outcomes.Source(path.name, list(rows.fieldnames or ()), rows)])
+    scored = [_held_out(read, folds, seed) for seed in range(runs)]
+    return [
+        _figure(head, name, read, [each[head] for each in scored], path.name)
+        for head in scored[0]
+        for name in ("apgr", "cpt50", "cpt80")
+    ]
+
+
+def _held_out(read: Sequence[Outcome], folds: int, seed: int) -> dict[str, Scores]:
+    """By head: the score of each row from a router that has not seen it."""
+    order = np.random.default_rng(seed).permutation(len(read))
+    heads = ("prompts", "cascade") if all(row.answer for row in read) else ("prompts",)
+    scores = {head: np.zeros(len(read)) for head in heads}
+    for fold in range(folds):
+        out = set(order[fold::folds].tolist())
+        router = training.train([row for at, row in enumerate(read) if at not in out], seed)
+        for at in out:
+            row = read[at]
+            scores["prompts"][at] = _raw(router.prompts, router.score(row.prompt))
+            if router.cascade is not None and row.answer is not None:
+                judged = router.score_with_answer(row.prompt, row.answer)
+                scores["cascade"][at] = _raw(router.cascade, judged)
+    return scores
+
+
+def _raw(head: Head, score: Score) -> float:
+    """Before calibration, whose lines differ from fold to fold: pooled rows must be comparable."""
+    lines = head.calibration
+    return (score.gain - lines.gain_intercept) / lines.gain_slope
+
+
+def _figure(
+    head: str, name: str, read: Sequence[Outcome], scores: Sequence[Scores], source: str
+) -> Figure:
+    weak = np.array([row.weak for row in read])
+    strong = np.array([row.strong for row in read])
+    values = [curves.figures(curves.trace(each, weak, strong))[name] for each in scores]
+    lengths = np.array([len(row.prompt) for row in read], np.float64)
+    peer = curves.figures(curves.trace(lengths, weak, strong))[name]
+    ours = statistics.fmean(values)
+    ratio = ours / peer if name == "apgr" else peer / ours
+    spread = f"{min(values):.4g} to {max(values):.4g}"
+    note = f"{source}, {len(read)} rows, {spread} over repeats; the peer is the prompt's length"
+    unit = "" if name == "apgr" else "%"
+    return Figure(f"{head}_{name}", ours, peer, ratio, unit, len(values), machine(), note)
+
+
+def _made_up(count: int) -> Iterator[Outcome]:
+    """Outcomes with a known structure, so that trees grow as deep as on recorded ones: hard where numbers are many."""
+    rng = np.random.default_rng(0)
+    lines = [line for corpus in CORPORA.values() for line in corpus]
+    for row in range(count):
+        words = " ".join(rng.permutation(lines)[: int(rng.integers(1, 6))].tolist()).split()
+        text = " ".join(rng.permutation(words)[: int(rng.integers(10, 120))].tolist())
+        hard = sum(character.isdigit() for character in text) / 20
+        weak = float(rng.random() > min(0.9, hard))
+        yield Outcome(str(row), text, weak, float(rng.random() < 0.9))
+
+
+def _p99_ms(router: LearnedRouter, texts: Sequence[str]) -> float:
+    """The 99th percentile of the time for one prompt, after a warm-up."""
+    took = []
+    for text in (*islice(cycle(texts), 50), *texts):
+        start = time.perf_counter()
+        router.score(text)
+        took.append((time.perf_counter() - start) * 1000)
+    return statistics.quantiles(took[50:], n=100)[98]
+
+
+if __name__ == "__main__":
+    main()

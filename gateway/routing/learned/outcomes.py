@@ -1,0 +1,122 @@
+"""Recorded outcomes: rows of prompt_id, prompt, weak, strong and optionally weak_response, checked once, here.
+
+A row is named by its number in its source, the header being row 1.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ROWS_MIN: Final = 30
+REQUIRED: Final = ("prompt_id", "prompt", "weak", "strong")
+_FIRST_ROW: Final = 2
+
+
+class BadOutcomes(ValueError):
+    """Outcomes that nothing can be learned from; the message names source and row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a small and a large model did on one prompt."""
+
+    prompt_id: str
+    prompt: str
+    weak: float
+    """Of the small model, 0 (wrong) to 1 (right)."""
+    strong: float
+    answer: str | None = None
+    """What the small model wrote."""
+    weight: float = 1.0
+    """How much this row counts, such as by tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows under one name that errors tell."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Iterable[Mapping[str, str | None]]
+    weight: float = 1.0
+    tenant_weights: Mapping[str, float] | None = None
+    """Times ``weight``, for rows with such a tenant in the column "tenant"."""
+
+
+def gather(sources: Sequence[Source]) -> list[Outcome]:
+    """The outcomes of all ``sources``.
+
+    Raises:
+        BadOutcomes: a column is missing, an id comes twice, a label is no number in [0, 1], a row has no prompt,
+            there are too few rows, or the small model is everywhere the same or never differs from the large one.
+    """
+    outcomes: list[Outcome] = []
+    seen: dict[str, str] = {}
+    for source in sources:
+        require_columns(source.name, source.columns, REQUIRED)
+        for row, cells in enumerate(source.rows, _FIRST_ROW):
+            place = f"{source.name} row {row}"
+            outcome = _outcome(place, cells, source)
+            if outcome.prompt_id in seen:
+                raise BadOutcomes(
+                    f"{place}: prompt_id {outcome.prompt_id!r} is already in {seen[outcome.prompt_id]}"
+                )
+            seen[outcome.prompt_id] = place
+            outcomes.append(outcome)
+    _require_classes(outcomes, ", ".join(source.name for source in sources))
+    return outcomes
+
+
+def require_columns(name: str, columns: Sequence[str], required: Sequence[str]) -> None:
+    """Raises `BadOutcomes` where one of ``required`` is missing."""
+    missing = [column for column in required if column not in columns]
+    if missing:
+        raise BadOutcomes(
+            f"{name} row 1: no column {', '.join(missing)}; there are {', '.join(columns) or 'none'}"
+        )
+
+
+def text_of(place: str, cells: Mapping[str, str | None], column: str) -> str:
+    """A cell that must hold something; raises `BadOutcomes`."""
+    value = cells.get(column)
+    if value is None or not value.strip():
+        raise BadOutcomes(f"{place}: {column} is empty")
+    return value
+
+
+def _outcome(place: str, cells: Mapping[str, str | None], source: Source) -> Outcome:
+    tenants = source.tenant_weights or {}
+    answer = cells.get("weak_response")
+    return Outcome(
+        text_of(place, cells, "prompt_id"),
+        text_of(place, cells, "prompt"),
+        _label(place, cells, "weak"),
+        _label(place, cells, "strong"),
+        answer if answer and answer.strip() else None,
+        source.weight * tenants.get(cells.get("tenant") or "", 1.0),
+    )
+
+
+def _label(place: str, cells: Mapping[str, str | None], column: str) -> float:
+    given = text_of(place, cells, column)
+    try:
+        value = float(given)
+    except ValueError:
+        raise BadOutcomes(f"{place}: {column} is {given!r}, not a number") from None
+    if not (math.isfinite(value) and 0 <= value <= 1):
+        raise BadOutcomes(f"{place}: {column} is {given}, outside [0, 1]")
+    return value
+
+
+def _require_classes(outcomes: Sequence[Outcome], name: str) -> None:
+    rows = f"{name} rows {_FIRST_ROW} to {len(outcomes) + 1}"
+    if len(outcomes) < ROWS_MIN:
+        raise BadOutcomes(f"{name}: {len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
+    if all(outcome.weight <= 0 for outcome in outcomes):
+        raise BadOutcomes(f"{rows}: every row weighs nothing")
+    # A large model that is always right is fine: what it gains still differs from prompt to prompt.
+    if len({outcome.weak for outcome in outcomes}) == 1:
+        raise BadOutcomes(f"{rows}: only one class, weak is {outcomes[0].weak:g} in every row")
+    if len({outcome.strong - outcome.weak for outcome in outcomes}) == 1:
+        raise BadOutcomes(f"{rows}: only one class, strong never differs from weak")

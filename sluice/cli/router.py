@@ -1,0 +1,252 @@
+"""`sluice router`: learns a router from recorded outcomes, scores prompts with it, and reports what it is worth."""
+
+import csv
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from sluice.cli import options, output, tables
+from sluice.cli.failure import CommandFailed
+
+if TYPE_CHECKING:
+    from gateway.routing.learned.calibration import Calibration
+    from gateway.routing.learned.outcomes import Source
+    from gateway.routing.learned.router import LearnedRouter
+
+DRAWS: Final = 500
+_TARGETS: Final = (("quality", 0.90), ("quality", 0.95), ("quality", 0.99), ("large share", 0.30))
+
+
+def router(
+    action: Annotated[
+        Literal["train", "score", "report"],
+        typer.Argument(show_default=False, metavar="train|score|report"),
+    ],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILES",
+            show_default=False,
+            help="train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(show_default=False, help="The router, the scores, or the report's directory."),
+    ],
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Read weak_response as well; every row must have it.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of training and of bootstrap draws.")] = 0,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TENANT=WEIGHT",
+            help="How much a tenant's rows count in training; 1 by default.",
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Learn which prompts need the large model.
+
+    CSV files, plain or .gz. OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant.
+    PROMPTS: prompt_id, prompt, with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large
+    model sooner.
+    """
+    if action == "train":
+        told = _train(files, out, cascade, seed, _tenant_weights(weight or []))
+    elif action == "score":
+        told = _score(files, out, cascade)
+    else:
+        told = _report(files, out, cascade, seed)
+    if as_json:
+        output.write_json(told)
+    else:
+        _show(told)
+
+
+def _train(
+    files: Sequence[Path], out: Path, cascade: bool, seed: int, tenant_weights: Mapping[str, float]
+) -> dict[str, Any]:
+    from gateway.routing.learned import artefact
+
+    trained = _learn(files, cascade, seed, tenant_weights)
+    try:
+        saved = artefact.save_to(trained, out)
+    except OSError as error:
+        raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
+    return {"router": str(out), "bytes": out.stat().st_size, **_describe(saved)}
+
+
+def _learn(
+    files: Sequence[Path], cascade: bool, seed: int, tenant_weights: Mapping[str, float]
+) -> "LearnedRouter":
+    from gateway.routing.learned import outcomes, training
+
+    with ExitStack() as opened:
+        try:
+            rows = outcomes.gather([_source(opened, path, tenant_weights) for path in files])
+        except outcomes.BadOutcomes as error:
+            raise CommandFailed("BAD_OUTCOMES", str(error)) from error
+    without = next((row.prompt_id for row in rows if row.answer is None), None)
+    if cascade and without is not None:
+        raise CommandFailed(
+            "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
+        )
+    return training.train(rows, seed)
+
+
+def _source(opened: ExitStack, path: Path, tenant_weights: Mapping[str, float]) -> "Source":
+    from gateway.routing.learned.outcomes import Source
+
+    columns, rows = opened.enter_context(tables.open_table(path))
+    return Source(path.name, columns, rows, tenant_weights=tenant_weights)
+
+
+def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
+    if len(files) != 2:
+        raise CommandFailed("USAGE", "score takes ROUTER and PROMPTS.csv")
+    learned = _load(files[0])
+    if cascade and learned.cascade is None:
+        raise CommandFailed("NO_CASCADE_HEAD", f"{files[0]} was trained without weak_response")
+    count = 0
+    scratch = out.with_name(f".{out.name}.writing")
+    try:
+        with scratch.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("prompt_id", "score"))
+            for row in _scored(learned, files[1], cascade):
+                writer.writerow(row)
+                count += 1
+        scratch.replace(out)
+    except OSError as error:
+        raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    return {"scores": str(out), "rows": count, "version": learned.version}
+
+
+def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
+    from gateway.routing.learned import outcomes
+
+    needed = ("prompt_id", "prompt", *(("weak_response",) if cascade else ()))
+    seen: set[str] = set()
+    try:
+        with tables.open_table(path) as (columns, rows):
+            outcomes.require_columns(path.name, columns, needed)
+            for number, row in enumerate(rows, 2):
+                place = f"{path.name} row {number}"
+                prompt_id = outcomes.text_of(place, row, "prompt_id")
+                prompt = outcomes.text_of(place, row, "prompt")
+                if prompt_id in seen:
+                    raise outcomes.BadOutcomes(f"{place}: prompt_id {prompt_id!r} comes twice")
+                seen.add(prompt_id)
+                # An empty answer is an answer: the small model said nothing.
+                answer = row.get("weak_response") or ""
+                score = (
+                    learned.score_with_answer(prompt, answer) if cascade else learned.score(prompt)
+                )
+                yield prompt_id, f"{score.gain:.9g}"
+    except outcomes.BadOutcomes as error:
+        raise CommandFailed("BAD_PROMPTS", str(error)) from error
+
+
+def _report(files: Sequence[Path], out: Path, cascade: bool, seed: int) -> dict[str, Any]:
+    if len(files) != 1:
+        raise CommandFailed("USAGE", "report takes one ROUTER or one OUTCOMES.csv")
+    path = files[0]
+    is_table = path.name.endswith((".csv", ".csv.gz"))
+    learned = _learn([path], cascade, seed, {}) if is_table else _load(path)
+    told = _describe(learned)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, head in _heads(learned).items():
+        told["heads"][name] |= _measure(head, out / f"{name}.png", f"{path.name}: {name}", seed)
+    told["directory"] = str(out)
+    (out / "report.json").write_text(json.dumps(told, indent=1) + "\n")
+    return told
+
+
+def _measure(head: "Calibration", picture: Path, title: str, seed: int) -> dict[str, Any]:
+    from gateway.routing.learned import curves
+
+    bands = curves.bootstrap(head.gains, head.weak, head.strong, DRAWS, seed)
+    told: dict[str, Any] = {"intervals_95": bands.figures}
+    try:
+        plots = importlib.import_module("sluice.cli.plots")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        output.note("no pictures: matplotlib is not installed (pip install 'sluice[plots]')")
+        return {**told, "picture": None}
+    plots.draw_curve(head.curve, bands, title, picture)
+    return {**told, "picture": str(picture)}
+
+
+def _load(path: Path) -> "LearnedRouter":
+    from gateway.routing.learned import artefact
+
+    try:
+        return artefact.load(path)
+    except artefact.BadArtefact as error:
+        raise CommandFailed("BAD_ROUTER", str(error)) from error
+
+
+def _heads(learned: "LearnedRouter") -> dict[str, "Calibration"]:
+    heads = {"prompts": learned.prompts.calibration}
+    return heads if learned.cascade is None else {**heads, "cascade": learned.cascade.calibration}
+
+
+def _describe(learned: "LearnedRouter") -> dict[str, Any]:
+    from gateway.routing.learned import curves
+
+    heads = {}
+    for name, head in _heads(learned).items():
+        targets = [
+            head.for_quality(share) if kind == "quality" else head.for_large_share(share)
+            for kind, share in _TARGETS
+        ]
+        heads[name] = {
+            "rows": len(head.gains),
+            "held_out": curves.figures(head.curve),
+            "targets": [
+                {
+                    "target": f"{share:.0%} {kind}",
+                    "threshold": target.threshold,
+                    "large_share": target.large_share,
+                    "quality": target.quality,
+                }
+                for (kind, share), target in zip(_TARGETS, targets, strict=True)
+            ],
+        }
+    return {"version": learned.version, "heads": heads}
+
+
+def _tenant_weights(given: Sequence[str]) -> dict[str, float]:
+    weights = {}
+    for pair in given:
+        tenant, _, number = pair.rpartition("=")
+        try:
+            weights[tenant] = float(number)
+        except ValueError:
+            raise CommandFailed("USAGE", f"--weight {pair}: TENANT=NUMBER") from None
+        if not tenant or not 0 <= weights[tenant] < float("inf"):
+            raise CommandFailed("USAGE", f"--weight {pair}: a tenant, and a number from 0 up")
+    return weights
+
+
+def _show(told: Mapping[str, Any]) -> None:
+    for name, head in told.get("heads", {}).items():
+        figures = ", ".join(f"{key} {value:.3g}" for key, value in head["held_out"].items())
+        print(f"{name}: {head['rows']} outcomes, held out: {figures}")
+        rows = [
+            (t["target"], f"{t['threshold']:.4f}", f"{t['large_share']:.1%}", f"{t['quality']:.4f}")
+            for t in head["targets"]
+        ]
+        output.write_table(("target", "threshold", "large share", "quality"), rows)
+    rest = {key: value for key, value in told.items() if key != "heads"}
+    print(" ".join(f"{key} {value}" for key, value in rest.items() if value != ""))

@@ -1,0 +1,75 @@
+"""What is learned from outcomes whose structure is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gateway.routing.learned import training
+from gateway.routing.learned.outcomes import BadOutcomes
+from gateway.routing.learned.router import LearnedRouter, NoCascadeHead
+from tests.gateway.routing.learned.made_up import EASY, HARD, outcomes
+
+
+def test_finds_what_the_small_model_cannot_do(by_prompt: LearnedRouter) -> None:
+    hard, easy = (
+        by_prompt.score(f"{HARD} near the lake?"),
+        by_prompt.score(f"{EASY} near the lake?"),
+    )
+    assert hard.gain > 0.5 > 0.3 > easy.gain
+    assert hard.p_weak < 0.4 < 0.6 < easy.p_weak
+    assert hard.p_strong > 0.7
+    assert hard.uncertainty >= 0
+
+
+def test_held_out_figures_are_those_of_rows_not_seen(by_prompt: LearnedRouter) -> None:
+    curve = by_prompt.prompts.calibration.curve
+    assert curve.apgr() > 0.65
+    assert curve.cpt(50) < 40
+
+
+def test_finds_sums_that_do_not_add_up(by_answer: LearnedRouter) -> None:
+    prompt = "How many are 5 and 7 by the lake?"
+    wrong = by_answer.score_with_answer(prompt, "There are 5 + 7 = 31 in all.\n#### 12")
+    right = by_answer.score_with_answer(prompt, "There are 5 + 7 = 12 in all.\n#### 12")
+    assert wrong.gain > right.gain + 0.3
+
+
+def test_without_answers_there_is_no_head_for_cascades(by_prompt: LearnedRouter) -> None:
+    with pytest.raises(NoCascadeHead, match="weak_response"):
+        by_prompt.score_with_answer("a", "b")
+
+
+def test_chance_teaches_nothing() -> None:
+    draw = np.random.default_rng(3)
+    rows = [
+        replace(row, weak=float(draw.random() < 0.6), strong=float(draw.random() < 0.8))
+        for row in outcomes(100)
+    ]
+    router = training.train(rows)
+    gains = [router.score(row.prompt).gain for row in rows]
+    assert np.std(gains) < 0.15
+    assert np.mean(gains) == pytest.approx(0.2, abs=0.15)
+
+
+def test_the_seed_decides() -> None:
+    rows = outcomes(60)
+    first, again, other = (training.train(rows, seed) for seed in (1, 1, 2))
+    texts = [row.prompt for row in rows]
+    assert [first.score(text) for text in texts] == [again.score(text) for text in texts]
+    assert [first.score(text) for text in texts] != [other.score(text) for text in texts]
+
+
+def test_rows_count_by_their_weight() -> None:
+    """Two tenants who disagree: the one that weighs more is followed."""
+    rows = outcomes(60)
+    upside_down = [
+        replace(row, prompt_id=f"u{row.prompt_id}", weak=1 - row.weak, weight=0.05) for row in rows
+    ]
+    router = training.train([*rows, *upside_down])
+    assert router.score(HARD).gain > router.score(EASY).gain + 0.2
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(BadOutcomes, match="29 outcomes, at least 30"):
+        training.train(outcomes(29))

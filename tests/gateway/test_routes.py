@@ -1,0 +1,56 @@
+"""Learned routers named in the configuration: loaded, asked, and refused when they cannot work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.routes import load_router
+from gateway.routing.features import Features
+from gateway.routing.learned.artefact import save_to
+from gateway.routing.learned.training import train
+from gateway.routing.router import Idle, ModelFacts
+from sluice.settings import RoutingSettings, Settings, SettingsError
+from tests.gateway.routing.learned.made_up import outcomes
+
+MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("router") / "prompts.router"
+    save_to(train(outcomes(150), seed=1), path)
+    return path
+
+
+def settings(path: object, target: dict[str, float], **more: Any) -> Settings:
+    learned = {"artefact": str(path), "weak": "small", "strong": "large", "target": target}
+    return Settings(routing=RoutingSettings.model_validate({"learned": learned, **more}))
+
+
+def test_the_target_moves_the_line(artefact: Path) -> None:
+    texts = [row.prompt for row in outcomes(150)]
+    shares = []
+    for share in (0.1, 0.5, 1.0):
+        router = load_router(settings(artefact, {"strong_share": share}), MODELS)
+        plans = [router.plan(Features(None, text=text), Idle()) for text in texts]
+        shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
+        assert {plan.strategy for plan in plans} == {"learned"}
+        assert all("predicted gain" in plan.reason for plan in plans)
+        assert all(plan.versions["router"] for plan in plans)
+    assert shares == sorted(shares)
+    assert shares[0] < 0.4
+    assert shares[-1] == 1.0
+
+
+def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
+    artefact: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.router"
+    cut.write_bytes(artefact.read_bytes()[:-100])
+    for path in (cut, tmp_path / "none.router"):
+        with pytest.raises(SettingsError, match=r"^routing\.learned\.artefact: "):
+            load_router(settings(path, {"quality": 0.9}), MODELS)
+    cascade = {"first": "small", "second": "large", "artefact": str(artefact)}
+    with pytest.raises(SettingsError, match=r"routing\.cascade\.artefact: .* without answers"):
+        load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
