@@ -127,8 +127,6 @@ class RoutingPolicy(_Section):
     load: LoadRoute | None = None
     canaries: tuple[Trial, ...] = ()
     """Answer their share in place of the model."""
-    shadows: tuple[Trial, ...] = ()
-    """Compute their share beside the model, as bulk work; the caller never sees it."""
 
     def models(self) -> list[tuple[str, str]]:
         """Every model that is named, with its key."""
@@ -141,9 +139,8 @@ class RoutingPolicy(_Section):
             named += [("cascade.second", self.cascade.second)]
         named += [(f"budgets.{i}.model", one.model) for i, one in enumerate(self.budgets)]
         named += [("load.model", self.load.model)] if self.load is not None else []
-        for key, trials in (("canaries", self.canaries), ("shadows", self.shadows)):
-            for i, trial in enumerate(trials):
-                named += [(f"{key}.{i}.model", trial.model), (f"{key}.{i}.of", trial.of)]
+        for i, trial in enumerate(self.canaries):
+            named += [(f"canaries.{i}.model", trial.model), (f"canaries.{i}.of", trial.of)]
         return named
 
     @model_validator(mode="after")

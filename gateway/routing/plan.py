@@ -48,7 +48,6 @@ class Plan:
         candidates: best first; the model is the first.
         cascade: how the answer may go over to a second model; None: it stays.
         judge: the learned part of the cascade, when it has one.
-        shadows: models that compute the request beside it.
         versions: of what the decision was made with.
     """
 
@@ -60,5 +59,4 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     cascade: CascadeRoute | None = None
     judge: Judge | None = None
-    shadows: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ A request goes through these questions; the first that has an answer names the m
 4. What does the learned router say? Else the policy's default answers.
 5. Has the tenant spent its budget, or is the wait too long? Then the model named for that answers.
 6. Is the model's share of a canary drawn?
-7. May the answer of this model go over to a second one (cascade)? Which models compute it in its shadow?
+7. May the answer of this model go over to a second one (cascade)?
 """
 
 from collections.abc import Iterator, Mapping
@@ -148,9 +148,6 @@ class PolicyRouter:
             plan = self._relieved(plan, policy, features, standing)
             plan = self._tried(plan, policy, features)
             plan = self._cascading(plan, name, policy)
-        if plan.strategy != SAFETY:
-            shadows = drawn(policy.shadows, plan.model, features.key)
-            plan = replace(plan, shadows=tuple(trial.model for trial in shadows))
         candidates = tuple(self._priced(plan.candidates, features, standing))
         versions = {"routing": self._version, **plan.versions}
         return replace(plan, candidates=candidates, versions=versions)

@@ -68,13 +68,11 @@ def test_the_safety_policy_goes_before_the_caller_and_nothing_replaces_it() -> N
     settings = {
         "budgets": [{"per_hour": 1, "model": "small"}],
         "canaries": [{"model": "next", "of": "large", "share": 1}],
-        "shadows": [{"model": "next", "of": "large", "share": 1}],
     }
     features = Features("small", governed=Governed("large", "injection.override"))
     found = plan(settings, features, Busy({}, {"default": 9}))
     assert (found.model, found.strategy) == ("large", "safety")
     assert found.reason == "the safety policy sends injection.override here"
-    assert not found.shadows
 
 
 def test_the_first_rule_that_holds_decides() -> None:
@@ -171,18 +169,15 @@ def test_a_long_wait_names_the_other_model() -> None:
     assert plan(settings, auto(), Busy({"large": 1.0}, {})).model == "large"
 
 
-def test_canaries_and_shadows_get_their_share() -> None:
+def test_canaries_get_their_share() -> None:
     settings = {
         "default": "large",
         "canaries": [{"model": "next", "of": "large", "share": 0.2}],
-        "shadows": [{"model": "small", "of": "large", "share": 0.1}],
     }
     plans = [plan(settings, auto(key=f"req-{number}")) for number in range(3000)]
     canaries = [one for one in plans if one.model == "next"]
     assert 0.17 < len(canaries) / 3000 < 0.23
     assert all(one.strategy == "canary" and "20%" in one.reason for one in canaries)
-    rest = [one for one in plans if one.model == "large"]
-    assert 0.07 < sum(one.shadows == ("small",) for one in rest) / len(rest) < 0.13
     assert plan(settings, auto(key="req-7")) == plans[7]
 
 
