@@ -5,9 +5,11 @@ carries them, so that another set of columns is refused.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
 from math import log1p, sqrt
+from operator import mul
 from typing import Final
 
 import numpy as np
@@ -56,6 +58,9 @@ NAMES: Final[tuple[str, ...]] = (
     *(f"word {word}" for word in lexicon.SINGLE),
     *(f"class {name}" for name in lexicon.CLASSES),
 )
+_SINGLE: Final = slice(
+    len(NAMES) - len(lexicon.CLASSES) - len(lexicon.SINGLE), len(NAMES) - len(lexicon.CLASSES)
+)
 
 
 def describe(text: Text) -> Vector:
@@ -64,16 +69,19 @@ def describe(text: Text) -> Vector:
     marks = counts[_MARK_BYTES].tolist()
     slots = _count_slots(text.tokens)
     numbers = [token for token in text.tokens if "0" <= token[0] <= "9"]
-    row = [
-        *_sizes(text, len(numbers), slots),
-        *_numbers(text, numbers, slots),
-        *_shapes(text, numbers, counts, marks),
-        *_options(text),
-        *marks,
-        *(min(count, _COUNT_MAX) for count in slots[: len(lexicon.SINGLE)]),
-        *slots[len(lexicon.SINGLE) :],
-    ]
-    return np.array(row, np.float32)
+    row = np.array(
+        [
+            *_sizes(text, len(numbers), slots),
+            *_numbers(text, numbers, slots),
+            *_shapes(text, numbers, counts, marks),
+            *_options(text),
+            *marks,
+            *slots,
+        ],
+        np.float32,
+    )
+    np.minimum(row[_SINGLE], _COUNT_MAX, out=row[_SINGLE])
+    return row
 
 
 def _count_slots(tokens: Sequence[str]) -> list[int]:
@@ -89,22 +97,19 @@ _CLASS: Final = {name: len(lexicon.SINGLE) + at for at, name in enumerate(lexico
 
 
 def _sizes(text: Text, numbers: int, slots: Sequence[int]) -> tuple[float, ...]:
-    lengths = (
-        np.fromiter(map(len, text.tokens), np.int64, len(text.tokens))
-        if text.tokens
-        else np.zeros(1)
-    )
-    count = max(1, len(text.tokens))
-    mean = float(lengths.mean())
+    lengths = sorted(map(len, text.tokens)) or [0]
+    count = len(lengths)
+    mean = sum(lengths) / count
+    squares = sum(map(mul, lengths, lengths))
     return (
         text.chars,
         log1p(text.chars),
         len(text.tokens) - numbers,
         len(text.distinct) / count,
         mean,
-        sqrt(max(0.0, float(lengths @ lengths) / len(lengths) - mean * mean)),
-        float((lengths >= 7).sum()) / count,
-        float((lengths >= 10).sum()) / count,
+        sqrt(max(0.0, squares / count - mean * mean)),
+        (count - bisect_left(lengths, 7)) / count,
+        (count - bisect_left(lengths, 10)) / count,
         slots[_CLASS["function"]] / count,
         slots[_CLASS["negation"]] / count,
         slots[_CLASS["relation"]] / count,

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from gateway.routing.learned.forest import Forest
 
-TREES: Final = 160
-COLUMNS_SHARE: Final = 0.5
+TREES: Final = 150
+COLUMNS_SHARE: Final = 0.3
 LEAF_ROWS: Final = 5
 LEAF_ROWS_FEW: Final = 3
 """Below `MANY_ROWS` outcomes."""

@@ -49,7 +49,7 @@ class Head:
         """The score of a prompt with the columns ``row``."""
         regressed = self.linear.predict(row)
         prior = self.prior.predict(row[: len(self.prior.mean)])
-        trees = self.forest.predict(widen(row, prior, regressed, self.grams(text)))
+        trees = self.forest.predict(widen(row, prior, self.grams(text)))
         weak, strong = (
             self.blend * regressed + (1 - self.blend) * (trees.sum(axis=0) / len(trees))
         ).tolist()
@@ -71,12 +71,6 @@ class Head:
         return Score(gain, weak, strong, spread * self.calibration.gain_slope)
 
 
-def widen(
-    row: Vector,
-    prior: NDArray[np.float32],
-    regressed: NDArray[np.float32],
-    grams: NDArray[np.float32],
-) -> Vector:
-    """The columns of the forest: those of the prompt, the prior's, then what regressions and grams say, with gains."""
-    said = (*regressed, regressed[1] - regressed[0], *grams, grams[1] - grams[0])
-    return np.concatenate((row, prior, np.array(said, np.float32)))
+def widen(row: Vector, prior: NDArray[np.float32], grams: NDArray[np.float32]) -> Vector:
+    """The columns of the forest: those of the prompt, the prior's, then what the grams say, with its gain."""
+    return np.concatenate((row, prior, grams, grams[1:] - grams[:1]))

@@ -1,6 +1,6 @@
 """What is known before the first outcome: which prompts open models of 7B to 70B get wrong, on other tasks.
 
-prior.npz holds nine logistic regressions on the columns of a prompt, fitted by scripts/fit_router_prior.py to the
+prior.npz holds nine logistic regressions on the columns of a prompt, fitted by scripts/fit_router_prior to the
 LLMRouter outcomes (ulab-uiuc/LLMRouter, MIT licence) without their rows of MMLU and GSM8K. Their outputs are columns
 of the forest: whether a model at hand fails in the same places is learned from its own outcomes.
 """

@@ -1,8 +1,7 @@
 """From outcomes to a router. Pure code; the same outcomes and seed give the same router.
 
-The parts are fitted in two layers: regressions and grams first, then a forest that also sees what those say about rows
-they have not seen. Everything once more in folds gives the held-out predictions for the blend, the calibration and the
-thresholds.
+The forest also sees what grams say about rows they have not seen, and the prior. Everything once more in folds gives
+the held-out predictions for the blend, the calibration and the thresholds.
 """
 
 from collections.abc import Sequence
@@ -116,20 +115,12 @@ def _fit_head(data: _Data, seed: int) -> Head:
 
 
 def _fit_parts(data: _Data, seed: int) -> _Parts:
-    """All parts from ``data``; the forest learns from first-layer predictions of rows left out in turn."""
-    count = len(data.texts)
-    regressed, said = np.zeros((count, 2)), np.zeros((count, 2))
-    for kept, out in _folds(count, seed + 1):
-        part = data.only(kept)
-        linear = regression.fit(part.columns, part.labels, part.weights, part.names)
-        regressed[out] = regression.predict(linear, data.columns[out])
-        weights, base = _fit_grams(part)
+    """All parts from ``data``; the forest learns from what grams say about rows left out in turn."""
+    said = np.zeros((len(data.texts), 2))
+    for kept, out in _folds(len(data.texts), seed + 1):
+        weights, base = _fit_grams(data.only(kept))
         said[out] = data.kernel[np.ix_(out, kept)] @ weights + base
-    wide = np.array(
-        [widen(*row) for row in zip(data.columns, data.prior, regressed, said, strict=True)],
-        np.float32,
-    )
-    forest = growing.grow(wide, data.labels, data.weights, seed)
+    forest = growing.grow(_widen(data, said), data.labels, data.weights, seed)
     linear = regression.fit(data.columns, data.labels, data.weights, data.names)
     return _Parts(linear, *_fit_grams(data), forest)
 
@@ -142,10 +133,13 @@ def _held_out(data: _Data, seed: int) -> tuple[Matrix, Matrix]:
         parts = _fit_parts(data.only(kept), seed)
         regressed[out] = regression.predict(parts.linear, data.columns[out])
         said = data.kernel[np.ix_(out, kept)] @ parts.gram_weights + parts.gram_base
-        rows = zip(data.columns[out], data.prior[out], regressed[out], said, strict=True)
-        wide = [widen(*row) for row in rows]
-        grown[out] = growing.predict(parts.forest, np.array(wide, np.float32))
+        grown[out] = growing.predict(parts.forest, _widen(data.only(out), said))
     return regressed, grown
+
+
+def _widen(data: _Data, said: Matrix) -> NDArray[np.float32]:
+    rows = zip(data.columns, data.prior, said, strict=True)
+    return np.array([widen(*row) for row in rows], np.float32)
 
 
 def _fit_grams(data: _Data) -> tuple[Matrix, Matrix]:
@@ -180,8 +174,7 @@ def _kernel(vocabulary: Vocabulary, texts: Sequence[Text]) -> Matrix:
 def _blend(regressed: Matrix, grown: Matrix, labels: Matrix, weights: Matrix) -> float:
     """Share of the regressions, by least squares on both held-out gains where these say clearly that they count.
 
-    Otherwise by the number of rows: half where they are few, none where they are many, since the forest sees what the
-    regressions say.
+    Otherwise by the number of rows: equal parts where they are few, the forest alone where they are many.
     """
     gains = np.column_stack([part[:, 1] - part[:, 0] for part in (regressed, grown)])
     centred = gains - np.average(gains, axis=0, weights=weights)
