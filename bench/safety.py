@@ -1,27 +1,46 @@
-"""What the safety layer costs a prompt: the whole input path (normalize, look with all default rules, decide) on one
-core, for ordinary text of 1 kB and 32 kB. Ours is the 99th percentile; the peer is the bound that the project set.
+"""What the safety layer costs: a prompt its whole input path (normalize, look with all default rules, decide) on one
+core, for ordinary text of 1 kB and 32 kB; an answer its filter, per token; and the mesh its throughput, under the
+default policy beside one that is switched off. The peer is the bound that the project set, or the mesh without.
 
-    python bench/safety.py [--json] [--runs N]
+    python bench/safety.py [--json] [--runs N] [--only input|output|mesh]
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, emit, machine
-from gateway.policies import load_inspector
+from bench.mesh import ANSWER_TOKENS, ECHO_TOKENS, MODEL, STREAMS, MeshClient, bench_settings
+from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine
+from gateway.catalog import load_catalog
+from gateway.policies import load_inspector, load_policies_of
 from gateway.safety.inspector import Inspector, verdict_on
+from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.streams.transcript import Transcript
+from gateway.tokenization.tokenization import Tokenization
+from sluice.processes.mesh import running_mesh
 from sluice.settings import Settings
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    Stub = inference_pb2_grpc.InferenceServiceAsyncStub
 
 SIZES: Final = (("1kb", 1_000, 0.3, 1_000), ("32kb", 32_000, 3.0, 200))
 """Name, UTF-8 bytes of a prompt, the bound in milliseconds, prompts of a run."""
+
+OUTPUT_BOUND_US: Final = 10.0
+OUTPUT_BYTES: Final = 2_000
+ANSWERS: Final = 100
 
 _ENGLISH: Final = (
     "The committee met on Tuesday to talk about the new library and what it will cost.",
@@ -55,9 +74,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--only", choices=("input", "output", "mesh"))
     options = parser.parse_args()
-    inspector = load_inspector(Settings())
-    emit([measure(inspector, *size, options.runs) for size in SIZES], options.json)
+    figures: list[Figure] = []
+    if options.only in (None, "input"):
+        inspector = load_inspector(Settings())
+        figures += [measure(inspector, *size, options.runs) for size in SIZES]
+    if options.only in (None, "output"):
+        figures.append(measure_output(options.runs))
+    if options.only in (None, "mesh"):
+        figures.append(uvloop.run(measure_mesh(options.runs)))
+    emit(figures, options.json)
 
 
 def measure(
@@ -108,6 +135,115 @@ def p99_ms(inspector: Inspector, texts: Sequence[str]) -> float:
         verdict_on(list(inspector.begin("default", {}, [text]).results()))
         took.append((time.perf_counter() - start) * 1000)
     return statistics.quantiles(took[20:], n=100)[98]
+
+
+def measure_output(runs: int) -> Figure:
+    """What the filter adds to a token, everything redacted, for the worst corpus; answers with and without in turn."""
+    tokenization = load_catalog(Settings())["small"].tokenization
+    policies = {"default": {}, "all redacted": {"default": "redact"}}
+    compiled = load_policies_of(Settings(safety={"policies": _named(policies)}))
+    texts = {
+        corpus: [tokenization.encode_text(t) for t in islice(prompts(lines, OUTPUT_BYTES), ANSWERS)]
+        for corpus, lines in CORPORA.items()
+    }
+    medians: dict[str, dict[str, float]] = {}
+    for name in policies:
+        output = compiled.by_name[name.replace(" ", "_")].output
+        assert output is not None
+        medians[name] = {
+            corpus: statistics.median(
+                us_per_token(tokenization, answers, output)
+                - us_per_token(tokenization, answers, None)
+                for _ in range(runs)
+            )
+            for corpus, answers in texts.items()
+        }
+    ours = max(medians["all redacted"].values())
+    each = "; ".join(
+        f"{name}: " + ", ".join(f"{corpus} {us:.3g}" for corpus, us in by_corpus.items())
+        for name, by_corpus in medians.items()
+    )
+    note = f"filter and gate beside the same transcript without; the peer is the bound; {each}"
+    return Figure(
+        "output_us_per_token",
+        ours,
+        OUTPUT_BOUND_US,
+        OUTPUT_BOUND_US / ours,
+        "us",
+        runs,
+        machine(),
+        note,
+    )
+
+
+def us_per_token(
+    tokenization: Tokenization, answers: Sequence[Sequence[int]], output: OutputRules | None
+) -> float:
+    """Microseconds for a token of an answer, from id to text."""
+    start = time.perf_counter()
+    for token_ids in answers:
+        transcript = Transcript(
+            tokenization.detokenizer(),
+            (),
+            tokenization.stop_token_ids,
+            tokenization.token_text,
+            OutputFilter(output) if output is not None else None,
+        )
+        for token_id in token_ids:
+            transcript.append(token_id)
+        transcript.close()
+    return (time.perf_counter() - start) * 1e6 / sum(map(len, answers))
+
+
+def _named(policies: Mapping[str, object]) -> dict[str, object]:
+    return {name.replace(" ", "_"): policy for name, policy in policies.items()}
+
+
+class LabelledClient(MeshClient):
+    """Asks under a policy: the same mesh serves both sides."""
+
+    def __init__(self, stub: "Stub", model: str, policy: str) -> None:
+        super().__init__(stub, model)
+        self._policy = policy
+
+    def _request(self, tokens: int) -> inference_pb2.GenerateRequest:
+        request = super()._request(tokens)
+        request.labels["policy"] = self._policy
+        return request
+
+
+async def measure_mesh(runs: int) -> Figure:
+    """Tokens/s under the default policy beside those under one that is switched off, in one mesh, by label."""
+    safety = {
+        "policies": {"default": {}, "off": {"enabled": False}},
+        "choose": [{"labels": {"policy": "off"}, "policy": "off"}],
+    }
+    settings = bench_settings().model_copy(update={"safety": safety})
+    async with (
+        running_mesh(settings) as mesh,
+        grpc.aio.insecure_channel(mesh.address) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        echo = await _compare(stub, "echo", ECHO_TOKENS, runs)
+        figure = await _compare(stub, MODEL, ANSWER_TOKENS, runs)
+    note = f"{figure.note}; the echo engine alone, without a model: {echo.ratio:.3f}"
+    return replace(figure, note=note)
+
+
+async def _compare(stub: "Stub", model: str, tokens: int, runs: int) -> Figure:
+    def under(policy: str) -> Run:
+        client = LabelledClient(stub, model, policy)
+        return lambda: client.tokens_per_s(STREAMS, tokens)
+
+    return await compare(
+        "mesh_with_policy_vs_without",
+        under("default"),
+        under("off"),
+        unit="tokens/s",
+        higher_is_better=True,
+        runs=runs,
+        note=f"{STREAMS} callers, model {model}; peer: requests whose policy is switched off; bound 0.97",
+    )
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def _chosen(table: ActionTable, ordered: Sequence[Finding]) -> list[tuple[Findin
 
 
 def _shielded(finding: Finding, shields: Sequence[tuple[int, int]]) -> bool:
-    return any(start <= finding.start and finding.end <= end for start, end in shields)
+    return bool(shields) and any(s <= finding.start and finding.end <= e for s, e in shields)
 
 
 def _edits(taken: Sequence[Taken], text: str, placeholders: Placeholders) -> list[Edit]:

@@ -1,0 +1,55 @@
+"""The output filter in the whole mesh: the echo engine says the prompt again, but its secret does not come back."""
+
+import grpc
+import pytest
+
+from gateway.catalog import load_catalog
+from sluice.client import AsyncClient, FinishReason
+from sluice.defaults import HIDDEN_TOKEN_ID
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.support.mesh import RunningMesh
+
+pytestmark = pytest.mark.mesh
+
+KEY = "AKIAQ3ZK7WPX2MNB5TRD"
+PROMPT = f"The key is {KEY}; keep it. "
+
+
+async def test_a_secret_of_the_prompt_does_not_come_back(mesh: RunningMesh) -> None:
+    tokenization = load_catalog(mesh.settings)["echo"].tokenization
+    asked = tokenization.encode_text(PROMPT)
+    async with AsyncClient(mesh.address) as client:
+        answer = await client.generate(
+            PROMPT, model="echo", raw_prompt=True, max_tokens=2 * len(asked), logprobs=1
+        ).answer()
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.text == PROMPT.replace(KEY, "<AWS_ACCESS_KEY_1>") * 2
+    assert len(answer.token_ids) == answer.usage.completion_tokens == 2 * len(asked)
+    shown = [token for token in answer.token_ids if token != HIDDEN_TOKEN_ID]
+    assert 0 < len(shown) < len(answer.token_ids)
+    assert "AKIA" not in tokenization.tokenizer.decode(shown)
+    for token, entry in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert token != HIDDEN_TOKEN_ID or not entry.top
+
+
+async def test_an_answer_goes_on_behind_hidden_tokens(mesh: RunningMesh) -> None:
+    """As after the loss of a gateway: another request, which holds the beginning of the answer as it was shown."""
+    asked = load_catalog(mesh.settings)["echo"].tokenization.encode_text(PROMPT)
+    request = pb.GenerateRequest(
+        prompt=PROMPT,
+        model="echo",
+        raw_prompt=True,
+        sampling=pb.SamplingParams(max_tokens=2 * len(asked)),
+    )
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        stub = InferenceServiceStub(channel)
+        deltas = [e.delta async for e in stub.Generate(request) if e.HasField("delta")]
+        held = [token for delta in deltas for token in delta.token_ids][: len(asked)]
+        assert HIDDEN_TOKEN_ID in held
+        request.resume.token_ids.extend(held)
+        rest = [e.delta async for e in stub.Generate(request) if e.HasField("delta")]
+    assert rest[0].index == len(held)
+    assert "".join(delta.text for delta in rest).endswith(
+        "The key is <AWS_ACCESS_KEY_1>; keep it. "
+    )
