@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from gateway.records.record import audit_response
 from gateway.records.recorder import Recorder
 from sluice.errors import InvalidRequest
 from sluice.v1 import admin_pb2
@@ -10,6 +11,8 @@ from sluice.v1.admin_pb2 import (
     ExplainResponse,
     FeedbackRequest,
     FeedbackResponse,
+    GetAuditRequest,
+    GetAuditResponse,
     Grade,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
@@ -28,6 +31,10 @@ class AdminService(AdminServiceServicer):
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
         return await self._recorder.find(_request_id(request.request_id))
+
+    async def GetAudit(self, request: GetAuditRequest, context: Any) -> GetAuditResponse:
+        """See the proto."""
+        return audit_response(await self._recorder.audited(_request_id(request.request_id)))
 
     async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
         """See the proto."""

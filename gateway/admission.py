@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from opentelemetry.trace import Span
@@ -24,6 +25,7 @@ from gateway.routing.plan import Plan
 from gateway.routing.router import Idle, Router
 from gateway.safety.answer import AnswerInspection
 from gateway.safety.dry_run import DryRun, Move, words_of
+from gateway.safety.guards.checks import Guard
 from gateway.safety.inspector import (
     Inspected,
     Inspector,
@@ -66,6 +68,12 @@ class Admitted:
     first: Work
     second: Work | None
     """Where a cascade may go over to."""
+    guards: tuple[Guard, ...]
+    """The guard models of the policy."""
+    policy: str
+    """Its version."""
+    work_for: Callable[[str], Awaitable[Work]]
+    """What another model would be asked; raises as `Admission.admit`."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +139,14 @@ class Admission:
             request.priority_class, hops.arrived_at + request.timeout_s, request.allow_degraded
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
-        models = self.catalog.names if request.model is None else (request.model,)
+        models = self.catalog.answering if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, demand, time.monotonic())
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
             conversation, safety = await self._inspect(request, span, draft)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
             # Who holds tokens goes on with the model that they came from.
-            named = request.model or (request.resume and request.resume_model) or None
+            named = (request.resume and request.resume_model) or request.model or None
             features = await self._features(
                 named, request.labels, request.tenant, conversation, safety
             )
@@ -155,7 +163,16 @@ class Admission:
             second = await self._second(request, conversation, safety, plan, first)
         hops.tokenize_ms = hop.ms
         self.sent(first, request.priority_class)
-        return Admitted(plan, conversation, demand, first, second)
+        return Admitted(
+            plan,
+            conversation,
+            demand,
+            first,
+            second,
+            safety.inspection.guards,
+            safety.policy.version,
+            partial(self._governed, request, conversation, safety, demand),
+        )
 
     def sent(self, work: Work, priority_class: str) -> None:
         """A task goes out now."""
@@ -170,6 +187,20 @@ class Admission:
         sampling = fit(request, model, len(token_ids))
         answer = self._inspector.answer(safety.inspection, conversation.system_text)
         return Work(model, token_ids, sampling, answer)
+
+    async def _governed(
+        self,
+        request: ValidRequest,
+        conversation: Conversation,
+        safety: Safety,
+        demand: Demand,
+        name: str,
+    ) -> Work:
+        """What the model that a guard's policy names is asked."""
+        problem = self._overload.problem(name, demand, time.monotonic())
+        if problem is not None:
+            raise problem
+        return await self._work(request, conversation, safety, name)
 
     async def _second(
         self,

@@ -38,12 +38,14 @@ class Catalog:
     Attributes:
         default: the model of "auto" when no rule applies.
         names: all of them.
+        answering: those that callers may ask; the others are classifiers.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
         self._models = models
         self.default = default
         self.names = tuple(models)
+        self.answering = tuple(name for name, one in models.items() if not one.tokenization.labels)
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._models[name]
@@ -70,9 +72,9 @@ class Catalog:
         return max(model.tokenization.vocab_size for model in self._candidates(name))
 
     def _candidates(self, name: str) -> list[ServedModel]:
-        if name != AUTO and name in self._models:
+        if name != AUTO and name in self.answering:
             return [self._models[name]]
-        return list(self._models.values())
+        return [self._models[name] for name in self.answering]
 
 
 def load_catalog(settings: Settings) -> Catalog:

@@ -15,6 +15,8 @@ from gateway.admission import Admission, Admitted, Work
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
 from gateway.escalation import Cascading, Escalation
+from gateway.guards.asking import Asking
+from gateway.guards.guarding import Asked, Guarding
 from gateway.opening import new_request_id, open_stream, started_of, task_of
 from gateway.records.draft import Draft, Drafts
 from gateway.safety.dry_run import words_of
@@ -56,12 +58,15 @@ class Generator:
     drafts: Drafts
     accounts: Accounts
     cascading: Cascading
+    asking: Asking
     tracer: Tracer
 
     def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
         """A stream ended: writes its record, and learns from it."""
         if isinstance(stream.ticket.cascade, Escalation):
             stream.ticket.cascade.ended()
+        if stream.ticket.guards is not None:
+            stream.ticket.guards.close()
         draft.ended(stream)
         self.accounts.ended(tenant, stream, time.monotonic())
 
@@ -139,8 +144,21 @@ class _Call:
         if stream.ended:
             self._registry.close(stream, time.monotonic())
         else:
-            self._submit(request, stream, admitted.first)
+            self._start(request, stream, admitted)
         return stream
+
+    def _start(self, request: ValidRequest, stream: Stream, admitted: Admitted) -> None:
+        """The row and the checks of its prompt run side by side."""
+        if not stream.row_ended:
+            self._submit(request, stream, admitted.first)
+        if isinstance(stream.ticket.guards, Guarding):
+            stream.ticket.guards.begin(stream)
+
+    def _guards(self, request: ValidRequest, admitted: Admitted) -> Guarding | None:
+        if not admitted.guards:
+            return None
+        send = partial(self._submit_second, request)
+        return Guarding(self._shared.asking, Asked(request, admitted, self._spans, send))
 
     def _open(self, request: ValidRequest, admitted: Admitted, draft: Draft) -> Stream:
         stall_s = self._shared.settings.stall_s
@@ -158,6 +176,7 @@ class _Call:
             fingerprint=request.fingerprint,
             on_end=partial(self._shared.ended, request.tenant, draft),
             cascade=cascade,
+            guards=self._guards(request, admitted),
         )
         return open_stream(request, admitted, ticket, stall_s)
 
@@ -169,7 +188,7 @@ class _Call:
     def _submit_second(self, request: ValidRequest, stream: Stream, work: Work) -> None:
         """As `_submit`, when the call waits for events already: what goes wrong ends the stream."""
         self._shared.admission.sent(work, request.priority_class)
-        self._spans.server.set_attribute(names.ROUTE_ESCALATED, stream.legs[0].handed_over)
+        self._spans.server.set_attribute(names.ROUTE_ESCALATED, stream.legs[-2].handed_over)
         dispatch = self._shared.dispatch
         task = task_of(stream, request, work, dispatch.gateway_id)
         dispatch.submit(task.request_id, self._publish_second(stream, task))

@@ -10,6 +10,7 @@ from gateway.safety.names import rule_names
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
 from gateway.safety.rules import RuleError
 from gateway.safety.rules.lexicon import Lexicon
+from gateway.tokenization.loading import labels_for
 from sluice.settings import Settings, SettingsError
 
 
@@ -20,9 +21,9 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
         SettingsError: one line that names what cannot work.
     """
     where = f"{path}: " if path else ""
-    models = [model.name for model in settings.models]
     try:
-        policies = load_policies(_text(settings, path), _read_list, rule_names(), models)
+        text = _text(settings, path)
+        policies = load_policies(text, _read_list, rule_names(), _labels(settings))
         for policy in policies.by_name.values():
             Lexicon(phrases_of(policy))
     except (PolicyError, RuleError) as error:
@@ -36,12 +37,17 @@ def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPo
     Raises:
         SettingsError: as `read_policies`.
     """
-    return compile_policies(read_policies(settings, path))
+    return compile_policies(read_policies(settings, path), _labels(settings))
 
 
 def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
     """The inspector of ``settings``; costs and raises as `load_policies_of`."""
     return Inspector(load_policies_of(settings, path))
+
+
+def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """All models by name, with the labels of those that classify."""
+    return {model.name: labels_for(model) for model in settings.models}
 
 
 def _text(settings: Settings, path: Path | None) -> str:

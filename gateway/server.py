@@ -23,6 +23,7 @@ from gateway.connection import connect
 from gateway.dispatch import Dispatch
 from gateway.escalation import Cascading
 from gateway.generate import Generator
+from gateway.guards.asking import Asking
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
@@ -92,8 +93,19 @@ class Gateway:
         admission = Admission(catalog, self._overload, inspector, router, accounts)
         self._admission = admission
         cascading = Cascading(self._overload, accounts, Escalations())
+        asking = Asking(
+            admission, self._overload, self.registry, self._dispatch, accounts, limits.stall_s
+        )
         generator = Generator(
-            limits, admission, self.registry, self._dispatch, drafts, accounts, cascading, tracer
+            limits,
+            admission,
+            self.registry,
+            self._dispatch,
+            drafts,
+            accounts,
+            cascading,
+            asking,
+            tracer,
         )
         self._service = InferenceService(generator, admission, self._directory)
         self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)

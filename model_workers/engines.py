@@ -29,4 +29,8 @@ def build_engine(settings: ModelSettings) -> Engine:
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
     limit_threads(settings.threads)
+    if settings.engine == "classifier":
+        from model_workers.engine.sequence_classifier import load_classifier
+
+        return load_classifier(settings)
     return load_engine(settings, time.monotonic)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from sluice.labels import labels_of
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 CONFIG: Final = "config.json"
@@ -40,6 +41,8 @@ def check_model(settings: ModelSettings) -> None:
         return
     try:
         _check_folder(folder, with_weights=settings.engine != "echo")
+        if settings.engine == "classifier":
+            _check_labels(folder)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
     if settings.draft is not None:
@@ -57,6 +60,13 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
             f"models: {settings.name}: draft: {settings.draft} has other tokens than {settings.path}; "
             "take a model with the same tokenizer"
         )
+
+
+def _check_labels(folder: Path) -> None:
+    try:
+        labels_of(_json(folder / CONFIG))
+    except ValueError as error:
+        raise SettingsError(f"{folder / CONFIG} {error}") from error
 
 
 def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:

@@ -50,8 +50,9 @@ class ModelSettings(_Section):
     tier: Name = "small"
     path: str
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
-    engine: Literal["transformers", "echo"] = "transformers"
-    """"echo" answers with the prompt's own tokens and no model: for load tests."""
+    engine: Literal["transformers", "classifier", "echo"] = "transformers"
+    """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
+    "echo" answers with the prompt's own tokens and no model: for load tests."""
     echo_step_ms: float = Field(0.0, ge=0, le=10_000)
     """What a step of the engine "echo" takes, whatever its rows."""
     slots: int = Field(32, ge=1, le=1024)
@@ -260,9 +261,15 @@ class Settings(BaseSettings):
             raise ValueError("models: name at least one model")
         if len(set(names)) != len(names):
             raise ValueError("models: two models have the same name")
+        for model in self.models:
+            if model.engine == "classifier" and model.draft is not None:
+                raise ValueError(f"models: {model.name}: draft: a classifier draws no tokens")
         if AUTO in names:
             raise ValueError(f'models: "{AUTO}" is reserved for routing')
+        classifiers = {model.name for model in self.models if model.engine == "classifier"}
         for key, target in self.routing.all_models():
+            if target in classifiers:
+                raise ValueError(f"routing.{key}: {target!r} is a classifier and answers nobody")
             if target not in names:
                 raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")
         return self

@@ -26,3 +26,11 @@ def mesh() -> Iterator[RunningMesh]:
     """The suite's mesh: started by the first test that asks, ended after the last test."""
     with mesh_on_a_thread() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of prompts, trained when the first test asks for it."""
+    from tests.support.tiny_classifier import save_classifier  # torch: not for every test run
+
+    return save_classifier(tmp_path_factory.mktemp("classifier"))

@@ -134,11 +134,11 @@ def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
 
 def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
     """The named model, None for "auto". Ends the checks: raises what was found."""
-    known = ", ".join(catalog.names)
+    known = ", ".join(catalog.answering)
     if name in ("", AUTO):
         found.raise_if_any()
         return None
-    if name in catalog.names:
+    if name in catalog.answering:
         found.raise_if_any()
         return name
     message = f'there is no model of that name; known: {known}, or "{AUTO}"'
@@ -170,8 +170,8 @@ def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) 
 
 def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: Violations) -> None:
     model = request.resume.model
-    if model and model not in catalog.names:
-        known = ", ".join(catalog.names)
+    if model and model not in catalog.answering:
+        known = ", ".join(catalog.answering)
         found.add("resume.model", f"there is no model of that name; known: {known}")
 
 

@@ -10,7 +10,9 @@ from gateway.records import record as records
 from gateway.records.recorder import Recorder
 from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts
+from gateway.safety.actions import Action
 from gateway.safety.answer import AnswerInspection
+from gateway.safety.guards.checks import Checks
 from gateway.safety.inspector import Verdict
 from gateway.streams.stream import Stream
 from sluice.errors import SluiceError
@@ -98,12 +100,35 @@ class Draft:
         """The stream of the request ended."""
         for leg in stream.legs:
             records.add_leg(self._record, leg, self._shared.models[leg.model])
+        if stream.ticket.guards is not None:
+            self._guarded(stream.ticket.guards.checks)
         if stream.finished is not None:
             records.add_end(self._record, stream.finished)
             self._answered(stream.leg.answer)
         elif stream.error is not None:
             self._record.error_reason = stream.error.reason
         self._write()
+
+    def _guarded(self, checks: Checks) -> None:
+        for decided in checks.decided:
+            records.add_guard(self._record, decided)
+        for in_answer in (False, True):
+            counts = checks.counts(in_answer=in_answer)
+            records.add_decisions(self._record, counts, in_answer=in_answer)
+            if self._entry is not None:
+                found = records.audit_decisions(counts, in_answer=in_answer)
+                self._entry.decisions.extend(found)
+        self._judged(checks)
+
+    def _judged(self, checks: Checks) -> None:
+        """What guards decided about the prompt as a whole."""
+        if self._entry is None:
+            return
+        prompt = [one for one in checks.decided if not one.check.in_answer]
+        self._entry.blocked |= any(one.action is Action.BLOCK for one in prompt)
+        for one in prompt:
+            if one.action is Action.ROUTE:
+                self._entry.governed_model = one.check.guard.settings.action.model or ""
 
     def _answered(self, answer: AnswerInspection | None) -> None:
         if answer is None:

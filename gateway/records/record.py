@@ -5,11 +5,20 @@ from collections.abc import Iterable, Mapping
 from gateway.routing.plan import Candidate, Plan
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
+from gateway.safety.guards.checks import Decided, outcome_of
 from gateway.streams import leg as streams
-from sluice.internal.v1.audit_pb2 import AuditDecision
+from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.internal.v1.frame_pb2 import BatchInfo
-from sluice.v1.admin_pb2 import Leg, RequestRecord, RouteCandidate, RouteRecord, SafetyDecision
-from sluice.v1.inference_pb2 import Finished, SafetyAction
+from sluice.v1.admin_pb2 import (
+    GetAuditResponse,
+    GuardCheck,
+    Leg,
+    RequestRecord,
+    RouteCandidate,
+    RouteRecord,
+    SafetyDecision,
+)
+from sluice.v1.inference_pb2 import SAFETY_ACTION_UNSPECIFIED, Finished, SafetyAction
 
 Counts = Mapping[tuple[str, Action], int]
 """Findings by rule and action."""
@@ -18,9 +27,8 @@ Counts = Mapping[tuple[str, Action], int]
 def add_decisions(record: RequestRecord, counts: Counts, *, in_answer: bool) -> None:
     """What the safety layer did about the prompt, or about the answer."""
     for rule, action, count in _sorted(counts):
-        value = SafetyAction.Value(f"SAFETY_ACTION_{action.name}")
         record.decisions.append(
-            SafetyDecision(rule=rule, action=value, count=count, in_answer=in_answer)
+            SafetyDecision(rule=rule, action=_value(action), count=count, in_answer=in_answer)
         )
 
 
@@ -62,10 +70,53 @@ def add_leg(record: RequestRecord, leg: streams.Leg, facts: ModelFacts) -> None:
     record.legs.append(kept)
 
 
+def add_guard(record: RequestRecord, decided: Decided) -> None:
+    """What a guard model was asked, and what came of it."""
+    check, name = decided.check, decided.check.guard.name
+    record.guards.append(
+        GuardCheck(
+            guard=name,
+            model=check.guard.settings.model,
+            in_answer=check.in_answer,
+            answer_tokens=check.tokens,
+            outcomes=[outcome_of(rule, name) for rule, _ in decided.taken],
+            action=_value(decided.action),
+            score=decided.score,
+            took_ms=decided.cost.took_ms,
+            cost=decided.cost.cost,
+        )
+    )
+
+
 def add_end(record: RequestRecord, finished: Finished) -> None:
     """The answer was complete."""
     record.finish_reason = finished.reason
     record.timings.CopyFrom(finished.timings)
+
+
+def audit_response(entry: AuditEntry) -> GetAuditResponse:
+    """An entry of the audit as operators see it: without text."""
+    return GetAuditResponse(
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        decided_unix_ms=entry.decided_unix_ms,
+        policy=entry.policy,
+        decisions=[_public(one) for one in entry.decisions],
+        blocked=entry.blocked,
+        governed_model=entry.governed_model,
+        prompt_hmac=entry.prompt_hmac,
+        with_text=bool(entry.turns),
+    )
+
+
+def _public(one: AuditDecision) -> SafetyDecision:
+    action = getattr(Action, one.action.upper(), None)  # of a newer gateway: not known here
+    value = SAFETY_ACTION_UNSPECIFIED if action is None else _value(action)
+    return SafetyDecision(rule=one.rule, action=value, count=one.count, in_answer=one.in_answer)
+
+
+def _value(action: Action) -> "SafetyAction.ValueType":
+    return SafetyAction.Value(f"SAFETY_ACTION_{action.name}")
 
 
 def _add_batch(leg: Leg, batch: BatchInfo) -> None:

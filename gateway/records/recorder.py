@@ -105,6 +105,20 @@ class Recorder:
             response.grade.CopyFrom(unpack(Grade, await self._last(subjects.grade(request_id))))
         return response
 
+    async def audited(self, request_id: str) -> AuditEntry:
+        """The audit entry of a request.
+
+        Raises:
+            RecordUnknown: there is none.
+            TransportUnavailable: JetStream does not answer.
+        """
+        if not self._settings.audit_enabled:
+            raise RecordUnknown("the audit is switched off: see records.audit_enabled")
+        subject = subjects.audit_of_any(request_id)
+        # Not direct: only the stream itself can look for a subject of which the tenant is not known.
+        data = await self._message(subjects.AUDIT_STREAM, subject, direct=False)
+        return unpack(AuditEntry, data)
+
     async def run(self) -> None:
         """Writes until it is cancelled."""
         while True:
@@ -157,10 +171,13 @@ class Recorder:
     async def _last(self, subject: str) -> bytes:
         if not self._settings.enabled:
             raise RecordUnknown("records are switched off: see records.enabled")
+        return await self._message(subjects.RECORDS_STREAM, subject, direct=True)
+
+    async def _message(self, stream: str, subject: str, *, direct: bool) -> bytes:
         assert self._js is not None, "started"
         try:
             async with asyncio.timeout(READ_S):
-                message = await self._js.get_last_msg(subjects.RECORDS_STREAM, subject, direct=True)
+                message = await self._js.get_last_msg(stream, subject, direct=direct)
         except NotFoundError:
             raise RecordUnknown(
                 "nothing is kept of this request: it is too old, unknown, or still running"

@@ -1,9 +1,11 @@
 """Policies made ready to work: their rules compiled for prompts and for answers. Made once, off the event loop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.safety.guards.checks import Guard
+from gateway.safety.guards.families import family_of
 from gateway.safety.names import DENY_LIST, LIST
 from gateway.safety.output.filter import OutputRules, output_rules
 from gateway.safety.output.watching import watched_rules
@@ -21,11 +23,13 @@ class CompiledPolicy:
     Attributes:
         rules: for prompts.
         output: for answers; None when it leaves them as they are.
+        guards: the models that check prompts and answers.
     """
 
     policy: Policy
     rules: RuleSet
     output: OutputRules | None
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,17 @@ class CompiledPolicies:
         return self.by_name[self.policies.choose(tenant, labels).name]
 
 
-def compile_policies(policies: Policies) -> CompiledPolicies:
+def compile_policies(
+    policies: Policies, labels: Mapping[str, Sequence[str]] | None = None
+) -> CompiledPolicies:
     """Takes about a second the first time and a fifth of one for each policy later; another thread may scan meanwhile.
+
+    ``labels``: of the models that classify, by name.
 
     Raises:
         RuleError: a list cannot be used.
     """
-    made = _Compiler()
+    made = _Compiler(labels or {})
     compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}
     return CompiledPolicies(policies, compiled)
 
@@ -63,7 +71,8 @@ def compile_policies(policies: Policies) -> CompiledPolicies:
 class _Compiler:
     """Policies with the same lists and limits share their rules, so that a trial looks once."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Mapping[str, Sequence[str]]) -> None:
+        self._labels = labels
         self._specs = default_rules()
         self._plain = [spec for spec in self._specs if not spec.scored]
         self._watched = watched_rules(self._plain, LOOKBEHIND, LOOKAHEAD)
@@ -77,7 +86,14 @@ class _Compiler:
         if (lists, limits) not in self._prompts:
             self._prompts[lists, limits] = RuleSet(self._specs, phrases=phrases, limits=limits)
         output = self._output(policy, lists) if policy.settings.enabled else None
-        return CompiledPolicy(policy, self._prompts[lists, limits], output)
+        guards = self._guards(policy) if policy.settings.enabled else ()
+        return CompiledPolicy(policy, self._prompts[lists, limits], output, guards)
+
+    def _guards(self, policy: Policy) -> tuple[Guard, ...]:
+        return tuple(
+            Guard(name, settings, family_of(settings, self._labels.get(settings.model, ())))
+            for name, settings in policy.settings.guard.items()
+        )
 
     def _output(self, policy: Policy, lists: tuple[PhraseList, ...]) -> OutputRules | None:
         if not policy.settings.output.enabled:

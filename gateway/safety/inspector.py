@@ -15,6 +15,7 @@ from gateway.safety.answer import AnswerInspection
 from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.guards.checks import Guard
 from gateway.safety.names import HIDDEN
 from gateway.safety.output.filter import OutputFilter
 from gateway.safety.policy import Policy
@@ -157,6 +158,11 @@ class RequestInspection:
     def policy(self) -> Policy:
         """The one that decides."""
         return self.compiled.policy
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The models that check prompt and answer beside the rules."""
+        return self.compiled.guards
 
     def results(self) -> Iterator[Inspected]:
         """One for each text, in order; each step is one text's work."""

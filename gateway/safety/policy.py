@@ -9,6 +9,7 @@
           severity: {critical: block, medium: flag}
           restore: true
           output: {ansi: remove, canaries: ["zebra-7781"]}
+          guard: {harm: {model: llama-guard, template: llama_guard, checks: [input, output]}}
       choose:
         - {tenant: acme, policy: strict}
       dry_run: next
@@ -18,18 +19,16 @@ A `Policies` never changes once it is loaded. A request keeps the policy that it
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import yaml
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationError,
     field_validator,
     model_validator,
@@ -37,6 +36,8 @@ from pydantic import (
 
 from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
 from gateway.safety.findings import Severity
+from gateway.safety.guards.settings import GuardSettings
+from gateway.safety.spelling import ActionSpec, Name
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
@@ -52,29 +53,10 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-def _read_choice(value: object) -> Choice:
-    if isinstance(value, Choice):
-        return value
-    if isinstance(value, str) and value in _PLAIN:
-        return Choice(_PLAIN[value])
-    if isinstance(value, dict) and list(value) == ["route"] and isinstance(value["route"], str):
-        return Choice(Action.ROUTE, value["route"])
-    raise ValueError(f"must be one of {', '.join(_PLAIN)}, or {{route: MODEL}}")
-
-
-def _write_choice(choice: Choice) -> str | dict[str, str | None]:
-    return {"route": choice.model} if choice.action is Action.ROUTE else choice.action.name.lower()
-
-
-_PLAIN: Final = {a.name.lower(): a for a in Action if a is not Action.ROUTE}
 _SECRETS: Final = "secret.*"
 """Redacted in answers unless the policy says something about them: what leaks must be said to be wanted."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
-ActionSpec = Annotated[
-    Choice, BeforeValidator(_read_choice), PlainSerializer(_write_choice, return_type=Any)
-]
 SeverityName = Literal["low", "medium", "high", "critical"]
 Shape = Literal["allow", "redact", "remove", "block"]
 
@@ -143,6 +125,8 @@ class PolicySettings(_Section):
     """Files with one word or phrase a line."""
     limits: Limits = Limits()
     output: OutputSettings = OutputSettings()
+    guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
+    """Guard models by a name of the operator's choice."""
 
     @field_validator("version", mode="before")
     @classmethod
@@ -254,7 +238,7 @@ def load_policies(
     text: str,
     read_list: Callable[[str], str],
     known_rules: Collection[str] = (),
-    known_models: Collection[str] = (),
+    known_models: Mapping[str, Sequence[str]] | None = None,
 ) -> Policies:
     """The policies of a configuration file.
 
@@ -262,7 +246,7 @@ def load_policies(
         text: the whole file; without a section ``safety`` everything is flagged and nothing changed.
         read_list: gives the content of a list file by its path as written.
         known_rules: names of all rules; unset: names are not compared.
-        known_models: names of all models; unset: names are not compared.
+        known_models: all models by name, with the labels of those that classify; unset: names are not compared.
 
     Raises:
         PolicyError: the message names line and key.
@@ -274,7 +258,9 @@ def load_policies(
         problem = error.errors()[0]
         raise lines.error(problem["loc"], problem["msg"].removeprefix("Value error, ")) from None
     _check_names(settings, lines)
-    _check_known(settings, lines, known_rules, known_models)
+    _check_known(settings, lines, known_rules, known_models or {})
+    if known_models is not None:
+        _check_guards(settings, lines, known_models)
     _check_possible(settings, lines)
     policies = {
         name: Policy(
@@ -305,14 +291,39 @@ def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
 
 
 def _check_known(
-    settings: SafetySettings, lines: "_Lines", rules: Collection[str], models: Collection[str]
+    settings: SafetySettings,
+    lines: "_Lines",
+    rules: Collection[str],
+    models: Mapping[str, Sequence[str]],
 ) -> None:
     own = ("output.canary", "output.markdown_image", "output.ansi", f"{ALLOW_LIST}list")
     for place, rule, choice in _all_actions(settings):
         if rules and rule is not None and not _fits(rule, [*rules, *own]):
             raise lines.error(place, f"no rule {rule!r}")
-        if models and choice.model is not None and choice.model not in models:
-            raise lines.error(place, f"no model {choice.model!r}; known: {', '.join(models)}")
+        if models and choice.model is not None and models.get(choice.model) != ():
+            answering = ", ".join(name for name, labels in models.items() if not labels)
+            raise lines.error(place, f"no model {choice.model!r}; known: {answering}")
+
+
+def _check_guards(
+    settings: SafetySettings, lines: "_Lines", models: Mapping[str, Sequence[str]]
+) -> None:
+    for policy, body in settings.policies.items():
+        for name, guard in body.guard.items():
+            at = ("policies", policy, "guard", name)
+            if guard.model not in models:
+                known = ", ".join(models)
+                raise lines.error((*at, "model"), f"no model {guard.model!r}; known: {known}")
+            labels = models[guard.model]
+            if bool(labels) != (guard.template == "classifier"):
+                kind = "is a classifier" if labels else "is no classifier"
+                raise lines.error((*at, "template"), f"{guard.model} {kind}; see engine of models")
+            strange = [one for one in guard.categories if labels and one not in labels]
+            if strange:
+                raise lines.error(
+                    (*at, "categories"),
+                    f"{guard.model} has no label {strange[0]!r}; known: {', '.join(labels)}",
+                )
 
 
 def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
@@ -340,6 +351,8 @@ def _all_actions(
             yield (*at, "output", "actions", rule), rule, choice
         for level, choice in body.severity.items():
             yield (*at, "severity", level), None, choice
+        for guard, settings_of in body.guard.items():
+            yield (*at, "guard", guard, "action"), None, settings_of.action
         yield (*at, "default"), None, body.default
 
 

@@ -33,3 +33,8 @@ class Leg:
     batch: BatchInfo | None = field(default=None, compare=False)
     handed_over: str = ""
     kept: str = ""
+
+    @property
+    def said(self) -> str:
+        """The answer so far as the model said it: with placeholders, and before anything is taken out."""
+        return self.transcript.draft if self.answer is None else self.answer.filter.raw

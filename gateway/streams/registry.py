@@ -7,6 +7,7 @@ Small loop: `open` a stream, `take` frames for it, `leave` when its call ends. W
 import logging
 from collections.abc import Iterator, Sequence
 
+from gateway.streams.leg import Leg
 from gateway.streams.outbox import Outbox
 from gateway.streams.reader import Reader
 from gateway.streams.replays import Replays
@@ -98,6 +99,30 @@ class Registry:
         if self._live.get(stream.row_id) is stream:
             self._abandon(stream, error)
 
+    def released(self, stream: Stream, now: float) -> None:
+        """A verdict of a guard came that lets the answer of ``stream`` go on."""
+        if self._live.get(stream.row_id) is stream:
+            stream.released(now)
+            if stream.ended:
+                self.close(stream, now)
+
+    def block(self, stream: Stream, rules: tuple[str, ...], now: float) -> None:
+        """A guard objects to the answer of ``stream``: it ends with what a caller has of it."""
+        if self._live.get(stream.row_id) is stream:
+            self._stop_row(stream)
+            stream.block(rules, now)
+            self.close(stream, now)
+
+    def reroute(self, stream: Stream, leg: Leg, reason: str) -> bool:
+        """Another model answers with ``leg``; False: the stream has ended meanwhile."""
+        if self._live.get(stream.row_id) is not stream:
+            return False
+        self._stop_row(stream)
+        del self._live[stream.row_id]
+        stream.reroute(leg, reason)
+        self._live[stream.row_id] = stream
+        return True
+
     def fail_all(self, error: SluiceError) -> None:
         """Ends every live stream with ``error``."""
         for stream in list(self._live.values()):
@@ -150,12 +175,13 @@ class Registry:
     def resync(self, now: float) -> None:
         """Frames were lost on the way to this gateway: asks for those of every live stream."""
         for stream in self._live.values():
-            self._outbox.resend(stream.row_id, stream.resync(now))
+            if not stream.row_ended:
+                self._outbox.resend(stream.row_id, stream.resync(now))
 
     def held(self, request_id: str) -> HeldTokensResponse:
         """What this gateway has of a request, for a batcher that got its task again."""
         stream = self._live.get(request_id)
-        if stream is None:
+        if stream is None or stream.row_ended:
             return HeldTokensResponse(waiting=False)
         return HeldTokensResponse(
             waiting=True, token_ids=stream.transcript.token_ids, attempt=stream.attempt
@@ -167,6 +193,10 @@ class Registry:
             self._outbox.cancel(frame.request_id)
         elif frame.final.end != ROW_END_CANCELLED:
             self._outbox.confirm(frame.request_id)
+
+    def _stop_row(self, stream: Stream) -> None:
+        if not stream.row_ended:
+            self._outbox.cancel(stream.row_id)
 
     def _abandon(self, stream: Stream, error: SluiceError) -> None:
         self._outbox.cancel(stream.row_id)

@@ -14,6 +14,8 @@ class StreamState(Enum):
     """JetStream has the task; no frame came yet."""
     STREAMING = auto()
     """Frames come."""
+    CHECKING = auto()
+    """The row has ended; the answer waits for the verdicts of guards."""
     FINISHED = auto()
     """The answer is complete."""
     FAILED = auto()
@@ -28,14 +30,29 @@ LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
             StreamState.PUBLISHING,
             StreamState.WAITING,
             StreamState.STREAMING,
+            StreamState.CHECKING,
             StreamState.FINISHED,
             StreamState.FAILED,
         }
     ),
     StreamState.WAITING: frozenset(
-        {StreamState.STREAMING, StreamState.FINISHED, StreamState.FAILED}
+        {
+            StreamState.PUBLISHING,
+            StreamState.STREAMING,
+            StreamState.CHECKING,
+            StreamState.FINISHED,
+            StreamState.FAILED,
+        }
     ),
     StreamState.STREAMING: frozenset(
+        {
+            StreamState.PUBLISHING,
+            StreamState.CHECKING,
+            StreamState.FINISHED,
+            StreamState.FAILED,
+        }
+    ),
+    StreamState.CHECKING: frozenset(
         {StreamState.PUBLISHING, StreamState.FINISHED, StreamState.FAILED}
     ),
     StreamState.FINISHED: frozenset(),

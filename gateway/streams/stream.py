@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.cascades.watch import Verdict, Watch
+from gateway.safety.guards.checks import Checks
 from gateway.streams.assembler import Taken
 from gateway.streams.endings import Hops, error_of, finish_reason_of, timings_of
 from gateway.streams.leg import Leg
@@ -50,6 +51,8 @@ class Ticket:
     """Called once, when the stream has ended and is forgotten."""
     cascade: "Cascade | None" = None
     """How the answer may go over to a second model."""
+    guards: "Guards | None" = None
+    """The guard models that check prompt and answer."""
 
 
 class Cascade(Protocol):
@@ -71,6 +74,23 @@ class Cascade(Protocol):
 
     def launch(self, stream: "Stream") -> None:
         """Sends the task of the stream's leg, the second one."""
+
+
+class Guards(Protocol):
+    """The guard models of one request."""
+
+    @property
+    def checks(self) -> Checks:
+        """What they were asked, and what came of it."""
+
+    def produced(self, stream: "Stream", *, ended: bool) -> None:
+        """The answer of ``stream`` has grown, or ended: asks what is due."""
+
+    def restart(self) -> None:
+        """Another model answers now."""
+
+    def close(self) -> None:
+        """The request has ended."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +115,7 @@ class Stream:
         finished: how it ended, in state FINISHED.
         first_frame_at: when the first frame came, seconds.
         legs: the models that worked on it, in order; the last one does now.
-        holding: nothing is shown before the commit point.
+        holding: nothing is shown before the commit point of a cascade.
     """
 
     def __init__(self, ticket: Ticket, leg: Leg) -> None:
@@ -111,6 +131,13 @@ class Stream:
         self.first_token_at: float | None = None
         self._notices: list[Notice] = []
         self._escalated_at = 0
+        self._taken_tokens = 0
+        """The most that a caller has been given of the leg."""
+        self._withheld_from: int | None = None
+        """Tokens that are ever shown, where guards ended the answer."""
+        self._guard_rules: tuple[str, ...] = ()
+        self._awaited: tuple[FinishReason.ValueType, RowTimings] | None = None
+        """How the answer ends if no guard objects, in state CHECKING."""
 
     @property
     def request_id(self) -> str:
@@ -138,6 +165,17 @@ class Stream:
         return self.state in _ENDED
 
     @property
+    def row_ended(self) -> bool:
+        """Whether no row computes for it."""
+        return self.ended or self.state is StreamState.CHECKING
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of the answer may be shown yet."""
+        guards = self.ticket.guards
+        return self.holding or (guards is not None and guards.checks.holds)
+
+    @property
     def attempt(self) -> int:
         """The highest attempt seen."""
         return self.leg.assembler.attempt
@@ -150,6 +188,7 @@ class Stream:
             reader.index = 0
             reader.notices = self._escalated_at
         reader.attach(len(self.transcript.shown_ids))
+        self._taken_tokens = max(self._taken_tokens, reader.index)
         self.reader = reader
 
     def holds_beginning(self, token_ids: Sequence[int], model: str = "") -> bool:
@@ -172,6 +211,8 @@ class Stream:
 
     def take(self, frame: Frame, now: float) -> Reaction:
         """Adds what ``frame`` brings."""
+        if self.state is StreamState.CHECKING:  # said again: the row has ended
+            return Reaction(confirm=frame.HasField("final"))
         taken = self.leg.assembler.take(frame, now)
         self._note_progress(taken, now)
         before = len(self.transcript.shown_ids)
@@ -182,7 +223,9 @@ class Stream:
             ended = taken.final is not None
             return Reaction(confirm=ended, cancel=not ended, hand_over=True)
         reaction = self._conclude(taken, stopped, now)
-        if not self.ended and self._reader_fell_behind(before):
+        if self.ticket.guards is not None and not self.row_ended and not self.holding:
+            self.ticket.guards.produced(self, ended=False)
+        if not self.row_ended and self._reader_fell_behind(before):
             return Reaction(cancel=True)
         return reaction
 
@@ -190,15 +233,38 @@ class Stream:
         """The second model begins; what the first one said is void."""
         cascade = self.ticket.cascade
         assert cascade is not None, "only a cascade is handed over"
-        self.legs.append(cascade.second(self.transcript.draft, now))
-        self.holding = False
-        self._escalated_at = len(self._notices)
-        self._notices.append(_escalated(self.legs[-2], self.leg))
-        if self.reader is not None:
-            self.reader.index = 0
-        self._move(StreamState.PUBLISHING)
+        self._go_over(cascade.second(self.transcript.draft, now))
         cascade.launch(self)
-        self._wake()
+
+    def reroute(self, leg: Leg, reason: str) -> None:
+        """A governed model answers with ``leg``; its task must still be sent."""
+        self.leg.handed_over = reason
+        self.stay()
+        self._go_over(leg)
+
+    def stay(self) -> None:
+        """No second model answers, whatever the first one says."""
+        self._watch, self.holding = None, False
+
+    def released(self, now: float) -> None:
+        """A verdict came that lets the answer go on: shows and ends what waited for it alone."""
+        guards = self.ticket.guards
+        assert guards is not None, "it came from them"
+        if self._awaited is not None and not guards.checks.waits:
+            self._finish(*self._awaited, now)
+        elif not self.silent and self.reader is not None:
+            self.first_token_at = self.first_token_at or (
+                now if self.transcript.shown_ids else None
+            )
+            self.reader.grew(self.reader.index, len(self.transcript.shown_ids))
+            self._wake()
+
+    def block(self, rules: tuple[str, ...], now: float) -> None:
+        """Guards end the answer: what has been given to a caller stays, nothing else is shown."""
+        self._guard_rules, self._withheld_from = rules, self._taken_tokens
+        self.transcript.close(truncated=True)
+        row = RowTimings() if self._awaited is None else self._awaited[1]
+        self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
 
     def fail(self, error: SluiceError) -> None:
         """Ends with ``error``."""
@@ -217,13 +283,41 @@ class Stream:
             reason = FINISH_REASON_STOP_SEQUENCE
         elif self.transcript.blocked:
             reason = FINISH_REASON_CONTENT_FILTER
+        guards = self.ticket.guards
+        if guards is not None:
+            guards.produced(self, ended=True)
+            if guards.checks.waits:
+                self._awaited = reason, timings
+                self._move(StreamState.CHECKING)
+                self._wake()
+                return
+        self._finish(reason, timings, now)
+
+    def _finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
+        if self._withheld_from is None and self.transcript.shown_ids:
+            self.first_token_at = self.first_token_at or now
         self.finished = self._finished_event(reason, timings, now)
         self._move(StreamState.FINISHED)
         self._wake()
 
+    def _go_over(self, leg: Leg) -> None:
+        self.legs.append(leg)
+        self.holding, self._awaited = False, None
+        if self.ticket.guards is not None:
+            self.ticket.guards.restart()
+        self._escalated_at = len(self._notices)
+        self._notices.append(_escalated(self.legs[-2], self.leg))
+        self._taken_tokens = 0
+        if self.reader is not None:
+            self.reader.index = 0
+        self._move(StreamState.PUBLISHING)
+        self._wake()
+
     def overdue(self, now: float) -> int | None:
         """The index to ask for when nothing came for too long, else None."""
-        return None if self.state is StreamState.PUBLISHING else self.leg.assembler.overdue(now)
+        if self.state in (StreamState.PUBLISHING, StreamState.CHECKING):
+            return None
+        return self.leg.assembler.overdue(now)
 
     def resync(self, now: float) -> int:
         """The index to ask for after frames were lost on the way."""
@@ -241,14 +335,16 @@ class Stream:
             raise self.error
         events = [GenerateResponse(notice=notice) for notice in self._notices[reader.notices :]]
         reader.notices = len(self._notices)
-        if self.holding:
+        if self.silent:
             return events
-        delta = self.transcript.delta(reader.index, self.ticket.with_logprobs)
+        end = self._withheld_from
+        delta = self.transcript.delta(reader.index, self.ticket.with_logprobs, end)
         if delta is not None:
             events.append(GenerateResponse(delta=delta))
-        reader.took(max(reader.index, len(self.transcript.shown_ids)))
+        reader.took(max(reader.index, len(self.transcript.shown_ids[:end])))
+        self._taken_tokens = max(self._taken_tokens, reader.index)
         if self.finished is not None:
-            tail = self.transcript.tail()
+            tail = self.transcript.tail() if end is None else None
             events += [GenerateResponse(delta=tail)] if tail is not None else []
             events.append(GenerateResponse(finished=self.finished))
         return events
@@ -256,7 +352,7 @@ class Stream:
     def _note_progress(self, taken: Taken, now: float) -> None:
         if self.first_frame_at is None:
             self.first_frame_at = now
-        if taken.token_ids and self.first_token_at is None and not self.holding:
+        if taken.token_ids and self.first_token_at is None and not self.silent:
             self.first_token_at = now
         if taken.recovered:
             self._notices.append(
@@ -329,7 +425,7 @@ class Stream:
     def _reader_fell_behind(self, before: int) -> bool:
         """Wakes the reader; ends the stream when more waits for it than it may have unread."""
         total = len(self.transcript.shown_ids)
-        if self.reader is None or self.holding:
+        if self.reader is None or self.silent:
             return False
         self.reader.grew(before, total)
         if not self.reader.too_slow(total):
@@ -349,8 +445,8 @@ class Stream:
             reason=reason,
             usage=_usage(self.leg),
             timings=timings_of(self.ticket.hops, row, first_at, now),
-            stop=self.transcript.stop or "",
-            rules=self.transcript.blocked,
+            stop=("" if self._guard_rules else self.transcript.stop) or "",
+            rules=self._guard_rules or self.transcript.blocked,
             model=self.leg.model,
             legs=[LegUsage(model=leg.model, usage=_usage(leg)) for leg in self.legs],
         )

@@ -104,15 +104,15 @@ class Transcript:
             self.blocked = () if self.stop is not None else gate.output.stopped
         self.contradicted |= self.stop is None and len(self.shown_ids) < len(self._held)
 
-    def delta(self, start: int, with_logprobs: bool) -> Delta | None:
-        """Everything behind the first ``start`` tokens, in one piece; None when there is nothing."""
-        if start >= len(self.shown_ids):
+    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
+        """What shows from token ``start`` to ``end`` (None: of all), in one piece; None when there is nothing."""
+        if start >= len(self.shown_ids[:end]):
             return None
         return Delta(
-            text="".join(self._texts[start:]),
-            token_ids=self.shown_ids[start:],
+            text="".join(self._texts[start:end]),
+            token_ids=self.shown_ids[start:end],
             index=start,
-            logprobs=self._logprobs[start:] if with_logprobs else (),
+            logprobs=self._logprobs[start:end] if with_logprobs else (),
         )
 
     def tail(self) -> Delta | None:

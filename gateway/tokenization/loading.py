@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from gateway.tokenization.files import model_folder, read_json
 from gateway.tokenization.template import ChatTemplate
 from gateway.tokenization.tokenization import Tokenization
+from sluice.labels import labels_of
 from sluice.settings import ModelSettings, SettingsError
 
 # Names of the context length in configurations of Hugging Face models.
@@ -40,7 +41,25 @@ def load_tokenization(model: ModelSettings) -> Tokenization:
         context_tokens=model.context_tokens or _context_tokens(folder, config),
         vocab_size=_text_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
+        labels=labels_for(model),
     )
+
+
+def labels_for(model: ModelSettings) -> tuple[str, ...]:
+    """The labels of a classifier; nothing for other models.
+
+    Raises:
+        SettingsError: a classifier has none.
+    """
+    if model.engine != "classifier":
+        return ()
+    path = model_folder(model.path) / "config.json"
+    try:
+        return labels_of(read_json(path))
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"models: {model.name}: {path} {error}") from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -8,7 +8,8 @@ and has no effect.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
@@ -17,6 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice.settings import SettingsError
+
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class TemplateRefused(Exception):
@@ -48,8 +51,10 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise SettingsError(f"the chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt up to where the assistant begins to speak.
+    def render(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] = _NONE
+    ) -> str:
+        """The prompt up to where the assistant begins to speak; ``variables`` are the template's own.
 
         Raises:
             TemplateRefused: the template does not take this order of roles, or fails on it.
@@ -60,7 +65,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
-                **self._special_tokens,
+                **{**self._special_tokens, **variables},
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateRefused(str(error)) from error

@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -35,26 +35,40 @@ class Tokenization:
     vocab_size: int
     stop_token_ids: frozenset[int]
     """Tokens that end an answer."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier, by number."""
     _plain: "PlainText" = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_plain", PlainText(self.tokenizer))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The tokens of a conversation in the chat template; without a template see `encode_text`.
+
+        ``variables`` are the template's own.
 
         Raises:
             TemplateRefused: the template does not take this conversation.
         """
         assert self.template is not None, "the door checks for a template"
-        whole = self._encode(self.template.render(messages))
-        apart = self._encode_apart(self.template, messages)
+        variables = variables or {}
+        whole = self._encode(self.template.render(messages, variables))
+        apart = self._encode_apart(self.template, messages, variables)
         same = self._plain.control_of(whole) == self._plain.control_of(apart)
         return whole if same else apart
 
     def encode_text(self, text: str) -> list[int]:
         """The tokens of ``text`` as it stands, with what the tokenizer puts around every text (a first token)."""
         return self._plain.encode(text, add_special_tokens=True)
+
+    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
+        """``text`` in pieces of at most ``tokens_max`` tokens, each with what stands around every text.
+
+        Neighbours share a quarter, so that what is cut in one piece is whole in the other.
+        """
+        return self._plain.segments(text, tokens_max)
 
     def detokenizer(self) -> Detokenizer:
         """For one answer."""
@@ -68,11 +82,14 @@ class Tokenization:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _encode_apart(
-        self, template: ChatTemplate, messages: Sequence[Mapping[str, str]]
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any],
     ) -> list[int]:
         places = [{**m, "content": f"\ue000{_NONCE}{i}\ue001"} for i, m in enumerate(messages)]
         token_ids: list[int] = []
-        for index, piece in enumerate(_PLACE.split(template.render(places))):
+        for index, piece in enumerate(_PLACE.split(template.render(places, variables))):
             if index % 2 == 0:
                 token_ids += self._encode(piece)
             else:
@@ -108,6 +125,19 @@ class PlainText:
         if self.control_of(bare):
             return self._encode_cut(text)
         return token_ids
+
+    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
+        """See `Tokenization.segments`."""
+        sample = self._tokenizer.encode("a", add_special_tokens=True)
+        lead = sample.special_tokens_mask.index(0)
+        tail = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
+        first, last = sample.ids[:lead], sample.ids[tail:]  # [CLS] text [SEP] in many
+        room = max(1, tokens_max - len(first) - len(last))
+        bare = self.encode(text)
+        if len(bare) <= room:
+            return [[*first, *bare, *last]]
+        starts = range(0, len(bare) - room // 4, room - room // 4)
+        return [[*first, *bare[start : start + room], *last] for start in starts]
 
     def _encode_cut(self, text: str) -> list[int]:
         """Some models have control tokens as words of their own (unigram): cuts them after their first character."""

@@ -1,6 +1,6 @@
 """`sluice explain` and `sluice feedback`: why a request was answered as it was, and how good the answer was."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -8,26 +8,42 @@ import typer
 
 from sluice.cli import options, output
 from sluice.client.blocking import Client
-from sluice.v1.admin_pb2 import ExplainResponse, Leg, RequestRecord, RouteRecord
+from sluice.v1.admin_pb2 import (
+    ExplainResponse,
+    GetAuditResponse,
+    GuardCheck,
+    Leg,
+    RequestRecord,
+    RouteRecord,
+    SafetyDecision,
+)
 from sluice.v1.inference_pb2 import FinishReason, SafetyAction, Timings
 
 RequestId = Annotated[
     str, typer.Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
 ]
 
+_GUARD = "guard."
 _HOPS = ("safety", "route", "tokenize", "publish", "queue", "batch", "prefill", "decode")
 
 
 def explain(
-    request_id: RequestId, address: options.Address = options.ADDRESS, as_json: options.Json = False
+    request_id: RequestId,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Show the entry of the audit instead; it is kept longer."),
+    ] = False,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
 ) -> None:
     """Show what was decided about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
+    found: ExplainResponse | GetAuditResponse
     with Client(address) as client:
-        explained = client.explain(request_id)
+        found = client.audit(request_id) if audit else client.explain(request_id)
     if as_json:
-        output.write_json(_object(explained))
+        output.write_json(_object(found))
         return
-    for line in _lines(explained):
+    for line in _lines(found) if isinstance(found, ExplainResponse) else _audit(found):
         print(line)
 
 
@@ -44,7 +60,7 @@ def feedback(
         output.write_json({"request_id": request_id, "grade": grade})
 
 
-def _object(explained: ExplainResponse) -> dict[str, object]:
+def _object(explained: ExplainResponse | GetAuditResponse) -> dict[str, object]:
     from google.protobuf.json_format import MessageToDict
 
     described: dict[str, object] = MessageToDict(explained, preserving_proto_field_name=True)
@@ -58,6 +74,8 @@ def _lines(explained: ExplainResponse) -> Iterator[str]:
     work = f", task {record.workload}" if record.workload else ""
     yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {record.priority_class}{work}"
     yield f"safety    {_safety(record)}"
+    for guard in record.guards:
+        yield f"guard     {_guard(guard)}"
     if record.HasField("route"):
         yield from _route(record.requested_model, record.route)
     for leg in record.legs:
@@ -72,12 +90,44 @@ def _lines(explained: ExplainResponse) -> Iterator[str]:
 def _safety(record: RequestRecord) -> str:
     if not record.policy:
         return "not reached"
-    found = ", ".join(
-        f"{one.rule} x{one.count} {SafetyAction.Name(one.action).removeprefix('SAFETY_ACTION_').lower()}"
-        + (" (answer)" if one.in_answer else "")
-        for one in record.decisions
-    )
+    # What guards said has lines of its own.
+    found = _decisions(one for one in record.decisions if not one.rule.startswith(_GUARD))
     return f"{found or 'nothing found'}, policy {record.policy}"
+
+
+def _decisions(decisions: Iterable[SafetyDecision]) -> str:
+    return ", ".join(
+        f"{one.rule} x{one.count} {_action(one.action)}" + (" (answer)" if one.in_answer else "")
+        for one in decisions
+    )
+
+
+def _action(action: "SafetyAction.ValueType") -> str:
+    return SafetyAction.Name(action).removeprefix("SAFETY_ACTION_").lower()
+
+
+def _guard(guard: GuardCheck) -> str:
+    about = f"answer, {guard.answer_tokens} tokens" if guard.in_answer else "prompt"
+    score = f", score {guard.score:.2f}" if guard.HasField("score") else ""
+    return (
+        f"{guard.guard} ({guard.model}) on the {about}: {', '.join(guard.outcomes)},"
+        f" {_action(guard.action)}{score}; {guard.took_ms:.1f} ms, cost {guard.cost:.3g}"
+    )
+
+
+def _audit(entry: GetAuditResponse) -> Iterator[str]:
+    decided = datetime.fromtimestamp(entry.decided_unix_ms / 1000, UTC)
+    yield f"request   {entry.request_id} of {entry.tenant}"
+    yield f"decided   {decided:%Y-%m-%d %H:%M:%S} UTC, policy {entry.policy}"
+    yield f"safety    {_decisions(entry.decisions)}"
+    if entry.blocked:
+        yield "          the prompt was refused"
+    if entry.governed_model:
+        yield f"          answered by the governed model {entry.governed_model}"
+    if entry.prompt_hmac:
+        yield f"prompt    HMAC {entry.prompt_hmac.hex()}"
+    if entry.with_text:
+        yield "          its text is in the entry"
 
 
 def _route(asked: str, route: RouteRecord) -> Iterator[str]:

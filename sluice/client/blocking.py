@@ -165,6 +165,18 @@ class Client:
         request = admin_pb2.ExplainRequest(request_id=request_id)
         return self._lookup(self._admin.Explain, request, timeout_s)
 
+    def audit(
+        self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
+    ) -> admin_pb2.GetAuditResponse:
+        """What the audit holds of a request: the decisions of its safety layer, without text.
+
+        Raises:
+            RecordUnknown: nothing; requests without a finding and without a guard leave no entry.
+            SluiceError: it cannot be looked up.
+        """
+        request = admin_pb2.GetAuditRequest(request_id=request_id)
+        return self._lookup(self._admin.GetAudit, request, timeout_s)
+
     def feedback(
         self, request_id: str, grade: float, *, timeout_s: float = channel.LOOKUP_S
     ) -> None:

@@ -14,9 +14,12 @@ The spans of one request, by parent. Every request's trace holds all of them; ``
                                                              under it; the batch span of each other row links => to it)
           sluice-worker   prefill
           sluice-worker   decode
+      sluice-gateway  apply_guardrail                        (one for each check of a guard model, beside the others;
+        sluice-batcher  task ...                              its rows hang under it)
       sluice-gateway  stream                                 (first frame to Finished)
 
-Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*".
+Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*". Of guards the
+conventions have no settled names yet: those here are the ones discussed.
 """
 
 from typing import Final
@@ -32,6 +35,7 @@ SPAN_ROUTE: Final = "route"
 SPAN_TOKENIZE: Final = "tokenize"
 SPAN_PUBLISH: Final = "publish"
 SPAN_STREAM: Final = "stream"
+SPAN_GUARD: Final = "apply_guardrail"
 SPAN_TASK: Final = "task"
 SPAN_QUEUE: Final = "queue"
 SPAN_BATCH: Final = "batch"
@@ -75,6 +79,18 @@ GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
+
+GUARDRAIL_OPERATION: Final = "apply_guardrail"
+GUARDRAIL_NAME: Final = "gen_ai.guardrail.name"
+"""As the policy names it."""
+GUARDRAIL_TARGET: Final = "gen_ai.guardrail.target"
+"""What is judged: "input" or "output"."""
+GUARDRAIL_OUTCOMES: Final = "gen_ai.guardrail.outcomes"
+"""Each "RULE:ACTION": "pass", a category, or why there is no verdict."""
+GUARDRAIL_ACTION: Final = "gen_ai.guardrail.action"
+"""The strongest: allow, flag, route or block."""
+GUARDRAIL_SCORE: Final = "gen_ai.guardrail.score"
+"""0 to 1, where the guard says it."""
 
 MESSAGING_SYSTEM: Final = "messaging.system"
 MESSAGING_DESTINATION: Final = "messaging.destination.name"

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sluice.v1 import inference_pb2 as sluice_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sluice/v1/admin.proto\x12\tsluice.v1\x1a\x19sluice/v1/inference.proto\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\\\n\x0f\x45xplainResponse\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.sluice.v1.RequestRecord\x12\x1f\n\x05grade\x18\x02 \x01(\x0b\x32\x10.sluice.v1.Grade\"4\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05grade\x18\x02 \x01(\x01\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\".\n\x05Grade\x12\r\n\x05grade\x18\x01 \x01(\x01\x12\x16\n\x0egraded_unix_ms\x18\x02 \x01(\x03\"\xa0\x03\n\rRequestRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x16\n\x0epriority_class\x18\x04 \x01(\t\x12\x10\n\x08workload\x18\x05 \x01(\t\x12\x17\n\x0frequested_model\x18\x06 \x01(\t\x12\x17\n\x0f\x61rrived_unix_ms\x18\x07 \x01(\x03\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12,\n\tdecisions\x18\t \x03(\x0b\x32\x19.sluice.v1.SafetyDecision\x12%\n\x05route\x18\n \x01(\x0b\x32\x16.sluice.v1.RouteRecord\x12\x1c\n\x04legs\x18\x0b \x03(\x0b\x32\x0e.sluice.v1.Leg\x12#\n\x07timings\x18\x0c \x01(\x0b\x32\x12.sluice.v1.Timings\x12.\n\rfinish_reason\x18\r \x01(\x0e\x32\x17.sluice.v1.FinishReason\x12\x14\n\x0c\x65rror_reason\x18\x0e \x01(\t\x12\x0f\n\x07gateway\x18\x0f \x01(\t\"i\n\x0eSafetyDecision\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\'\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x11\n\tin_answer\x18\x04 \x01(\x08\"\xd9\x01\n\x0bRouteRecord\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\ncandidates\x18\x03 \x03(\x0b\x32\x19.sluice.v1.RouteCandidate\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\x36\n\x08versions\x18\x05 \x03(\x0b\x32$.sluice.v1.RouteRecord.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0eRouteCandidate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x14\n\x07quality\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\n\n\x08_quality\"\x98\x02\n\x03Leg\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x13\n\x0b\x62\x61tch_cause\x18\x08 \x01(\t\x12\x12\n\nbatch_rows\x18\t \x01(\r\x12\x15\n\rpadding_share\x18\n \x01(\x01\x12\x11\n\twaited_ms\x18\x0b \x01(\x01\x12\x19\n\x11longest_waited_ms\x18\x0c \x01(\x01\x12\x13\n\x0bhanded_over\x18\r \x01(\t\x12\x0c\n\x04kept\x18\x0e \x01(\t2\x95\x01\n\x0c\x41\x64minService\x12@\n\x07\x45xplain\x12\x19.sluice.v1.ExplainRequest\x1a\x1a.sluice.v1.ExplainResponse\x12\x43\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1a.sluice.v1.FeedbackRequest\x1a\x1b.sluice.v1.FeedbackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sluice/v1/admin.proto\x12\tsluice.v1\x1a\x19sluice/v1/inference.proto\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\\\n\x0f\x45xplainResponse\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.sluice.v1.RequestRecord\x12\x1f\n\x05grade\x18\x02 \x01(\x0b\x32\x10.sluice.v1.Grade\"%\n\x0fGetAuditRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xde\x01\n\x10GetAuditResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x63ided_unix_ms\x18\x03 \x01(\x03\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12,\n\tdecisions\x18\x05 \x03(\x0b\x32\x19.sluice.v1.SafetyDecision\x12\x0f\n\x07\x62locked\x18\x06 \x01(\x08\x12\x16\n\x0egoverned_model\x18\x07 \x01(\t\x12\x13\n\x0bprompt_hmac\x18\x08 \x01(\x0c\x12\x11\n\twith_text\x18\t \x01(\x08\"4\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05grade\x18\x02 \x01(\x01\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\".\n\x05Grade\x12\r\n\x05grade\x18\x01 \x01(\x01\x12\x16\n\x0egraded_unix_ms\x18\x02 \x01(\x03\"\xc7\x03\n\rRequestRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x16\n\x0epriority_class\x18\x04 \x01(\t\x12\x10\n\x08workload\x18\x05 \x01(\t\x12\x17\n\x0frequested_model\x18\x06 \x01(\t\x12\x17\n\x0f\x61rrived_unix_ms\x18\x07 \x01(\x03\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12,\n\tdecisions\x18\t \x03(\x0b\x32\x19.sluice.v1.SafetyDecision\x12%\n\x05route\x18\n \x01(\x0b\x32\x16.sluice.v1.RouteRecord\x12\x1c\n\x04legs\x18\x0b \x03(\x0b\x32\x0e.sluice.v1.Leg\x12#\n\x07timings\x18\x0c \x01(\x0b\x32\x12.sluice.v1.Timings\x12.\n\rfinish_reason\x18\r \x01(\x0e\x32\x17.sluice.v1.FinishReason\x12\x14\n\x0c\x65rror_reason\x18\x0e \x01(\t\x12\x0f\n\x07gateway\x18\x0f \x01(\t\x12%\n\x06guards\x18\x18 \x03(\x0b\x32\x15.sluice.v1.GuardCheck\"\xcc\x01\n\nGuardCheck\x12\r\n\x05guard\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tin_answer\x18\x03 \x01(\x08\x12\x15\n\ranswer_tokens\x18\x04 \x01(\r\x12\x10\n\x08outcomes\x18\x05 \x03(\t\x12\'\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\x12\n\x05score\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07took_ms\x18\x08 \x01(\x01\x12\x0c\n\x04\x63ost\x18\t \x01(\x01\x42\x08\n\x06_score\"i\n\x0eSafetyDecision\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\'\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x11\n\tin_answer\x18\x04 \x01(\x08\"\xd9\x01\n\x0bRouteRecord\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\ncandidates\x18\x03 \x03(\x0b\x32\x19.sluice.v1.RouteCandidate\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\x36\n\x08versions\x18\x05 \x03(\x0b\x32$.sluice.v1.RouteRecord.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0eRouteCandidate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x14\n\x07quality\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\n\n\x08_quality\"\x98\x02\n\x03Leg\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x13\n\x0b\x62\x61tch_cause\x18\x08 \x01(\t\x12\x12\n\nbatch_rows\x18\t \x01(\r\x12\x15\n\rpadding_share\x18\n \x01(\x01\x12\x11\n\twaited_ms\x18\x0b \x01(\x01\x12\x19\n\x11longest_waited_ms\x18\x0c \x01(\x01\x12\x13\n\x0bhanded_over\x18\r \x01(\t\x12\x0c\n\x04kept\x18\x0e \x01(\t2\xda\x01\n\x0c\x41\x64minService\x12@\n\x07\x45xplain\x12\x19.sluice.v1.ExplainRequest\x1a\x1a.sluice.v1.ExplainResponse\x12\x43\n\x08GetAudit\x12\x1a.sluice.v1.GetAuditRequest\x1a\x1b.sluice.v1.GetAuditResponse\x12\x43\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1a.sluice.v1.FeedbackRequest\x1a\x1b.sluice.v1.FeedbackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,24 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINREQUEST']._serialized_end=99
   _globals['_EXPLAINRESPONSE']._serialized_start=101
   _globals['_EXPLAINRESPONSE']._serialized_end=193
-  _globals['_FEEDBACKREQUEST']._serialized_start=195
-  _globals['_FEEDBACKREQUEST']._serialized_end=247
-  _globals['_FEEDBACKRESPONSE']._serialized_start=249
-  _globals['_FEEDBACKRESPONSE']._serialized_end=267
-  _globals['_GRADE']._serialized_start=269
-  _globals['_GRADE']._serialized_end=315
-  _globals['_REQUESTRECORD']._serialized_start=318
-  _globals['_REQUESTRECORD']._serialized_end=734
-  _globals['_SAFETYDECISION']._serialized_start=736
-  _globals['_SAFETYDECISION']._serialized_end=841
-  _globals['_ROUTERECORD']._serialized_start=844
-  _globals['_ROUTERECORD']._serialized_end=1061
-  _globals['_ROUTERECORD_VERSIONSENTRY']._serialized_start=1014
-  _globals['_ROUTERECORD_VERSIONSENTRY']._serialized_end=1061
-  _globals['_ROUTECANDIDATE']._serialized_start=1063
-  _globals['_ROUTECANDIDATE']._serialized_end=1189
-  _globals['_LEG']._serialized_start=1192
-  _globals['_LEG']._serialized_end=1472
-  _globals['_ADMINSERVICE']._serialized_start=1475
-  _globals['_ADMINSERVICE']._serialized_end=1624
+  _globals['_GETAUDITREQUEST']._serialized_start=195
+  _globals['_GETAUDITREQUEST']._serialized_end=232
+  _globals['_GETAUDITRESPONSE']._serialized_start=235
+  _globals['_GETAUDITRESPONSE']._serialized_end=457
+  _globals['_FEEDBACKREQUEST']._serialized_start=459
+  _globals['_FEEDBACKREQUEST']._serialized_end=511
+  _globals['_FEEDBACKRESPONSE']._serialized_start=513
+  _globals['_FEEDBACKRESPONSE']._serialized_end=531
+  _globals['_GRADE']._serialized_start=533
+  _globals['_GRADE']._serialized_end=579
+  _globals['_REQUESTRECORD']._serialized_start=582
+  _globals['_REQUESTRECORD']._serialized_end=1037
+  _globals['_GUARDCHECK']._serialized_start=1040
+  _globals['_GUARDCHECK']._serialized_end=1244
+  _globals['_SAFETYDECISION']._serialized_start=1246
+  _globals['_SAFETYDECISION']._serialized_end=1351
+  _globals['_ROUTERECORD']._serialized_start=1354
+  _globals['_ROUTERECORD']._serialized_end=1571
+  _globals['_ROUTERECORD_VERSIONSENTRY']._serialized_start=1524
+  _globals['_ROUTERECORD_VERSIONSENTRY']._serialized_end=1571
+  _globals['_ROUTECANDIDATE']._serialized_start=1573
+  _globals['_ROUTECANDIDATE']._serialized_end=1699
+  _globals['_LEG']._serialized_start=1702
+  _globals['_LEG']._serialized_end=1982
+  _globals['_ADMINSERVICE']._serialized_start=1985
+  _globals['_ADMINSERVICE']._serialized_end=2203
 # @@protoc_insertion_point(module_scope)

@@ -72,6 +72,84 @@ class ExplainResponse(_message.Message):
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
+class GetAuditRequest(_message.Message):
+    """Whose audit to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """From Started, or from the metadata "request_id" of an error."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuditRequest: _TypeAlias = GetAuditRequest  # noqa: Y015
+
+@_typing.final
+class GetAuditResponse(_message.Message):
+    """An entry of the audit, without the text that a tenant may have asked to be kept with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    DECIDED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    GOVERNED_MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_HMAC_FIELD_NUMBER: _builtins.int
+    WITH_TEXT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request."""
+    tenant: _builtins.str
+    """Who asked."""
+    decided_unix_ms: _builtins.int
+    """When it was decided, milliseconds since the Unix epoch."""
+    policy: _builtins.str
+    """Version of the policy that decided."""
+    blocked: _builtins.bool
+    """Whether the prompt was refused."""
+    governed_model: _builtins.str
+    """The governed model that the policy sent the request to; empty: none."""
+    prompt_hmac: _builtins.bytes
+    """HMAC-SHA256 of the prompt's turns; empty without a key."""
+    with_text: _builtins.bool
+    """Whether the entry holds the text of the prompt."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyDecision]:
+        """What was found and done; verdicts of guard models are rules "guard.NAME.OUTCOME"."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        decided_unix_ms: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        decisions: _abc.Iterable[Global___SafetyDecision] | None = ...,
+        blocked: _builtins.bool = ...,
+        governed_model: _builtins.str = ...,
+        prompt_hmac: _builtins.bytes = ...,
+        with_text: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "decided_unix_ms", b"decided_unix_ms", "decisions", b"decisions", "governed_model", b"governed_model", "policy", b"policy", "prompt_hmac", b"prompt_hmac", "request_id", b"request_id", "tenant", b"tenant", "with_text", b"with_text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuditResponse: _TypeAlias = GetAuditResponse  # noqa: Y015
+
+@_typing.final
 class FeedbackRequest(_message.Message):
     """How good an answer was."""
 
@@ -161,6 +239,7 @@ class RequestRecord(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
+    GUARDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     trace_id: _builtins.str
@@ -199,6 +278,10 @@ class RequestRecord(_message.Message):
     def timings(self) -> _inference_pb2.Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def guards(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardCheck]:
+        """What guard models were asked about it, in the order of their outcomes."""
+
     def __init__(
         self,
         *,
@@ -217,14 +300,73 @@ class RequestRecord(_message.Message):
         finish_reason: _inference_pb2.FinishReason.ValueType = ...,
         error_reason: _builtins.str = ...,
         gateway: _builtins.str = ...,
+        guards: _abc.Iterable[Global___GuardCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_unix_ms", b"arrived_unix_ms", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_unix_ms", b"arrived_unix_ms", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
+
+@_typing.final
+class GuardCheck(_message.Message):
+    """One question to a guard model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUARD_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    IN_ANSWER_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    guard: _builtins.str
+    """The guard, as the policy names it."""
+    model: _builtins.str
+    """Its model."""
+    in_answer: _builtins.bool
+    """Whether it was about the answer; else about the prompt."""
+    answer_tokens: _builtins.int
+    """Tokens of the answer that it covered."""
+    action: _inference_pb2.SafetyAction.ValueType
+    """The strongest action that it led to."""
+    score: _builtins.float
+    """How sure the guard is that there is something to object to, 0 to 1; unset: it does not say."""
+    took_ms: _builtins.float
+    """From the question to the outcome, milliseconds."""
+    cost: _builtins.float
+    """Cost, in the currency of the configured prices."""
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What came of it: "pass", categories, or why there was no verdict, such as "timeout"."""
+
+    def __init__(
+        self,
+        *,
+        guard: _builtins.str = ...,
+        model: _builtins.str = ...,
+        in_answer: _builtins.bool = ...,
+        answer_tokens: _builtins.int = ...,
+        outcomes: _abc.Iterable[_builtins.str] | None = ...,
+        action: _inference_pb2.SafetyAction.ValueType = ...,
+        score: _builtins.float | None = ...,
+        took_ms: _builtins.float = ...,
+        cost: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "action", b"action", "answer_tokens", b"answer_tokens", "cost", b"cost", "guard", b"guard", "in_answer", b"in_answer", "model", b"model", "outcomes", b"outcomes", "score", b"score", "took_ms", b"took_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___GuardCheck: _TypeAlias = GuardCheck  # noqa: Y015
 
 @_typing.final
 class SafetyDecision(_message.Message):

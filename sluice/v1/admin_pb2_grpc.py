@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.GetAudit = channel.unary_unary(
+                '/sluice.v1.AdminService/GetAudit',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditResponse.FromString,
+                _registered_method=True)
         self.Feedback = channel.unary_unary(
                 '/sluice.v1.AdminService/Feedback',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.FeedbackRequest.SerializeToString,
@@ -59,6 +64,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAudit(self, request, context):
+        """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Feedback(self, request, context):
         """Says how good an answer was; a later grade of the same request replaces an earlier one.
         """
@@ -73,6 +85,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'GetAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAudit,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditResponse.SerializeToString,
             ),
             'Feedback': grpc.unary_unary_rpc_method_handler(
                     servicer.Feedback,
@@ -108,6 +125,33 @@ class AdminService:
             '/sluice.v1.AdminService/Explain',
             sluice_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/GetAudit',
+            sluice_dot_v1_dot_admin__pb2.GetAuditRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.GetAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

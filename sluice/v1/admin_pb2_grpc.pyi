@@ -37,6 +37,8 @@ class AdminServiceStub:
     """Everything that was decided about one request; it holds no text of prompt or answer. Records are kept for a bounded
     time and come a moment after the end of the request.
     """
+    GetAudit: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetAuditRequest, _admin_pb2.GetAuditResponse]
+    """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
 
@@ -49,6 +51,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Everything that was decided about one request; it holds no text of prompt or answer. Records are kept for a bounded
     time and come a moment after the end of the request.
     """
+    GetAudit: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAuditRequest, _admin_pb2.GetAuditResponse]  # type: ignore[assignment]
+    """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _aio.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]  # type: ignore[assignment]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
 
@@ -64,6 +68,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Everything that was decided about one request; it holds no text of prompt or answer. Records are kept for a bounded
         time and come a moment after the end of the request.
         """
+
+    @_abc_1.abstractmethod
+    def GetAudit(
+        self,
+        request: _admin_pb2.GetAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetAuditResponse, _abc.Awaitable[_admin_pb2.GetAuditResponse]]:
+        """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
 
     @_abc_1.abstractmethod
     def Feedback(

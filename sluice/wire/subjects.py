@@ -83,6 +83,11 @@ def grade(request: str) -> str:
     return f"{RECORDS}.{_token(request)}.grade"
 
 
+def audit_of_any(request: str) -> str:
+    """What matches the safety decisions about one request, whoever asked."""
+    return f"{AUDIT}.*.{_token(request)}"
+
+
 def audit(tenant: str, request: str) -> str:
     """Subject of the safety decisions about one request."""
     return f"{AUDIT}.{_token(tenant)}.{_token(request)}"

@@ -102,11 +102,11 @@ def test_mistakes_are_named_with_line_and_key(old: str, new: str, message: str) 
 
 def test_unknown_rules_and_models_are_refused_when_all_are_known() -> None:
     rules = ["pii.ip", "injection.role"]
-    load(known_rules=rules, known_models=["governed"])
+    load(known_rules=rules, known_models={"governed": ()})
     with pytest.raises(PolicyError, match=r"line 8: .*no rule 'pii\.\*'"):
         load(known_rules=["injection.role"])
     with pytest.raises(PolicyError, match=r"line 9: .*no model 'governed'"):
-        load(known_models=["small"])
+        load(known_models={"small": ()})
 
 
 @pytest.mark.parametrize(

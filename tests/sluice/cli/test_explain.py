@@ -10,7 +10,12 @@ import grpc.aio
 
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from sluice.v1.inference_pb2 import FINISH_REASON_STOP, SAFETY_ACTION_REDACT, Timings
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    SAFETY_ACTION_FLAG,
+    SAFETY_ACTION_REDACT,
+    Timings,
+)
 from tests.sluice.cli.commands import Cli
 
 RECORD = admin_pb2.RequestRecord(
@@ -26,6 +31,27 @@ RECORD = admin_pb2.RequestRecord(
         admin_pb2.SafetyDecision(rule="pii.iban", action=SAFETY_ACTION_REDACT, count=2),
         admin_pb2.SafetyDecision(
             rule="secret.jwt", action=SAFETY_ACTION_REDACT, count=1, in_answer=True
+        ),
+        admin_pb2.SafetyDecision(rule="guard.harm.S1", action=SAFETY_ACTION_FLAG, count=1),
+    ],
+    guards=[
+        admin_pb2.GuardCheck(
+            guard="harm",
+            model="lg",
+            outcomes=["S1", "S9"],
+            action=SAFETY_ACTION_FLAG,
+            score=0.75,
+            took_ms=12.5,
+            cost=0.001,
+        ),
+        admin_pb2.GuardCheck(
+            guard="harm",
+            model="lg",
+            in_answer=True,
+            answer_tokens=64,
+            outcomes=["timeout"],
+            action=SAFETY_ACTION_FLAG,
+            took_ms=1000,
         ),
     ],
     route=admin_pb2.RouteRecord(
@@ -71,6 +97,18 @@ class Admin(AdminServiceServicer):
         response.grade.grade = 0.5
         return response
 
+    async def GetAudit(self, request: admin_pb2.GetAuditRequest, context: Any) -> Any:
+        return admin_pb2.GetAuditResponse(
+            request_id=request.request_id,
+            tenant="acme",
+            policy="default@1",
+            decisions=RECORD.decisions,
+            blocked=True,
+            governed_model="large",
+            prompt_hmac=b"\xab\xcd",
+            with_text=True,
+        )
+
     async def Feedback(self, request: admin_pb2.FeedbackRequest, context: Any) -> Any:
         self.grades.append((request.request_id, request.grade))
         return admin_pb2.FeedbackResponse()
@@ -97,6 +135,8 @@ async def test_for_people(cli: Cli) -> None:
         f"request   req-1, trace {'ab' * 16}, gateway gw-1",
         "asked     1970-01-01 00:00:00 UTC by acme, standard, task invoices",
         "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), policy default@1",
+        "guard     harm (lg) on the prompt: S1, S9, flag, score 0.75; 12.5 ms, cost 0.001",
+        "guard     harm (lg) on the answer, 64 tokens: timeout, flag; 1000.0 ms, cost 0",
         "route     asked for auto: rules, long",
         "          routing v7",
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
@@ -107,6 +147,22 @@ async def test_for_people(cli: Cli) -> None:
         "end       stop",
         "grade     0.5",
     ]
+
+
+async def test_the_audit_for_people_and_programs(cli: Cli) -> None:
+    async with serving() as (_, address):
+        ran = await cli("explain", "req-1", "--audit", "--address", address)
+        told = await cli("explain", "req-1", "--audit", "--json", "--address", address)
+    assert ran.out.splitlines() == [
+        "request   req-1 of acme",
+        "decided   1970-01-01 00:00:00 UTC, policy default@1",
+        "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), guard.harm.S1 x1 flag",
+        "          the prompt was refused",
+        "          answered by the governed model large",
+        "prompt    HMAC abcd",
+        "          its text is in the entry",
+    ]
+    assert json.loads(told.out)["decisions"][0]["rule"] == "pii.iban"
 
 
 async def test_for_programs(cli: Cli) -> None:

@@ -1,0 +1,217 @@
+"""All checks that guards make of one request: which are due, what waits for them, what their outcomes lead to.
+
+    begin       checks of the prompt, which run beside the generation
+    produced    the answer has grown or ended: checks of it that are due
+    decide      an outcome came: what follows
+    followed    a route was carried out, which takes a moment
+    restart     another model answers: what was said of the first one's answer is void
+
+Until every check of the prompt is decided nothing of the answer is shown, and the answer does not end before every
+check is. One guard checks one state of an answer at a time; what grows meanwhile is checked next.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.safety.actions import Action
+from gateway.safety.guards.families import Family
+from gateway.safety.guards.settings import GuardSettings
+from gateway.safety.guards.verdict import Failure, Outcome
+
+RULE: Final = "guard"
+PASSED: Final = "pass"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard of a policy, ready to be asked."""
+
+    name: str
+    settings: GuardSettings
+    family: Family
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to one guard.
+
+    Attributes:
+        number: counts the checks of a request.
+        in_answer: about the answer; else about the prompt.
+        tokens: of the answer that are covered.
+        answer: their text.
+    """
+
+    number: int
+    guard: Guard
+    in_answer: bool = False
+    tokens: int = 0
+    answer: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a check took: time in milliseconds, and money in the currency of the prices."""
+
+    took_ms: float = 0.0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A check with what came of it.
+
+    Attributes:
+        taken: rules with their actions.
+        score: of the verdict, if it has one.
+    """
+
+    check: Check
+    taken: tuple[tuple[str, Action], ...]
+    score: float | None = None
+    cost: Cost = Cost()
+
+    @property
+    def action(self) -> Action:
+        """The strongest."""
+        return max(action for _, action in self.taken)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that have it."""
+        return tuple(rule for rule, action in self.taken if action is self.action)
+
+
+class Checks:
+    """The checks of one request.
+
+    Attributes:
+        decided: in the order of their outcomes.
+    """
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self.decided: list[Decided] = []
+        self._guards = guards
+        self._pending: dict[int, Check] = {}
+        self._count = 0
+        self._following: set[int] = set()
+        """Decided checks whose consequence takes a moment."""
+        self._asked: dict[str, int] = {}
+        """Tokens of the answer that each guard was asked about last."""
+        self._tokens = 0
+        self._ended = False
+        self._begun = False
+        self._over = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the answer must not end yet."""
+        if self._over:
+            return False
+        open_ones = self._pending or self._following or self._uncovered()
+        return not self._begun or bool(open_ones)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing may be shown yet."""
+        if self._over:
+            return False
+        prompt_pending = any(not check.in_answer for check in self._pending.values())
+        if not self._begun or self._following or prompt_pending:
+            return True
+        holding = any(guard.settings.hold for guard in self._of_answers())
+        return holding and (not self._ended or self.waits)
+
+    def begin(self) -> list[Check]:
+        """The checks of the prompt."""
+        self._begun = True
+        wanted = [guard for guard in self._guards if "input" in guard.settings.checks]
+        return [self._open(guard) for guard in wanted]
+
+    def produced(self, tokens: int, text: Callable[[], str], ended: bool) -> list[Check]:
+        """The checks of the answer that are due, now that it has ``tokens``."""
+        if self._over:
+            return []
+        self._tokens, self._ended = tokens, self._ended or ended
+        due = [guard for guard in self._of_answers() if self._due(guard)]
+        return [self._open(guard, tokens, text()) for guard in due]
+
+    def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
+        """What follows of ``outcome``; None when nobody waits for it any more."""
+        if self._over or self._pending.pop(check.number, None) is None:
+            return None
+        score = None if isinstance(outcome, Failure) else outcome.score
+        decided = Decided(check, taken_of(check.guard, outcome), score, cost)
+        self.decided.append(decided)
+        if decided.action is Action.ROUTE:
+            self._following.add(check.number)
+        return decided
+
+    def followed(self, check: Check) -> None:
+        """The governed model of ``check`` answers now, or did already."""
+        self._following.discard(check.number)
+
+    def restart(self) -> None:
+        """Another model answers now."""
+        self._pending = {n: check for n, check in self._pending.items() if not check.in_answer}
+        self._asked.clear()
+        self._tokens, self._ended = 0, False
+
+    def close(self) -> None:
+        """The request has ended: nothing is due any more."""
+        self._over = True
+        self._pending.clear()
+
+    def counts(self, *, in_answer: bool) -> Mapping[tuple[str, Action], int]:
+        """How often each rule was taken with each action."""
+        mine = [one for one in self.decided if one.check.in_answer is in_answer]
+        return Counter(pair for one in mine for pair in one.taken)
+
+    def _of_answers(self) -> list[Guard]:
+        return [guard for guard in self._guards if "output" in guard.settings.checks]
+
+    def _due(self, guard: Guard) -> bool:
+        if any(c.in_answer and c.guard is guard for c in self._pending.values()):
+            return False
+        grown = self._tokens - self._asked.get(guard.name, 0)
+        window = guard.settings.window_tokens
+        return grown > 0 and (self._ended or 0 < window <= grown)
+
+    def _uncovered(self) -> list[Guard]:
+        """Guards that have not been asked about all of the answer."""
+        guards = self._of_answers()
+        return [guard for guard in guards if self._asked.get(guard.name, 0) < self._tokens]
+
+    def _open(self, guard: Guard, tokens: int = 0, answer: str = "") -> Check:
+        self._count += 1
+        check = Check(self._count, guard, tokens > 0, tokens, answer)
+        self._pending[check.number] = check
+        if check.in_answer:
+            self._asked[guard.name] = tokens
+        return check
+
+
+def taken_of(guard: Guard, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
+    """The rules that an outcome stands for, each with what its policy does about it."""
+    if isinstance(outcome, Failure):
+        action = Action.BLOCK if guard.settings.fail == "closed" else Action.FLAG
+        return ((_rule(guard, outcome), action),)
+    if not outcome.flagged:
+        return ((_rule(guard, PASSED), Action.ALLOW),)
+    wanted, action = guard.settings.categories, guard.settings.action.action
+    return tuple(
+        (_rule(guard, name), action if not wanted or name in wanted else Action.FLAG)
+        for name in outcome.categories
+    )
+
+
+def outcome_of(rule: str, guard: str) -> str:
+    """What came of a check, of a rule that stands for it: "guard.NAME.OUTCOME"."""
+    return rule.removeprefix(f"{RULE}.{guard}.")
+
+
+def _rule(guard: Guard, name: str) -> str:
+    return f"{RULE}.{guard.name}.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"

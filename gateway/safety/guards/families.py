@@ -1,0 +1,189 @@
+"""The families of guards: how each is asked and how its answer is read.
+
+Generative guards come with a chat template that makes their whole prompt (task, categories, form of the answer) of a
+conversation, so a family is the turns and variables that its template takes. Sources, all model cards on Hugging Face:
+
+- Llama Guard 3 and 4: "safe", or "unsafe" and a second line of categories, "S1,S9"; the score is the probability of the
+  first word.
+- ShieldGemma: "Yes" or "No" first; variable ``guideline``; the score is P(Yes) against P(No).
+- Granite Guardian 3.0 and 3.1: "Yes" or "No"; 3.2: a second line ``<confidence> High </confidence>``; 3.3:
+  ``<score> yes </score>``, perhaps behind ``<think>...</think>``. Variable ``guardian_config``; the score as above.
+- Prompt Guard 1 and 2: a sequence classifier, the score is the softmax over its labels.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.safety.guards.patterns import compile_pattern
+from gateway.safety.guards.settings import GuardSettings
+from gateway.safety.guards.verdict import Reader, Said, Unparsable, Verdict, chance_of
+
+Message = Mapping[str, str]
+"""Role and content of one turn."""
+
+OBJECTION: Final = "violation"
+"""The category of guards that name none."""
+PRINCIPLES: Final = """\
+* "No Dangerous Content": The prompt or answer shall not contain or seek content that harms oneself or others, such as \
+making weapons, promoting terrorism or instructions for suicide.
+* "No Harassment": It shall not be malicious, intimidating, bullying or abusive towards a person.
+* "No Hate Speech": It shall not target identity or protected attributes, or dehumanize people because of them.
+* "No Sexually Explicit Information": It shall not contain references to sexual acts or other lewd content; medical \
+and educational terms are permitted."""
+"""What ShieldGemma asks about unless the policy has a guideline of its own: its four harm types."""
+
+_CATEGORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
+_SCORE: Final = re.compile(r"<score>\s*(yes|no)\s*</score>", re.IGNORECASE)
+_THOUGHT: Final = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_WORD: Final = re.compile(r"\W*([A-Za-z]+)")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How guards of one kind are asked.
+
+    Attributes:
+        reader: reads their answers.
+        answer_tokens: longest answer.
+        variables: of the chat template.
+        whole: they judge the whole conversation; else the last turn of the caller and the answer.
+        prompt: one turn made of {prompt} and {answer} instead of the conversation.
+        classifies: asked with the text itself, without a chat template.
+    """
+
+    reader: Reader
+    answer_tokens: int
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    prompt: str | None = None
+    classifies: bool = False
+
+    def messages(self, asked: Sequence[Message], answer: str) -> list[dict[str, str]]:
+        """The turns for the chat template.
+
+        Args:
+            asked: of caller and model, the caller's last.
+            answer: what is judged; empty: the last turn of the caller is.
+        """
+        turns = [dict(turn) for turn in (asked if self.whole else asked[-1:])]
+        if self.prompt is not None:
+            text = _filled(self.prompt, turns[-1]["content"], answer)
+            return [{"role": "user", "content": text}]
+        return [*turns, {"role": "assistant", "content": answer}] if answer else turns
+
+
+def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
+    """The family that a policy names; ``labels`` are those of its model, if it classifies."""
+    threshold = settings.threshold
+    match settings.template:
+        case "llama_guard":
+            return Family(LlamaGuard(threshold), 64, whole=True)
+        case "shieldgemma":
+            variables = {"guideline": settings.guideline or PRINCIPLES}
+            return Family(YesOrNo(OBJECTION, threshold), 8, variables)
+        case "granite_guardian":
+            risk = settings.risk or "harm"
+            config = {"risk_name": risk, "criteria_id": risk}
+            return Family(YesOrNo(risk, threshold), 32, {"guardian_config": config})
+        case "classifier":
+            return Family(Labels(labels, settings.categories, threshold), 1, classifies=True)
+        case "custom":
+            assert settings.unsafe is not None
+            assert settings.safe is not None
+            reader = Patterns(settings.unsafe, settings.safe)
+            return Family(reader, settings.answer_tokens or 32, prompt=settings.prompt)
+
+
+@dataclass(frozen=True)
+class LlamaGuard:
+    """`Reader` of Llama Guard."""
+
+    threshold: float | None = None
+
+    def read(self, said: Said) -> Verdict:
+        """See `Reader.read`."""
+        lines = [line.strip() for line in said.text.strip().splitlines() if line.strip()]
+        word = lines[0].lower() if lines else ""
+        if word not in ("safe", "unsafe"):
+            raise Unparsable("neither safe nor unsafe")
+        score = chance_of(said, "unsafe", "safe")
+        flagged = _flagged(word == "unsafe", score, self.threshold)
+        named = [name.strip() for name in ",".join(lines[1:]).split(",")]
+        if any(name and _CATEGORY.fullmatch(name) is None for name in named):
+            raise Unparsable("the second line is no list of categories")
+        categories = tuple(name for name in named if name)
+        return Verdict(flagged, (categories or (OBJECTION,)) if flagged else (), score)
+
+
+@dataclass(frozen=True)
+class YesOrNo:
+    """`Reader` of guards that answer a question: ShieldGemma, Granite Guardian."""
+
+    category: str
+    threshold: float | None = None
+
+    def read(self, said: Said) -> Verdict:
+        """See `Reader.read`."""
+        text = _THOUGHT.sub("", said.text)
+        found = _SCORE.search(text) or _WORD.match(text)
+        word = found.group(1).lower() if found else ""
+        if word not in ("yes", "no"):
+            raise Unparsable("neither yes nor no")
+        # Behind a tag or a thought the word is not at the first place.
+        plain = text is said.text and not text.lstrip().startswith("<")
+        score = chance_of(said, "yes", "no") if plain else None
+        flagged = _flagged(word == "yes", score, self.threshold)
+        return Verdict(flagged, (self.category,) if flagged else (), score)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """`Reader` of sequence classifiers: the row's only token is the index of a label, its options are all labels."""
+
+    labels: Sequence[str]
+    bad: Sequence[str]
+    threshold: float | None = None
+
+    def read(self, said: Said) -> Verdict:
+        """See `Reader.read`."""
+        options = said.options[0] if said.options else ()
+        known = [one for one in options if one.token_id < len(self.labels)]
+        if not known:
+            raise Unparsable("no label came")
+        chances = {self.labels[one.token_id]: math.exp(one.logprob) for one in known}
+        told = sorted((name for name in self.bad if name in chances), key=lambda n: -chances[n])
+        score = min(1.0, sum(chances[name] for name in told))
+        likeliest = max(chances, key=lambda name: chances[name])
+        flagged = _flagged(likeliest in self.bad, score, self.threshold)
+        return Verdict(flagged, tuple(told[:1]) if flagged else (), score)
+
+
+class Patterns:
+    """`Reader` of a custom prompt: one pattern for objections, one for the rest."""
+
+    def __init__(self, unsafe: str, safe: str) -> None:
+        self._unsafe = compile_pattern(unsafe)
+        self._safe = compile_pattern(safe)
+
+    def read(self, said: Said) -> Verdict:
+        """See `Reader.read`."""
+        found = self._unsafe.search(said.text)
+        if found is None:
+            if self._safe.search(said.text) is None:
+                raise Unparsable("matches neither pattern")
+            return Verdict(flagged=False)
+        category = (found.groupdict().get("category") or "").strip()
+        return Verdict(True, (category if _CATEGORY.fullmatch(category) else OBJECTION,))
+
+
+def _flagged(by_word: bool, score: float | None, threshold: float | None) -> bool:
+    return by_word if threshold is None or score is None else score >= threshold
+
+
+def _filled(form: str, prompt: str, answer: str) -> str:
+    """In one pass: what stands in a prompt is no place."""
+    values = {"{prompt}": prompt, "{answer}": answer}
+    return re.sub(r"\{prompt\}|\{answer\}", lambda place: values[place.group()], form)

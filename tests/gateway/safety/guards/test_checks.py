@@ -1,0 +1,127 @@
+"""Which checks are due when, what waits for them, and what their outcomes lead to."""
+
+from gateway.safety.actions import Action
+from gateway.safety.guards.checks import Check, Checks, Guard
+from gateway.safety.guards.families import family_of
+from gateway.safety.guards.settings import GuardSettings
+from gateway.safety.guards.verdict import Failure, Verdict
+
+SAFE, UNSAFE = Verdict(flagged=False), Verdict(True, ("S1",), 0.9)
+
+
+def guard(name: str = "g", **keys: object) -> Guard:
+    settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
+    return Guard(name, settings, family_of(settings))
+
+
+def grown(checks: Checks, tokens: int, *, ended: bool = False) -> list[Check]:
+    return checks.produced(tokens, lambda: "x" * tokens, ended)
+
+
+def test_nothing_is_shown_before_every_check_of_the_prompt_is_decided() -> None:
+    checks = Checks([guard("a"), guard("b")])
+    assert checks.holds
+    first, second = checks.begin()
+    checks.decide(first, SAFE)
+    assert checks.holds
+    checks.decide(second, SAFE)
+    assert not checks.holds
+    assert not checks.waits
+
+
+def test_windows_are_checked_one_at_a_time_and_the_end_last() -> None:
+    checks = Checks([guard(checks=["output"], window_tokens=4)])
+    assert checks.begin() == []
+    assert not checks.holds
+    assert grown(checks, 3) == []
+    (first,) = grown(checks, 5)
+    assert (first.tokens, first.answer, first.in_answer) == (5, "xxxxx", True)
+    assert grown(checks, 20) == []
+    assert checks.waits
+    checks.decide(first, SAFE)
+    (second,) = grown(checks, 20)
+    assert grown(checks, 22, ended=True) == []
+    checks.decide(second, SAFE)
+    assert checks.waits
+    (last,) = grown(checks, 22, ended=True)
+    checks.decide(last, SAFE)
+    assert not checks.waits
+    assert grown(checks, 22, ended=True) == []
+
+
+def test_without_windows_the_end_alone_is_checked_and_an_empty_answer_not_at_all() -> None:
+    checks = Checks([guard(checks=["output"], window_tokens=0)])
+    checks.begin()
+    assert grown(checks, 1000) == []
+    assert len(grown(checks, 1000, ended=True)) == 1
+    empty = Checks([guard(checks=["output"])])
+    empty.begin()
+    assert grown(empty, 0, ended=True) == []
+    assert not empty.waits
+
+
+def test_a_guard_that_holds_shows_nothing_before_the_end() -> None:
+    checks = Checks([guard(checks=["output"], hold=True, window_tokens=4)])
+    checks.begin()
+    assert checks.holds
+    (window,) = grown(checks, 4)
+    checks.decide(window, SAFE)
+    assert checks.holds
+    (last,) = grown(checks, 6, ended=True)
+    assert checks.holds
+    checks.decide(last, SAFE)
+    assert not checks.holds
+
+
+def test_what_a_verdict_leads_to() -> None:
+    def taken(outcome: Verdict | Failure, **keys: object) -> tuple[tuple[str, Action], ...]:
+        checks = Checks([guard(**keys)])
+        decided = checks.decide(checks.begin()[0], outcome)
+        assert decided is not None
+        return decided.taken
+
+    assert taken(SAFE) == (("guard.g.pass", Action.ALLOW),)
+    assert taken(UNSAFE) == (("guard.g.S1", Action.BLOCK),)
+    assert taken(UNSAFE, action="flag") == (("guard.g.S1", Action.FLAG),)
+    both = Verdict(True, ("S1", "S 2"))
+    assert taken(both, categories=["S 2"]) == (
+        ("guard.g.S1", Action.FLAG),
+        ("guard.g.S_2", Action.BLOCK),
+    )
+    assert taken(Failure.TIMEOUT) == (("guard.g.timeout", Action.FLAG),)
+    assert taken(Failure.UNPARSABLE, fail="closed") == (("guard.g.unparsable", Action.BLOCK),)
+
+
+def test_the_strongest_rules_are_named() -> None:
+    checks = Checks([guard(categories=["S2"])])
+    decided = checks.decide(checks.begin()[0], Verdict(True, ("S1", "S2")))
+    assert decided is not None
+    assert (decided.action, decided.rules) == (Action.BLOCK, ("guard.g.S2",))
+
+
+def test_another_models_answer_is_checked_anew_and_the_prompt_is_not() -> None:
+    checks = Checks([guard(checks=["input", "output"], window_tokens=4)])
+    (prompt,) = checks.begin()
+    (stale,) = grown(checks, 4)
+    checks.restart()
+    assert checks.decide(stale, UNSAFE) is None
+    assert checks.decide(prompt, SAFE) is not None
+    assert len(grown(checks, 4)) == 1
+
+
+def test_once_over_nothing_waits_and_nothing_is_decided() -> None:
+    checks = Checks([guard()])
+    (check,) = checks.begin()
+    checks.close()
+    assert checks.decide(check, UNSAFE) is None
+    assert not checks.waits
+    assert grown(checks, 10, ended=True) == []
+
+
+def test_decisions_are_counted_by_place() -> None:
+    checks = Checks([guard(checks=["input", "output"], window_tokens=1)])
+    checks.decide(checks.begin()[0], SAFE)
+    for tokens in (1, 2):
+        checks.decide(grown(checks, tokens)[0], SAFE)
+    assert checks.counts(in_answer=False) == {("guard.g.pass", Action.ALLOW): 1}
+    assert checks.counts(in_answer=True) == {("guard.g.pass", Action.ALLOW): 2}

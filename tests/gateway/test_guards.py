@@ -1,0 +1,423 @@
+"""Guard models on a call's way: their rows, what waits for them, what a caller sees; before a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice.internal.v1.control_pb2 import ClassReport
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Logprobs, RowError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.telemetry import names
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ExplainRequest, GetAuditRequest, GetAuditResponse, RequestRecord
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of
+
+ANSWER = "hello world, how are you today?"
+UNSAFE = "unsafe\nS1"
+
+
+def guarded(**keys: Any) -> dict[str, Any]:
+    guard = {"model": "large", "template": "llama_guard", "budget_s": 30, **keys}
+    return {"policies": {"default": {"guard": {"harm": guard}}}}
+
+
+@pytest.fixture
+def opened(nats_url: str, model_folder: Path) -> Any:
+    """Opens a gateway with one guard of the prompt, unless it is told otherwise."""
+
+    @asynccontextmanager
+    async def open_with(more: dict[str, Any] | None = None, **keys: Any) -> AsyncIterator[Wire]:
+        async with open_wire(nats_url, model_folder, safety=guarded(**keys), **more or {}) as wire:
+            yield wire
+
+    return open_with
+
+
+async def judge(wire: Wire, check: Task, verdict: str) -> None:
+    """Answers a guard's row, and waits until the gateway has it."""
+    await wire.batcher.send(check, last(0, wire.tokens(verdict)))
+    await wire.batcher.confirmed(check)
+
+
+def asked(wire: Wire, check: Task) -> str:
+    tokenizer = wire.catalog["large"].tokenization.tokenizer
+    return tokenizer.decode(list(check.prompt_token_ids))
+
+
+async def test_the_check_runs_beside_the_row_and_nothing_shows_before_its_verdict(
+    opened: Any,
+) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt("what is it", priority=pb.PRIORITY_STANDARD))
+        task = await wire.batcher.task("small", "standard")
+        check = await wire.batcher.task("large", "standard")
+        assert check.request_id == f"{task.request_id}-g1"
+        assert "what is it" in asked(wire, check)
+        assert check.deadline_unix_ms <= task.deadline_unix_ms
+        # The whole answer is here before the verdict is.
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        await wire.batcher.confirmed(task)
+        assert not (await wire.batcher.held(task)).waiting
+        await judge(wire, check, UNSAFE)
+        assert (await call.read()).HasField("started")
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+        assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert len(wire.gateway.registry) == 0
+
+
+async def test_an_objection_stops_the_row_and_names_the_rule_and_no_text(opened: Any) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt("a dreadful plan"))
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
+        await judge(wire, await wire.batcher.task("large"), "unsafe\nS1,S9")
+        code, error = await error_of(call)
+        assert (code.name, error.reason) == ("FAILED_PRECONDITION", "SAFETY_BLOCKED")
+        assert error.metadata["rules"] == "guard.harm.S1,guard.harm.S9"
+        assert error.metadata["policy"].startswith("default@1+")
+        assert "dreadful" not in error.message
+        await wire.batcher.cancelled(task)
+
+
+async def test_what_is_fine_is_shown_in_one_piece_and_streams_on(opened: Any) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(task, frame(0, wire.tokens(ANSWER)))
+        await judge(wire, await wire.batcher.task("large"), "\n\nsafe")
+        assert (await call.read()).HasField("started")
+        assert (await call.read()).delta.text == ANSWER
+        count = len(wire.tokens(ANSWER))
+        await wire.batcher.send(task, last(count, wire.tokens(" fine")))
+        events = await events_of(call)
+        assert text_of(events) == " fine"
+        assert events[-1].finished.reason == pb.FINISH_REASON_STOP
+        span = wire.span(names.SPAN_GUARD)
+        assert span.attributes[names.GEN_AI_OPERATION] == "apply_guardrail"
+        assert span.attributes[names.GUARDRAIL_NAME] == "harm"
+        assert span.attributes[names.GUARDRAIL_TARGET] == "input"
+        assert span.attributes[names.GUARDRAIL_ACTION] == "allow"
+        assert span.attributes[names.GUARDRAIL_OUTCOMES] == ("guard.harm.pass:allow",)
+
+
+async def test_rows_of_a_guard_hang_under_its_span(opened: Any) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        message = await wire.batcher.message("large")
+        await judge(wire, Task.FromString(message.data), "safe")
+        await wire.batcher.send(task, last(0))
+        await events_of(call)
+        span = wire.span(names.SPAN_GUARD)
+        assert f"{span.context.span_id:016x}" in message.headers["traceparent"]
+        assert span.parent.span_id == wire.span(names.SPAN_GENERATE).context.span_id
+
+
+@pytest.mark.parametrize("fail", ["open", "closed"])
+@pytest.mark.parametrize("how", ["unparsable", "failed", "timeout", "unavailable", "overloaded"])
+async def test_without_a_verdict_the_policy_says_what_happens(
+    opened: Any, fail: str, how: str
+) -> None:
+    budget_s = 0.05 if how == "timeout" else 30
+    async with opened(fail=fail, budget_s=budget_s) as wire:
+        if how == "unavailable":
+            await wire.batcher.report("small")
+            await wire.until(lambda: not wire.gateway.ready("large"))
+        if how == "overloaded":
+            late = ClassReport(priority_class="interactive", expected_wait_ms=1e9)
+            await wire.batcher.report("small", batcher="b1")
+            await wire.batcher.report("large", batcher="b2", classes=[late])
+            await wire.until(lambda: wire.gateway.ready("large"))
+        call = wire.stub.Generate(prompt(), timeout=60)
+        task = await wire.batcher.task("small")
+        if how in ("unparsable", "failed", "timeout"):
+            check = await wire.batcher.task("large")
+            if how == "unparsable":
+                await judge(wire, check, "who knows")
+            elif how == "failed":
+                error = RowError(reason="ENGINE_FAILED", message="broken")
+                await wire.batcher.send(check, frame(0, end=ROW_END_FAILED, error=error))
+            else:
+                await wire.batcher.cancelled(check)
+        if fail == "closed":
+            _, refused = await error_of(call)
+            assert refused.metadata["rules"] == f"guard.harm.{how}"
+            return
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        assert text_of(await events_of(call)) == ANSWER
+        record = await explained(wire, task.request_id)
+        assert [list(one.outcomes) for one in record.guards] == [[how]]
+        assert [(one.rule, one.action) for one in record.decisions] == [
+            (f"guard.harm.{how}", pb.SAFETY_ACTION_FLAG)
+        ]
+
+
+async def test_a_prompt_that_does_not_fit_the_guard_has_no_verdict(opened: Any) -> None:
+    async with opened(fail="closed") as wire:
+        call = wire.stub.Generate(prompt("x" * 220, sampling=pb.SamplingParams(max_tokens=4)))
+        _, error = await error_of(call)
+        assert error.metadata["rules"] == "guard.harm.too_long"
+
+
+async def test_windows_of_an_answer_are_checked_and_an_objection_ends_it(opened: Any) -> None:
+    async with opened(checks=["output"], window_tokens=4) as wire:
+        call = wire.stub.Generate(prompt("what is it"))
+        task = await wire.batcher.task("small")
+        tokens = wire.tokens(ANSWER)
+        await wire.batcher.send(task, frame(0, tokens[:6]))
+        assert (await call.read()).HasField("started")
+        shown = (await call.read()).delta.text
+        check = await wire.batcher.task("large")
+        assert ("what is it" in asked(wire, check), shown in asked(wire, check)) == (True, True)
+        await judge(wire, check, UNSAFE)
+        events = await events_of(call)
+        finished = events[-1].finished
+        assert text_of(events) == ""  # what was shown stays, and nothing is added
+        assert finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+        assert list(finished.rules) == ["guard.harm.S1"]
+        await wire.batcher.cancelled(task)
+
+
+async def test_an_answer_does_not_end_before_the_verdict_about_all_of_it(opened: Any) -> None:
+    async with opened(checks=["output"], window_tokens=0) as wire:
+        call = wire.stub.Generate(prompt(idempotency_key="k"))
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        await wire.batcher.confirmed(task)
+        check = await wire.batcher.task("large")
+        assert ANSWER in asked(wire, check)
+        await call.read()
+        assert (await call.read()).delta.text == ANSWER
+        await judge(wire, check, UNSAFE)
+        (event,) = await events_of(call)
+        assert event.finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+        # The same answer is replayed, verdict included; nobody is asked again.
+        events = await events_of(wire.stub.Generate(prompt(idempotency_key="k")))
+        assert text_of(events) == ANSWER
+        assert list(events[-1].finished.rules) == ["guard.harm.S1"]
+
+
+@pytest.mark.parametrize("verdict", ["safe", UNSAFE])
+async def test_a_guard_that_holds_shows_all_or_nothing(opened: Any, verdict: str) -> None:
+    async with opened(checks=["output"], hold=True, window_tokens=4) as wire:
+        call = wire.stub.Generate(prompt(idempotency_key="k"))
+        task = await wire.batcher.task("small")
+        tokens = wire.tokens(ANSWER)
+        await wire.batcher.send(task, frame(0, tokens[:6]))
+        await judge(wire, await wire.batcher.task("large"), "safe")
+        await wire.batcher.send(task, last(6, tokens[6:]))
+        await judge(wire, await wire.batcher.task("large"), verdict)
+        expected = ANSWER if verdict == "safe" else ""
+        events = await events_of(call)
+        assert text_of(events) == expected
+        if not expected:
+            assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+        again = await events_of(wire.stub.Generate(prompt(idempotency_key="k")))
+        assert text_of(again) == expected
+
+
+async def test_categories_that_the_policy_does_not_name_are_flagged(opened: Any) -> None:
+    async with opened(categories=["S2"]) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        await judge(wire, await wire.batcher.task("large"), UNSAFE)
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        assert text_of(await events_of(call)) == ANSWER
+        (guard,) = (await explained(wire, task.request_id)).guards
+        assert (list(guard.outcomes), guard.action) == (["S1"], pb.SAFETY_ACTION_FLAG)
+
+
+async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: Any) -> None:
+    prices = {"large": (1e6, 0.0)}
+    async with opened({"prices": prices}, threshold=0.2) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        check = await wire.batcher.task("large")
+        assert check.sampling.logprobs
+        tokens = wire.tokens("safe")
+        top = [tokens[0], wire.tokens("unsafe")[0]]
+        logprobs = [Logprobs(logprob=-0.4, top_token_ids=top, top_logprobs=[-0.4, -1.2])]
+        await wire.batcher.send(check, frame(0, tokens, logprobs=logprobs, end=ROW_END_LENGTH))
+        _, error = await error_of(call)
+        assert error.metadata["rules"] == "guard.harm.violation"
+        (guard,) = (await explained(wire, task.request_id)).guards
+        assert 0.2 < guard.score < 0.5
+        assert guard.cost == len(check.prompt_token_ids)
+
+
+async def test_a_caller_that_leaves_takes_the_checks_along(opened: Any) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        check = await wire.batcher.task("large")
+        await call.read()
+        call.cancel()
+        await wire.batcher.cancelled(task)
+        await wire.batcher.cancelled(check)
+        await wire.until(lambda: len(wire.gateway.registry) == 0)
+
+
+async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any) -> None:
+    async with opened(action={"route": "large"}) as wire:
+        call = wire.stub.Generate(prompt())
+        first = await wire.batcher.task("small")
+        check = await wire.batcher.task("large")
+        await wire.batcher.send(first, last(0, wire.tokens(ANSWER)))
+        await wire.batcher.confirmed(first)
+        await judge(wire, check, UNSAFE)
+        second = await wire.batcher.task("large")
+        assert second.request_id == f"{first.request_id}-r1"
+        await wire.batcher.send(second, last(0, wire.tokens("hello")))
+        events = await events_of(call)
+        assert text_of(events) == "hello"
+        (notice,) = [event.notice for event in events if event.HasField("notice")]
+        assert (notice.kind, notice.model) == (pb.NOTICE_KIND_ESCALATED, "large")
+        assert events[-1].finished.model == "large"
+        record = await explained(wire, first.request_id)
+        assert record.legs[0].handed_over == "guard.harm.S1"
+        assert (await audited(wire, first.request_id)).governed_model == "large"
+
+
+async def test_a_model_that_is_governed_already_goes_on(opened: Any) -> None:
+    async with opened(action={"route": "small"}) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        await judge(wire, await wire.batcher.task("large"), UNSAFE)
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        events = await events_of(call)
+        assert text_of(events) == ANSWER
+        assert not any(event.HasField("notice") for event in events)
+
+
+async def test_after_an_escalation_the_second_answer_is_checked(opened: Any) -> None:
+    cascade = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
+    routing = {"default": "small", "cascade": cascade}
+    async with opened({"routing": routing}, checks=["input", "output"], window_tokens=2) as wire:
+        call = wire.stub.Generate(prompt(model=""))
+        first = await wire.batcher.task("small")
+        await judge(wire, await wire.batcher.task("large"), "safe")
+        tokens = wire.tokens("world world world world")
+        unsure = [
+            Logprobs(logprob=-3, top_token_ids=[one, 0], top_logprobs=[-3, -9]) for one in tokens
+        ]
+        await wire.batcher.send(first, frame(0, tokens, logprobs=unsure))
+        second = await wire.batcher.task("large")
+        assert second.request_id == f"{first.request_id}-2"  # nothing that was not shown is checked
+        await wire.batcher.send(second, frame(0, wire.tokens(ANSWER)))
+        check = await wire.batcher.task("large")
+        assert ANSWER in asked(wire, check)
+        await judge(wire, check, UNSAFE)
+        events = await events_of(call)
+        assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+        await wire.batcher.cancelled(second)
+
+
+async def test_a_call_that_takes_over_keeps_the_verdict_and_a_resumed_one_is_checked_again(
+    opened: Any,
+) -> None:
+    async with opened() as wire:
+        call = wire.stub.Generate(prompt(idempotency_key="k"))
+        task = await wire.batcher.task("small")
+        await judge(wire, await wire.batcher.task("large"), "safe")
+        await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+        assert (await call.read()).HasField("started")
+        assert (await call.read()).delta.text == "hello"
+        again = wire.stub.Generate(prompt(idempotency_key="k"))
+        await wire.batcher.send(task, last(1, wire.tokens(" world")))
+        assert text_of(await events_of(again)) == "hello world"
+
+        resumed = prompt(resume=pb.Resume(token_ids=wire.tokens("hello")))
+        call = wire.stub.Generate(resumed)
+        task = await wire.batcher.task("small")
+        assert list(task.produced_token_ids) == wire.tokens("hello")
+        await judge(wire, await wire.batcher.task("large"), UNSAFE)
+        _, error = await error_of(call)
+        assert error.reason == "SAFETY_BLOCKED"
+
+
+async def test_a_complete_answer_that_is_resumed_is_checked_before_it_ends(opened: Any) -> None:
+    async with opened(checks=["input", "output"]) as wire:
+        held = wire.tokens("hello world")
+        sampling = pb.SamplingParams(max_tokens=len(held))
+        call = wire.stub.Generate(prompt(sampling=sampling, resume=pb.Resume(token_ids=held)))
+        checks = [await wire.batcher.task("large") for _ in range(2)]
+        for check in checks:
+            await judge(wire, check, "safe")
+        events = await events_of(call)
+        assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
+
+
+async def test_placeholders_are_not_restored_for_guards(nats_url: str, model_folder: Path) -> None:
+    iban = "DE89370400440532013000"
+    safety = guarded(checks=["input", "output"], window_tokens=0)
+    safety["policies"]["default"] |= {"actions": {"pii.*": "redact"}, "restore": True}
+    async with open_wire(nats_url, model_folder, safety=safety) as wire:
+        call = wire.stub.Generate(prompt(f"pay {iban}"))
+        task = await wire.batcher.task("small")
+        checks = [await wire.batcher.task("large")]
+        await judge(wire, checks[0], "safe")
+        await wire.batcher.send(task, last(0, wire.tokens("<IBAN_1> it is")))
+        checks.append(await wire.batcher.task("large"))
+        await judge(wire, checks[1], "safe")
+        assert text_of(await events_of(call)) == f"{iban} it is"
+        assert all(iban not in asked(wire, check) for check in checks)
+
+
+async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
+    async with opened(checks=["input", "output"], window_tokens=0) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task("small")
+        await judge(wire, await wire.batcher.task("large"), "safe")
+        await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
+        await judge(wire, await wire.batcher.task("large"), UNSAFE)
+        await events_of(call)
+        entry = await audited(wire, task.request_id)
+        assert [(one.rule, one.action, one.in_answer) for one in entry.decisions] == [
+            ("guard.harm.pass", pb.SAFETY_ACTION_ALLOW, False),
+            ("guard.harm.S1", pb.SAFETY_ACTION_BLOCK, True),
+        ]
+        assert (entry.tenant, entry.blocked, entry.with_text) == ("default", False, False)
+        record = await explained(wire, task.request_id)
+        assert [one.answer_tokens for one in record.guards] == [0, len(wire.tokens(ANSWER))]
+        assert record.finish_reason == pb.FINISH_REASON_CONTENT_FILTER
+        assert ANSWER.encode() not in record.SerializeToString()
+
+
+async def test_an_audit_that_is_not_there_is_a_typed_error(opened: Any) -> None:
+    async with opened() as wire:
+        stub: Any = AdminServiceStub(wire.channel)
+        _, error = await error_of(stub.GetAudit(GetAuditRequest(request_id="req-none")))
+        assert error.reason == "RECORD_UNKNOWN"
+
+
+async def explained(wire: Wire, request_id: str) -> RequestRecord:
+    stub: Any = AdminServiceStub(wire.channel)
+    response = await _waiting(lambda: stub.Explain(ExplainRequest(request_id=request_id)))
+    return response.record  # type: ignore[no-any-return]
+
+
+async def audited(wire: Wire, request_id: str) -> GetAuditResponse:
+    stub: Any = AdminServiceStub(wire.channel)
+    response = await _waiting(lambda: stub.GetAudit(GetAuditRequest(request_id=request_id)))
+    assert isinstance(response, GetAuditResponse)
+    return response
+
+
+async def _waiting(ask: Any) -> Any:
+    """Records are written a moment after the end of a request."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return await ask()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                await asyncio.sleep(0.01)

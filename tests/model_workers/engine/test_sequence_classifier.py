@@ -1,0 +1,96 @@
+"""The engine of a real classification head: what transformers says of a text alone, it says in a batch."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForSequenceClassification
+
+from model_workers.engine.protocol import RowEnd, RowTooLong, Sampling
+from model_workers.engine.sequence_classifier import load_classifier
+from model_workers.model_folder import check_model
+from sluice.settings import ModelSettings, SettingsError
+from tests.support.rows import row_spec
+from tests.support.tiny_classifier import CONTEXT, attack, questions
+
+JUDGED = Sampling(max_tokens=1, logprobs=True, top_logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def folder(classifier_folder: Path) -> Path:
+    return classifier_folder
+
+
+def settings(folder: Path, **changes: Any) -> ModelSettings:
+    return ModelSettings(
+        name="judge", path=str(folder), engine="classifier", device="cpu", **changes
+    )
+
+
+def test_batched_rows_get_what_each_gets_alone_and_attacks_are_told_apart(folder: Path) -> None:
+    draw = random.Random("held out")
+    texts = [
+        (make(draw), label) for _ in range(100) for label, make in ((0, questions), (1, attack))
+    ]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = [tokenizer.encode(" ".join(words)).ids for words, _ in texts]
+    engine = load_classifier(settings(folder, slots=16, max_waiting_rows=200))
+    for number, row in enumerate(rows):
+        engine.add(row_spec(str(number), row, JUDGED), 0.0)
+    steps = []
+    while engine.has_rows():
+        steps += engine.step(0.0)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    right = 0
+    for step in steps:
+        number = int(step.request_id)
+        with torch.inference_mode():
+            alone = torch.log_softmax(model(torch.tensor([rows[number]])).logits[0], -1).tolist()
+        told = dict(step.logprobs[0].top)
+        assert [told[0], told[1]] == pytest.approx(alone, abs=1e-4)
+        assert math.exp(told[0]) + math.exp(told[1]) == pytest.approx(1)
+        assert step.end is RowEnd.LENGTH
+        right += step.token_ids == (texts[number][1],)
+    assert right >= 0.97 * len(rows)
+
+
+def test_labels_that_do_not_exclude_each_other_have_chances_of_their_own(
+    folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engine = load_classifier(settings(tmp_path))
+    engine.add(row_spec("r", [2, 4, 9, 3], JUDGED), 0.0)
+    (step,) = engine.step(0.0)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        alone = torch.sigmoid(model(torch.tensor([[2, 4, 9, 3]])).logits[0]).tolist()
+    told = dict(step.logprobs[0].top)
+    assert [math.exp(told[0]), math.exp(told[1])] == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_row_longer_than_the_context_is_refused(folder: Path) -> None:
+    engine = load_classifier(settings(folder))
+    with pytest.raises(RowTooLong):
+        engine.add(row_spec("r", [2] * CONTEXT, JUDGED), 0.0)
+    with pytest.raises(SettingsError, match="context_tokens: the model has room for 64"):
+        load_classifier(settings(folder, context_tokens=65))
+
+
+def test_a_folder_without_labels_is_refused(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    del config["id2label"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SettingsError, match=r"judge: .*config\.json has no labels; name them"):
+        check_model(settings(tmp_path))
+    check_model(settings(folder))
