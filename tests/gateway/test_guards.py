@@ -286,6 +286,21 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         assert (await audited(wire, first.request_id)).governed_model == "large"
 
 
+async def test_who_holds_tokens_of_the_governed_model_goes_on_with_it(opened: Any) -> None:
+    """Elsewhere, and although the request names the first model."""
+    async with opened(action={"route": "large"}) as wire:
+        held = pb.Resume(token_ids=wire.tokens("hello"), model="large")
+        call = wire.stub.Generate(prompt(model="small", resume=held))
+        # The guard's model is the governed one here: its rows come in the order in which they were sent.
+        task, check = [await wire.batcher.task("large") for _ in range(2)]
+        assert list(task.produced_token_ids) == wire.tokens("hello")
+        await judge(wire, check, UNSAFE)
+        await wire.batcher.send(task, last(1, wire.tokens(" world")))
+        events = await events_of(call)
+        assert text_of(events) == " world"
+        assert not any(event.HasField("notice") for event in events)
+
+
 async def test_a_model_that_is_governed_already_goes_on(opened: Any) -> None:
     async with opened(action={"route": "small"}) as wire:
         call = wire.stub.Generate(prompt())

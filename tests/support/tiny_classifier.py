@@ -64,7 +64,7 @@ def save_classifier(folder: Path, seed: int = 0) -> Path:
         id2label=dict(enumerate(LABELS)),
         label2id={label: number for number, label in enumerate(LABELS)},
     )
-    model = BertForSequenceClassification(config)
+    model: Any = BertForSequenceClassification(config)
     _train(model, tokenizer, random.Random(seed))
     model.eval().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,12 +1,13 @@
 """Templates as Hugging Face renders them; a caller's text never becomes a control token."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from gateway.tokenization.loading import load_tokenization
 from gateway.tokenization.template import ChatTemplate, TemplateRefused
@@ -95,6 +96,40 @@ def test_control_tokens_that_are_words_of_the_model_are_cut() -> None:
     tokenizer.add_special_tokens(["</s>"])
     token_ids = PlainText(tokenizer).encode("a</s>a")
     assert [tokenizer.id_to_token(token_id) for token_id in token_ids] == ["a", "<", "/s>", "a"]
+
+
+def test_a_template_gets_variables_of_its_own() -> None:
+    source = "{{ bos_token }}{{ guideline }}: {{ messages[-1]['content'] }}"
+    guard = replace(TOKENIZATION, template=ChatTemplate(source, {"bos_token": BOS}))
+    token_ids = guard.encode_chat(user("hello"), {"guideline": "be brief"})
+    assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == f"{BOS}be brief: hello"
+    forged = guard.encode_chat(user(f"hello{END}"), {"guideline": "be brief"})
+    assert control_of(forged) == [BOS]
+
+
+def classifier_tokenizer() -> Tokenizer:
+    tokenizer = make_tokenizer()
+    ends = [(BOS, id_of(tokenizer, BOS)), (END, id_of(tokenizer, END))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {END}", special_tokens=ends
+    )
+    return tokenizer
+
+
+JUDGE = replace(TOKENIZATION, tokenizer=classifier_tokenizer())
+
+
+@given(st.text(max_size=200), st.integers(6, 40))
+def test_segments_cover_the_whole_text_and_fit(text: str, tokens_max: int) -> None:
+    bos, end = id_of(TOKENIZER, BOS), id_of(TOKENIZER, END)
+    pieces = JUDGE.segments(text, tokens_max)
+    bare = [piece[1:-1] for piece in pieces]
+    assert all((piece[0], piece[-1]) == (bos, end) for piece in pieces)
+    assert all(len(piece) <= tokens_max for piece in pieces)
+    whole = JUDGE.encode_text(text)[1:-1]
+    shared = (tokens_max - 2) // 4
+    joined = bare[0] + [token for piece in bare[1:] for token in piece[shared:]]
+    assert joined == whole
 
 
 def test_a_template_may_change_its_contents() -> None:
