@@ -2,19 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gateway.accounts import Accounts
 from gateway.admission import Admission, Work
 from gateway.catalog import ServedModel
 from gateway.dispatch import Dispatch
-from gateway.door.requests import ValidRequest
+from gateway.guards.question import NoVerdict, Question, prompts_of
 from gateway.opening import task_of
-from gateway.overload import Demand, Overload
-from gateway.safety.guards.checks import Check
-from gateway.safety.guards.families import Family, Message
+from gateway.overload import Overload
+from gateway.safety.guards.families import Family
 from gateway.safety.guards.verdict import Failure, Option, Outcome, Said, Unparsable, Verdict
 from gateway.streams.assembler import Assembler
 from gateway.streams.endings import Hops
@@ -22,7 +21,6 @@ from gateway.streams.leg import Leg
 from gateway.streams.registry import Registry
 from gateway.streams.stream import Stream, Ticket
 from gateway.streams.transcript import Transcript
-from gateway.tokenization.template import TemplateRefused
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
@@ -36,10 +34,7 @@ from sluice.v1.inference_pb2 import Started
 
 WORKLOAD: Final = "guard"
 """Answers of guards are as long as each other, and nothing like those of callers."""
-SEGMENTS_MAX: Final = 32
-"""Rows of one question to a classifier, whose context is short; a longer text is too long."""
 _ALTERNATIVES: Final = 16
-_THREAD_CHARS: Final = 8192
 
 _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
     (DeadlinePassed, Failure.TIMEOUT),
@@ -47,29 +42,6 @@ _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
     (ModelUnavailable, Failure.UNAVAILABLE),
     (TransportUnavailable, Failure.UNAVAILABLE),
 )
-
-
-class _NoVerdict(Exception):
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-
-
-@dataclass(frozen=True)
-class Question:
-    """A check, and the request that it is about.
-
-    Attributes:
-        asked: turns of caller and model as the model may see them, the caller's last.
-        headers: trace context of its rows.
-        row_id: how they are named; several get a number behind it.
-    """
-
-    check: Check
-    request: ValidRequest
-    demand: Demand
-    asked: Sequence[Message]
-    headers: Mapping[str, str]
-    row_id: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +64,7 @@ class Asking:
                 return await self._verdict(question, streams), self._cost(streams)
         except TimeoutError:
             return Failure.TIMEOUT, self._cost(streams)
-        except _NoVerdict as none:
+        except NoVerdict as none:
             return none.failure, self._cost(streams)
 
     async def _verdict(self, question: Question, streams: list[Stream]) -> Verdict:
@@ -100,8 +72,8 @@ class Asking:
         model = self.admission.catalog[check.guard.settings.model]
         problem = self.overload.problem(model.name, question.demand, time.monotonic())
         if problem is not None:
-            raise _NoVerdict(_failure_of(problem))
-        prompts = await _prompts(question, model)
+            raise NoVerdict(_failure_of(problem))
+        prompts = await prompts_of(question, model)
         # Cancelled together: when one row has no verdict, nor has the question.
         rows = [
             asyncio.ensure_future(self._row(question, model, prompt, number, streams))
@@ -115,7 +87,7 @@ class Asking:
         try:
             return _worst([check.guard.family.reader.read(one) for one in said])
         except Unparsable:
-            raise _NoVerdict(Failure.UNPARSABLE) from None
+            raise NoVerdict(Failure.UNPARSABLE) from None
 
     async def _row(
         self,
@@ -139,7 +111,7 @@ class Asking:
             self.registry.fail(stream, Cancelled("nobody waits for the verdict any more"))
             self.accounts.ended(question.request.tenant, stream, time.monotonic())
         if stream.error is not None:
-            raise _NoVerdict(_failure_of(stream.error))
+            raise NoVerdict(_failure_of(stream.error))
         return _said(stream, model)
 
     async def _publish(
@@ -152,7 +124,7 @@ class Asking:
         except SluiceError as error:
             # Without an acknowledgement the task may have been stored all the same: frames are proof.
             if not ended.is_set():
-                raise _NoVerdict(_failure_of(error)) from error
+                raise NoVerdict(_failure_of(error)) from error
         stream.published()
         await ended.wait()
 
@@ -185,47 +157,6 @@ class Asking:
             self.accounts.models[leg.model].cost(leg.prompt_tokens, len(leg.transcript.token_ids))
             for leg in legs
         )
-
-
-async def _prompts(question: Question, model: ServedModel) -> list[list[int]]:
-    """The prompts of the rows, each of which fits the guard's context."""
-    text = sum(len(turn["content"]) for turn in question.asked) + len(question.check.answer)
-    if text > _THREAD_CHARS:
-        return await asyncio.to_thread(_prompts_now, question, model)
-    return _prompts_now(question, model)
-
-
-def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:
-    check, tokenization = question.check, model.tokenization
-    family = check.guard.family
-    room = model.context_tokens - family.answer_tokens
-    if family.classifies:
-        prompts = tokenization.segments(_judged(question), room)
-        if len(prompts) > SEGMENTS_MAX:
-            raise _NoVerdict(Failure.TOO_LONG)
-        return prompts
-    messages = family.messages(question.asked, check.answer)
-    try:
-        prompt = _encoded(messages, family.variables, model)
-    except TemplateRefused:
-        raise _NoVerdict(Failure.FAILED) from None
-    if len(prompt) > room:
-        raise _NoVerdict(Failure.TOO_LONG)
-    return [prompt]
-
-
-def _judged(question: Question) -> str:
-    if question.check.in_answer:
-        return question.check.answer
-    return "\n".join(turn["content"] for turn in question.asked if turn["role"] == "user")
-
-
-def _encoded(
-    messages: Sequence[Message], variables: Mapping[str, Any], model: ServedModel
-) -> list[int]:
-    if model.tokenization.template is None:
-        return model.tokenization.encode_text("\n".join(turn["content"] for turn in messages))
-    return model.tokenization.encode_chat(messages, variables)
 
 
 def _sampling(family: Family, model: ServedModel) -> Sampling:

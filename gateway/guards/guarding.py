@@ -13,7 +13,8 @@ from opentelemetry.util.types import AttributeValue
 from gateway.admission import Admitted, Work
 from gateway.door.conversation import SYSTEM, Conversation
 from gateway.door.requests import ValidRequest
-from gateway.guards.asking import Asking, Question
+from gateway.guards.asking import Asking
+from gateway.guards.question import Question
 from gateway.opening import leg_of
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided

@@ -253,6 +253,20 @@ async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: An
         assert guard.cost == len(check.prompt_token_ids)
 
 
+async def test_rows_of_guards_count_for_the_spending_of_the_tenant(opened: Any) -> None:
+    routing = {"default": "small", "budgets": [{"per_hour": 1.0, "model": "large"}]}
+    async with opened({"prices": {"large": (1e6, 0.0)}, "routing": routing}) as wire:
+        call = wire.stub.Generate(prompt(model=""))
+        task = await wire.batcher.task("small")  # which costs nothing
+        await judge(wire, await wire.batcher.task("large"), "safe")
+        await wire.batcher.send(task, last(0))
+        await events_of(call)
+        call = wire.stub.Generate(prompt(model=""))
+        await wire.batcher.task("large")
+        assert (await call.read()).started.route.strategy == "budget"
+        call.cancel()
+
+
 async def test_a_caller_that_leaves_takes_the_checks_along(opened: Any) -> None:
     async with opened() as wire:
         call = wire.stub.Generate(prompt())
