@@ -66,8 +66,14 @@ async def against(setup: Setup, figure: str, ours: Side, peer: Side, work: Work)
 
 async def vs_transformers_cb(setup: Setup) -> Figure:
     work = setup.batch
-    with setup.engine() as ours, setup.continuous(work) as peer:
+    with setup.engine() as ours, setup.continuous(work, tuned=True) as peer:
         return await against(setup, "engine_vs_transformers_cb", ours, peer, work)
+
+
+async def vs_transformers_cb_defaults(setup: Setup) -> Figure:
+    work = setup.batch
+    with setup.engine() as ours, setup.continuous(work, tuned=False) as peer:
+        return await against(setup, "engine_vs_transformers_cb_defaults", ours, peer, work)
 
 
 async def vs_generate(setup: Setup) -> Figure:
@@ -158,13 +164,14 @@ async def decode_vs_memory_floor(setup: Setup) -> Figure:
 
 FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "engine_vs_transformers_cb": vs_transformers_cb,
+    "engine_vs_transformers_cb_defaults": vs_transformers_cb_defaults,
     "engine_vs_generate": vs_generate,
     "engine_vs_llamacpp": vs_llamacpp,
     "engine_single_vs_generate": single_vs_generate,
     "prefix_cache_ttft_gain": prefix_cache_gain,
     "decode_vs_memory_floor": decode_vs_memory_floor,
 }
-CPU_FIGURES: Final = tuple(FIGURES)[:5]
+CPU_FIGURES: Final = tuple(FIGURES)[:6]
 CUDA_FIGURES: Final = (
     "engine_vs_transformers_cb",
     "prefix_cache_ttft_gain",

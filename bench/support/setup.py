@@ -66,7 +66,7 @@ class Setup:
         trial = work.prompts(TRIAL_SEED)
         return Side(StaticBatch, self.folder, device=self.device, threads=self.threads, trial=trial)
 
-    def continuous(self, work: Work) -> Side:
+    def continuous(self, work: Work, *, tuned: bool) -> Side:
         return Side(
             ContinuousBatch,
             self.folder,
@@ -74,6 +74,7 @@ class Setup:
             threads=self.threads,
             trial=work.prompts(TRIAL_SEED),
             new_tokens=work.new_tokens,
+            tuned=tuned,
         )
 
     def llamacpp(self, work: Work) -> Side:

@@ -64,13 +64,23 @@ class ContinuousBatch:
     """`generate_batch` with a manager that stays from call to call, so that no call pays for setting it up."""
 
     def __init__(
-        self, folder: Path, *, device: str, threads: int, trial: Prompts, new_tokens: int
+        self,
+        folder: Path,
+        *,
+        device: str,
+        threads: int,
+        trial: Prompts,
+        new_tokens: int,
+        tuned: bool,
     ) -> None:
+        """Without ``tuned`` as it is when nothing is set."""
         torch.set_num_threads(threads)
         longest = max(map(len, trial)) + new_tokens
         sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
         made, told = fastest(
-            [{"attention": name, **size} for name in ATTENTIONS for size in sizes],
+            [{"attention": name, **size} for name in ATTENTIONS for size in sizes]
+            if tuned
+            else [{"attention": "sdpa"}],
             lambda **setting: Manager(folder, device, len(trial), longest, **setting),
             lambda manager: timed(manager.generate, trial, new_tokens)[0],
         )
