@@ -88,7 +88,7 @@ class Escalation:
         self._send(stream, self._work)
 
     def ended(self) -> None:
-        """The request has ended."""
+        """See `Cascade.ended`."""
         self._shared.escalations.ended(self._request.tenant, over=self._over)
 
     def _cost(self) -> float:

@@ -63,7 +63,7 @@ class Generator:
 
     def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
         """A stream ended: writes its record, and learns from it."""
-        if isinstance(stream.ticket.cascade, Escalation):
+        if stream.ticket.cascade is not None:
             stream.ticket.cascade.ended()
         if stream.ticket.guards is not None:
             stream.ticket.guards.close()
@@ -151,7 +151,7 @@ class _Call:
         """The row and the checks of its prompt run side by side."""
         if not stream.row_ended:
             self._submit(request, stream, admitted.first)
-        if isinstance(stream.ticket.guards, Guarding):
+        if stream.ticket.guards is not None:
             stream.ticket.guards.begin(stream)
 
     def _guards(self, request: ValidRequest, admitted: Admitted) -> Guarding | None:

@@ -58,7 +58,7 @@ class Guarding:
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(self, stream: Stream) -> None:
-        """Asks about the prompt; the row of the answer is on its way already."""
+        """See `Guards.begin`."""
         self._launch(stream, self.checks.begin())
         self._asking.registry.released(stream, time.monotonic())
 

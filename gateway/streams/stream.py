@@ -75,6 +75,9 @@ class Cascade(Protocol):
     def launch(self, stream: "Stream") -> None:
         """Sends the task of the stream's leg, the second one."""
 
+    def ended(self) -> None:
+        """The request has ended."""
+
 
 class Guards(Protocol):
     """The guard models of one request."""
@@ -82,6 +85,9 @@ class Guards(Protocol):
     @property
     def checks(self) -> Checks:
         """What they were asked, and what came of it."""
+
+    def begin(self, stream: "Stream") -> None:
+        """Asks about the prompt; the row of the answer is on its way already."""
 
     def produced(self, stream: "Stream", *, ended: bool) -> None:
         """The answer of ``stream`` has grown, or ended: asks what is due."""

@@ -3,17 +3,16 @@
 For load tests of everything around an engine. Stop tokens do not end an echo: a chat template puts them into prompts.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
-from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import Load, RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.cacheless import CachelessEngine
+from model_workers.engine.protocol import RowSpec, RowStep, TokenLogprobs
 from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row
-from model_workers.engine.scheduler import Scheduler
 
 
-class EchoEngine:
+class EchoEngine(CachelessEngine):
     """One token per row and step, of which each calls ``pause`` first; see `Engine`."""
 
     def __init__(
@@ -23,21 +22,13 @@ class EchoEngine:
         context_tokens: int,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        # One block a row, and one of reserve: there is nothing to cache, so only slots limit it.
-        blocks = BlockManager(2 * slots, context_tokens, prefix_cache=False)
-        limits = Limits(slots, max_waiting, context_tokens, slots * context_tokens)
-        self._scheduler = Scheduler(blocks, limits)
+        super().__init__(Limits(slots, max_waiting, context_tokens, slots * context_tokens))
         self._pause = pause
-        self._steps = 0
 
     def add(self, row: RowSpec, now: float) -> None:
         """See `Engine.add`."""
         sampling = replace(row.sampling, stop_token_ids=frozenset())
         self._scheduler.add(replace(row, sampling=sampling))
-
-    def cancel(self, request_ids: Collection[str]) -> None:
-        """See `Engine.cancel`."""
-        self._scheduler.cancel(request_ids)
 
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
@@ -45,22 +36,6 @@ class EchoEngine:
         self._steps += 1
         steps = [row.closing(end) for row, end in self._scheduler.sweep(now)]
         return steps + [self._answer(row, count) for row, count in self._scheduler.schedule()]
-
-    def abort(self, message: str) -> list[RowStep]:
-        """See `Engine.abort`."""
-        rows = self._scheduler.rows()
-        for row in rows:
-            self._scheduler.finish(row)
-        return [row.closing(RowEnd.FAILED, message) for row in rows]
-
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        return self._scheduler.has_rows()
-
-    def load(self) -> Load:
-        """See `Engine.load`."""
-        load = self._scheduler.load(self._steps)
-        return replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
 
     def _answer(self, row: Row, count: int) -> RowStep:
         prompt, sampling = row.spec.prompt, row.spec.sampling
