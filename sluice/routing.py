@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Share = Annotated[float, Field(gt=0, le=1)]
+Check = Literal["finished", "json", "sums", "lists"]
 
 
 class _Section(BaseModel):
@@ -78,6 +79,8 @@ class CascadeRoute(_Section):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     min_margin: float = Field(0.0, ge=0, le=1)
     """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
+    checks: tuple[Check, ...] = ("finished", "json", "sums", "lists")
+    """What is looked at in an answer that ends before the commit point; docs/routing.md says what each finds."""
     artefact: str | None = None
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)
