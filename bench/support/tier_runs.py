@@ -31,6 +31,8 @@ CALLERS: Final = 8
 TRAINING_SEED: Final = 77
 LEARN_FROM: Final = 100
 """Tasks of every kind and level, of the training side of the split."""
+HELDOUT_SEED: Final = 1001
+"""Of the first round."""
 HEADLINE: Final = "cascade-hold"
 """What docs/routing.md recommends for the shipped tiers: there is nothing to train."""
 ACCURACY_MIN: Final = 0.99
@@ -51,7 +53,7 @@ async def run(runs: int, n: int) -> list[Tradeoff]:
             await _play(client, named, of_desk("heldout", 2, 0))  # warms up
             for round_ in range(runs):
                 found = await _play(
-                    client, _turned(named, round_), of_desk("heldout", n, round_ + 1)
+                    client, _turned(named, round_), of_desk("heldout", n, HELDOUT_SEED + round_)
                 )
                 for name, results in found.items():
                     rounds[name].append(results)

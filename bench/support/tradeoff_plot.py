@@ -75,8 +75,8 @@ def _price(axes: "Axes", found: Sequence[Tradeoff]) -> None:
     axes.set_yticks(range(len(found)), [one.strategy for one in found])
     axes.invert_yaxis()
     axes.set(
-        xlabel="ms (bar: latency p50, line: to p95, dot: TTFT p50); at the right: cost of 1,000 questions",
-        title="What it costs",
+        xlabel="ms (bar: latency p50, line: to p95, dot: TTFT p50)",
+        title="What it costs (at the right: price of 1,000 questions)",
         xlim=(0, 1.2 * longest),
     )
     axes.grid(axis="x", alpha=0.3)
