@@ -131,7 +131,7 @@ def _write(results: Sequence[Result], about: dict[str, Any], strong: str, as_jso
         output.write_table(HEADERS, [_cells(score) for score in table])
         for trade in trades:
             print(_sentence(trade))
-        if "outcomes" in about:
+        if about.get("rows"):
             print(f"{about['outcomes']}: {about['rows']} rows")
     if errors := [result.error for result in results if result.error]:
         message = f"{len(errors)} of {len(results)} questions got no answer: {errors[0]}"

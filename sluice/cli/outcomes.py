@@ -30,12 +30,14 @@ class OutcomesFile:
     def write(
         self, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
     ) -> int:
-        """Writes a row for each question that both models answered; returns how many."""
+        """Writes a row for each question that both models answered, unless there is none; returns how many."""
         rows = [
             (q.prompt_id, q.prompt, int(w.right), int(s.right), w.text)
             for q, w, s in zip(questions, weak, strong, strict=True)
             if not w.error and not s.error
         ]
+        if not rows:
+            return 0
         try:
             with self._file:
                 writer = csv.writer(self._file)

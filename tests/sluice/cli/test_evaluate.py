@@ -125,6 +125,18 @@ async def test_outcomes_have_the_rows_that_were_answered(cli: Cli, tmp_path: Pat
         assert len(list(csv.DictReader(file))) == len(CELLS) - 1
 
 
+async def test_without_an_answer_the_old_outcomes_stay(cli: Cli, tmp_path: Path) -> None:
+    table = tmp_path / "outcomes.csv"
+    table.write_text("the old ones")
+    async with ScriptedService.serve([[Fail(errors.EngineFailed("row lost"))]]) as service:
+        ran = await cli(
+            *("eval", "--n", "1", "--outcomes", str(table), "--address", service.address)
+        )
+    assert ran.code == 1
+    assert table.read_text() == "the old ones"
+    assert os.listdir(tmp_path) == ["outcomes.csv"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
