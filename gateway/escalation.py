@@ -1,4 +1,4 @@
-"""A cascade of one request: what `gateway.streams.stream.Cascade` asks, answered from the state of the gateway."""
+"""A cascade of one request: what `gateway.streams.ticket.Cascade` asks, answered from the state of the gateway."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Cascading:
 
 
 class Escalation:
-    """`gateway.streams.stream.Cascade` of one request."""
+    """`gateway.streams.ticket.Cascade` of one request."""
 
     def __init__(
         self,

@@ -25,7 +25,8 @@ from gateway.streams.endings import Hops
 from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.states import StreamState
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.tenants import tenant_of
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task

@@ -8,7 +8,8 @@ from gateway.admission import Admitted, Work
 from gateway.door.requests import ValidRequest
 from gateway.streams.assembler import Assembler
 from gateway.streams.leg import Leg
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import RowTimings

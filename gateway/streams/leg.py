@@ -3,9 +3,16 @@
 from dataclasses import dataclass, field
 
 from gateway.safety.answer import AnswerInspection
-from gateway.streams.assembler import Assembler
+from gateway.streams.assembler import Assembler, Taken
 from gateway.streams.transcript import Transcript
-from sluice.internal.v1.frame_pb2 import BatchInfo
+from sluice.internal.v1.frame_pb2 import BatchInfo, Frame
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    FinishReason,
+    Usage,
+)
 
 
 @dataclass
@@ -20,6 +27,7 @@ class Leg:
         assembler: order and attempts of its frames.
         answer: what the safety policy does about it; its filter is in the transcript.
         batch: the batch that the row was sent in last; None until the row has ended.
+        stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         handed_over: why another model went on instead; empty while it is the last leg.
         kept: why it was kept although in doubt.
     """
@@ -31,6 +39,7 @@ class Leg:
     assembler: Assembler
     answer: AnswerInspection | None = None
     batch: BatchInfo | None = field(default=None, compare=False)
+    stopped: bool = False
     handed_over: str = ""
     kept: str = ""
 
@@ -38,3 +47,33 @@ class Leg:
     def said(self) -> str:
         """The answer so far as the model said it: with placeholders, and before anything is taken out."""
         return self.transcript.draft if self.answer is None else self.answer.filter.raw
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of prompt and answer."""
+        answered = len(self.transcript.token_ids)
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=answered)
+
+    def take(self, frame: Frame, now: float) -> Taken:
+        """Adds what ``frame`` brings."""
+        taken = self.assembler.take(frame, now)
+        self._append(taken)
+        if taken.final is not None and taken.final.HasField("batch"):
+            self.batch = taken.final.batch
+        return taken
+
+    def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
+        """No token comes any more, as the row ended with ``reason``. Returns why the answer ended."""
+        self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+        # The held-back end may have completed either.
+        if self.transcript.stop is not None:
+            return FINISH_REASON_STOP_SEQUENCE
+        return FINISH_REASON_CONTENT_FILTER if self.transcript.blocked else reason
+
+    def _append(self, taken: Taken) -> None:
+        for position, token_id in enumerate(taken.token_ids):
+            logprobs = taken.logprobs[position] if position < len(taken.logprobs) else None
+            self.transcript.append(token_id, logprobs)
+            if self.transcript.closed:
+                self.stopped = True
+                return

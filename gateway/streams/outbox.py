@@ -1,8 +1,20 @@
 """Control messages on their way to the batchers, collected until the shell sends them (once per turn of its loop)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sluice.internal.v1.control_pb2 import Cancel, Confirm, ControlMessage, Resend
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """What the batchers must be told after a frame."""
+
+    resend_from: int | None = None
+    confirm: bool = False
+    cancel: bool = False
+    hand_over: bool = False
+    """The answer goes over to the second model: see `Stream.hand_over`."""
 
 
 class Outbox:

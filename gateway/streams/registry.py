@@ -78,7 +78,7 @@ class Registry:
 
         What the reader holds is of ``model``.
         """
-        previous, stream.reader = stream.reader, None
+        previous = stream.detach()
         if previous is not None and previous is not reader:
             previous.displaced_by = Cancelled(
                 "a newer call with the same idempotency key took over"
@@ -90,7 +90,7 @@ class Registry:
         """The call of ``reader`` has ended. Without a reader nobody wants the row any more."""
         if stream.reader is not reader:
             return
-        stream.reader = None
+        stream.detach()
         if self._live.get(stream.row_id) is stream:
             self._abandon(stream, Cancelled("the caller has gone"))
 
