@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from gateway.safety.answer import AnswerInspection
 from gateway.streams.assembler import Assembler, Taken
 from gateway.streams.transcript import Transcript
-from sluice.internal.v1.frame_pb2 import BatchInfo, Frame
+from sluice.errors import SluiceError
+from sluice.internal.v1.frame_pb2 import BatchInfo, Final, Frame
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_STOP,
@@ -26,10 +27,13 @@ class Leg:
         transcript: what came.
         assembler: order and attempts of its frames.
         answer: what the safety policy does about it; its filter is in the transcript.
-        batch: the batch that the row was sent in last; None until the row has ended.
+        final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         handed_over: why another model went on instead; empty while it is the last leg.
         kept: why it was kept although in doubt.
+        alone: why the second model, which should have begun together with this one, did not.
+        unused: why its work was thrown away; empty for what was the answer at some time.
+        error: what went wrong with it, where another leg answered.
     """
 
     row_id: str
@@ -38,10 +42,13 @@ class Leg:
     transcript: Transcript
     assembler: Assembler
     answer: AnswerInspection | None = None
-    batch: BatchInfo | None = field(default=None, compare=False)
+    final: Final | None = field(default=None, compare=False)
     stopped: bool = False
     handed_over: str = ""
     kept: str = ""
+    alone: str = ""
+    unused: str = ""
+    error: SluiceError | None = None
 
     @property
     def said(self) -> str:
@@ -54,12 +61,19 @@ class Leg:
         answered = len(self.transcript.token_ids)
         return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=answered)
 
+    @property
+    def batch(self) -> BatchInfo | None:
+        """The batch that the row was sent in last; None until the row has ended."""
+        if self.final is None or not self.final.HasField("batch"):
+            return None
+        return self.final.batch
+
     def take(self, frame: Frame, now: float) -> Taken:
         """Adds what ``frame`` brings."""
         taken = self.assembler.take(frame, now)
         self._append(taken)
-        if taken.final is not None and taken.final.HasField("batch"):
-            self.batch = taken.final.batch
+        if taken.final is not None:
+            self.final = taken.final
         return taken
 
     def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
@@ -71,9 +85,11 @@ class Leg:
         return FINISH_REASON_CONTENT_FILTER if self.transcript.blocked else reason
 
     def _append(self, taken: Taken) -> None:
+        transcript = self.transcript
+        complete = transcript.closed
         for position, token_id in enumerate(taken.token_ids):
+            if transcript.closed:
+                break
             logprobs = taken.logprobs[position] if position < len(taken.logprobs) else None
-            self.transcript.append(token_id, logprobs)
-            if self.transcript.closed:
-                self.stopped = True
-                return
+            transcript.append(token_id, logprobs)
+        self.stopped |= transcript.closed and not complete

@@ -1,10 +1,20 @@
-"""The models that work on one answer, one after the other, and whether the present one's may still be taken back."""
+"""The models that work on one answer, and whether the present one's may still be taken back.
+
+They work one after the other; in a speculative cascade the second one's row runs beside the first one's until that is
+promised or in doubt.
+"""
+
+from typing import Final
 
 from gateway.cascades.watch import Verdict, Watch
 from gateway.streams.assembler import Taken
-from gateway.streams.endings import finish_reason_of
+from gateway.streams.endings import error_of, finish_reason_of
 from gateway.streams.leg import Leg
+from gateway.streams.outbox import NOTHING, Reaction
+from gateway.streams.standby import Standby
 from gateway.streams.ticket import Cascade
+from sluice.errors import SluiceError
+from sluice.internal.v1 import frame_pb2
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -12,49 +22,91 @@ from sluice.v1.inference_pb2 import (
     Notice,
 )
 
+COMMITTED: Final = "the first answer passed its commit point"
+KEPT: Final = "the first answer was kept although in doubt"
+REROUTED: Final = "the safety policy chose another model"
+ENDED: Final = "the request ended before it was needed"
+
+_FAILED: Final = frozenset({frame_pb2.ROW_END_FAILED, frame_pb2.ROW_END_REFUSED})
+
 
 class Relay:
     """The legs of an answer.
 
     Attributes:
-        legs: in order; the last one works now.
+        legs: all, in the order in which they began.
+        leg: the one whose answer it is now.
+        standby: the row that runs beside it; there is one only while the answer is watched.
         holding: nothing is shown before the commit point of a cascade.
     """
 
     def __init__(self, first: Leg, cascade: Cascade | None) -> None:
         self.legs = [first]
+        self.leg = first
+        self.standby: Standby | None = None
         self.holding = cascade is not None and cascade.holds
         self._cascade = cascade
         self._watch: Watch | None = None if cascade is None else cascade.watch
-
-    @property
-    def leg(self) -> Leg:
-        """The one that works now."""
-        return self.legs[-1]
-
-    @property
-    def watched(self) -> bool:
-        """Whether the answer may still be taken back for a second model's."""
-        return self._watch is not None
+        self._unneeded = ""
+        """Why no second model answers."""
 
     def left(self, model: str) -> bool:
-        """Whether ``model`` worked on the answer before another one took over."""
-        return bool(model) and model != self.leg.model and any(m.model == model for m in self.legs)
+        """Whether ``model`` gave the answer before another one took over."""
+        if not model or model == self.leg.model:
+            return False
+        return any(leg.model == model and leg.handed_over for leg in self.legs)
 
-    def stay(self) -> None:
+    def of(self, row_id: str) -> Leg | None:
+        """The leg whose row that is."""
+        return next((leg for leg in self.legs if leg.row_id == row_id), None)
+
+    def stands_by(self, row_id: str) -> Standby | None:
+        """The standby, when that is its row."""
+        known = self.standby is not None and self.standby.leg.row_id == row_id
+        return self.standby if known else None
+
+    def stand_by(self, now: float) -> Leg | None:
+        """The leg of a second model that begins together with the first; None when it does not."""
+        cascade = self._cascade
+        if cascade is None or not cascade.together or self._watch is None:
+            return None
+        self.leg.alone = cascade.refusal(now, ahead=True)
+        if self.leg.alone:
+            return None
+        leg = cascade.second("", now)
+        self.legs.append(leg)
+        self.standby = Standby(leg)
+        return leg
+
+    def lose(self, error: SluiceError) -> Reaction:
+        """The standby has failed with ``error``: from now on it is a cascade as any other."""
+        assert self.standby is not None, "asked for its row"
+        self.standby.leg.error = error
+        return self._dismiss(f"it failed before it was needed: {error.reason}")
+
+    def spared(self, *, ended: bool) -> Reaction:
+        """Lets a standby go that is not needed any more; ``ended``: the whole request has."""
+        if self.standby is None or (self._watch is not None and not ended):
+            return NOTHING
+        return self._dismiss(self._unneeded or ENDED)
+
+    def stay(self, why: str) -> None:
         """No second model answers, whatever the first one says."""
-        self._watch, self.holding = None, False
+        self._watch, self.holding, self._unneeded = None, False, why
 
     def in_doubt(self, taken: Taken, now: float) -> bool:
         """Whether the second model shall answer, now that ``taken`` came. Passing the commit point ends the watch."""
-        transcript = self.leg.transcript
-        if self._watch is None or transcript.contradicted or transcript.blocked:
+        watch, transcript = self._watch, self.leg.transcript
+        if watch is None or transcript.contradicted or transcript.blocked:
             return False
-        verdict, watch = self._verdict(taken, self._watch), self._watch
-        if verdict is Verdict.PENDING:
-            return False
-        self.stay()
-        return verdict is Verdict.DOUBT and self._may_go_over(watch.reason, now)
+        if self._failed(taken):
+            return True
+        verdict = self._verdict(taken, watch)
+        if verdict is Verdict.DOUBT:
+            return self._may_go_over(watch.reason, now)
+        if verdict is Verdict.COMMIT:
+            self.stay(COMMITTED)
+        return False
 
     def second(self, now: float) -> Leg:
         """The leg of the second model, which begins now."""
@@ -62,15 +114,26 @@ class Relay:
         return self._cascade.second(self.leg.transcript.draft, now)
 
     def go_over(self, leg: Leg) -> Notice:
-        """``leg`` works from now on; what the one before said is void. Returns what the caller is told."""
-        first = self.leg
-        self.legs.append(leg)
-        self.holding = False
+        """``leg`` is the answer from now on; what the one before said is void. Returns what the caller is told."""
+        first, self.leg, self.holding = self.leg, leg, False
+        if self.stands_by(leg.row_id):
+            self.standby = None
+        else:
+            self.legs.append(leg)
         return Notice(
             kind=NOTICE_KIND_ESCALATED,
             message=f"{leg.model} answers instead of {first.model}: {first.handed_over}",
             model=leg.model,
         )
+
+    def _failed(self, taken: Taken) -> bool:
+        """Whether the first row failed where the second one can take over at once."""
+        final = taken.final
+        if self.standby is None or final is None or final.end not in _FAILED:
+            return False
+        self.leg.error = error_of(final)
+        self._leave(f"it failed: {self.leg.error.reason}")
+        return True
 
     def _verdict(self, taken: Taken, watch: Watch) -> Verdict:
         transcript, stopped = self.leg.transcript, self.leg.stopped
@@ -84,9 +147,23 @@ class Relay:
 
     def _may_go_over(self, reason: str, now: float) -> bool:
         assert self._cascade is not None, "it was watched"
-        refusal = self._cascade.refusal(now)
+        refusal = ""
+        if self.standby is None or not self.standby.said_something:
+            refusal = self._cascade.refusal(now, ahead=False)
         if refusal:
             self.leg.kept = f"{reason}; {refusal}"
+            self.stay(KEPT)
             return False
-        self.leg.handed_over = reason
+        self._leave(reason)
         return True
+
+    def _leave(self, reason: str) -> None:
+        self.leg.handed_over = reason
+        self.stay("")
+
+    def _dismiss(self, why: str) -> Reaction:
+        assert self.standby is not None, "asked before"
+        assert self._cascade is not None, "it has sent the row"
+        standby, self.standby = self.standby, None
+        self._cascade.unneeded()
+        return standby.dismiss(why)

@@ -4,21 +4,20 @@ Which model works on it is the business of its `Relay`, what callers may see tha
 is how it stands, how it ends, and who reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.streams.assembler import Taken
 from gateway.streams.endings import contradiction, error_of, finish_reason_of, timings_of
 from gateway.streams.leg import Leg
-from gateway.streams.outbox import Reaction
+from gateway.streams.outbox import NOTHING, Reaction, dismissed, refused
 from gateway.streams.reader import Reader
-from gateway.streams.relay import Relay
+from gateway.streams.relay import REROUTED, Relay
 from gateway.streams.showing import Showing
 from gateway.streams.states import LEGAL_MOVES, StreamState
-from gateway.streams.ticket import Ticket
+from gateway.streams.ticket import Cascade, Ticket
 from gateway.streams.transcript import Transcript
 from sluice.errors import SluiceError
-from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
@@ -66,12 +65,12 @@ class Stream:
 
     @property
     def legs(self) -> Sequence[Leg]:
-        """The models that worked on it, in order; the last one does now."""
+        """The models that worked on it, in the order in which they began."""
         return self._relay.legs
 
     @property
     def leg(self) -> Leg:
-        """The model that works on it now."""
+        """The model whose answer it is now."""
         return self._relay.leg
 
     @property
@@ -148,53 +147,91 @@ class Stream:
             raise self.error
         return self._showing.events(reader, self.transcript, self.finished, silent=self.silent)
 
-    def published(self) -> None:
-        """JetStream has the task."""
-        if self.state is StreamState.PUBLISHING:
+    def held(self, row_id: str) -> Leg | None:
+        """The leg of a row that computes for the answer; None when nobody waits for the row."""
+        standby = self._relay.stands_by(row_id)
+        if standby is not None:
+            return None if standby.over else standby.leg
+        return self.leg if row_id == self.row_id and not self.row_ended else None
+
+    def stand_by(self, now: float) -> Reaction:
+        """The second model's row begins too, where the cascade wants it at once."""
+        leg = self._relay.stand_by(now)
+        if leg is None:
+            return NOTHING
+        self._cascade.launch(self, leg)
+        return Reaction(began=leg.row_id)
+
+    def published(self, row_id: str = "") -> None:
+        """JetStream has the task of the row, or of the answer's."""
+        standby = self._relay.stands_by(row_id)
+        if standby is not None:
+            standby.published = True
+        elif row_id in ("", self.row_id) and self.state is StreamState.PUBLISHING:
             self._move(StreamState.WAITING)
+
+    def unpublished(self, row_id: str, error: SluiceError) -> Reaction:
+        """JetStream did not say that it has the task of the row. It may all the same: frames are proof."""
+        standby = self._relay.stands_by(row_id)
+        if standby is not None:
+            return NOTHING if standby.leg.assembler.heard else self._relay.lose(error)
+        if row_id == self.row_id and self.state is StreamState.PUBLISHING:
+            return self.abandon(error)
+        return NOTHING
 
     def take(self, frame: Frame, now: float) -> Reaction:
         """Adds what ``frame`` brings."""
+        if frame.request_id != self.row_id:
+            return self._take_aside(frame, now)
         if self.state is StreamState.CHECKING:  # said again: the row has ended
-            return Reaction(confirm=frame.HasField("final"))
-        before = len(self.transcript.shown_ids)
-        taken = self.leg.take(frame, now)
+            return refused(frame) if frame.HasField("final") else NOTHING
+        # That something waited to be shown is not the reader's fault.
+        first, before = self.leg, 0 if self.silent else len(self.transcript.shown_ids)
+        taken = first.take(frame, now)
         self._note_progress(taken, now)
-        if self._in_doubt(taken, now):
-            ended = taken.final is not None
-            return Reaction(confirm=ended, cancel=not ended, hand_over=True)
-        reaction = self._conclude(taken, now)
-        if self.ticket.guards is not None and not self.row_ended and not self.holding:
-            self.ticket.guards.produced(self, ended=False)
+        if self._relay.in_doubt(taken, now):
+            return dismissed(first.row_id, first.final) + self._hand_over(now)
+        if taken.token_ids and self.first_token_at is None and not self.silent:
+            self.first_token_at = now
+        reaction = self._conclude(taken.resend_from, now)
+        self._ask_guards()
         if not self.row_ended and self._reader_fell_behind(before):
-            return Reaction(cancel=True)
+            return dismissed(first.row_id, None)
         return reaction
 
-    def overdue(self, now: float) -> int | None:
-        """The index to ask for when nothing came for too long, else None."""
-        if self.state in (StreamState.PUBLISHING, StreamState.CHECKING):
-            return None
-        return self.leg.assembler.overdue(now)
+    def spoil(self, row_id: str, error: SluiceError) -> Reaction:
+        """A frame of the row could not be taken: without the row there is no answer, unless it only stood by."""
+        if self._relay.stands_by(row_id) is not None:
+            return self._relay.lose(error)
+        return self.abandon(error) if row_id == self.row_id else NOTHING
 
-    def resync(self, now: float) -> int:
-        """The index to ask for after frames were lost on the way."""
-        return self.leg.assembler.ask_now(now)
+    def spared(self) -> Reaction:
+        """Lets a row go that ran beside the answer's and is not needed any more."""
+        return self._relay.spared(ended=self.ended)
 
-    def hand_over(self, now: float) -> None:
-        """The second model begins; what the first one said is void."""
-        assert self.ticket.cascade is not None, "only a cascade is handed over"
-        self._go_over(self._relay.second(now))
-        self.ticket.cascade.launch(self)
+    def overdue(self, now: float) -> Reaction:
+        """Asks for what should have come long ago."""
+        asked = ((leg.row_id, leg.assembler.overdue(now)) for leg in self._computing())
+        resends = tuple((row_id, index) for row_id, index in asked if index is not None)
+        return Reaction(resends=resends) if resends else NOTHING
 
-    def reroute(self, leg: Leg, reason: str) -> None:
+    def resync(self, now: float) -> Reaction:
+        """Asks for all that comes next, after frames were lost on the way."""
+        return Reaction(
+            resends=tuple((leg.row_id, leg.assembler.ask_now(now)) for leg in self._computing())
+        )
+
+    def reroute(self, leg: Leg, reason: str) -> Reaction:
         """A governed model answers with ``leg``; its task must still be sent."""
+        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
         self.leg.handed_over = reason
         self.stay()
         self._go_over(leg)
+        return reaction
 
     def stay(self) -> None:
         """No second model answers, whatever the first one says."""
-        self._relay.stay()
+        self._relay.stay(REROUTED)
 
     def released(self, now: float) -> None:
         """A verdict came that lets the answer go on: shows and ends what waited for it alone."""
@@ -206,24 +243,28 @@ class Stream:
             self._note_shown(now)
             self._showing.release(self.transcript)
 
-    def block(self, rules: tuple[str, ...], now: float) -> None:
+    def block(self, rules: tuple[str, ...], now: float) -> Reaction:
         """Guards end the answer: what has been given to a caller stays, nothing else is shown."""
+        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
         self._showing.withhold(rules)
         self.transcript.close(truncated=True)
         row = RowTimings() if self._awaited is None else self._awaited[1]
         self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
+        return reaction
 
-    def fail(self, error: SluiceError) -> None:
-        """Ends with ``error``."""
-        self.error = error
-        self._move(StreamState.FAILED)
-        self._showing.wake()
+    def abandon(self, error: SluiceError) -> Reaction:
+        """Ends with ``error``, unless it has ended; nobody wants its row."""
+        if self.ended:
+            return NOTHING
+        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
+        self._fail(error)
+        return reaction
 
     def finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
         reason = self.leg.close(reason)
         if self.transcript.contradicted:
-            self.fail(contradiction())
+            self._fail(contradiction())
             return
         guards = self.ticket.guards
         if guards is not None:
@@ -254,12 +295,73 @@ class Stream:
             stop=("" if withheld_by else self.transcript.stop) or "",
             rules=withheld_by or self.transcript.blocked,
             model=self.leg.model,
-            legs=[LegUsage(model=leg.model, usage=leg.usage) for leg in self.legs],
+            legs=[
+                LegUsage(model=leg.model, usage=leg.usage, unused=bool(leg.unused))
+                for leg in self.legs
+            ],
         )
 
     def _note_shown(self, now: float) -> None:
         if self.first_token_at is None and self.transcript.shown_ids:
             self.first_token_at = now
+
+    def _fail(self, error: SluiceError) -> None:
+        self.error = error
+        self._move(StreamState.FAILED)
+        self._showing.wake()
+
+    def _take_aside(self, frame: Frame, now: float) -> Reaction:
+        """A frame of another row than the answer's."""
+        standby = self._relay.stands_by(frame.request_id)
+        if standby is None:
+            leg = self._relay.of(frame.request_id)
+            assert leg is not None, "its row was listened to"
+            leg.take(frame, now)  # computed before the batcher heard of the end: it has its price
+            return refused(frame)
+        reaction = standby.take(frame, now)
+        if standby.leg.error is not None:
+            reaction += self._relay.lose(standby.leg.error)
+        return reaction
+
+    def _hand_over(self, now: float) -> Reaction:
+        """The second model answers; what the first one said is void."""
+        standby = self._relay.standby
+        if standby is None:
+            self._go_over(self._relay.second(now))
+            self._cascade.launch(self, self.leg)
+            return Reaction(began=self.row_id)
+        self._go_over(standby.leg)
+        if standby.published:
+            self._move(StreamState.WAITING)
+        self._catch_up(now)
+        return NOTHING
+
+    def _catch_up(self, now: float) -> None:
+        """Shows what the leg has said while it stood by."""
+        if self.transcript.token_ids:
+            self._move(StreamState.STREAMING)
+        self._conclude(None, now)  # what batchers must know of it they were told
+        self._ask_guards()
+        if not self.silent:
+            self._note_shown(now)
+            self._showing.release(self.transcript)
+
+    def _ask_guards(self) -> None:
+        if self.ticket.guards is not None and not self.row_ended and not self.holding:
+            self.ticket.guards.produced(self, ended=False)
+
+    def _computing(self) -> Iterator[Leg]:
+        """The legs whose rows compute; not one whose task may not be stored yet."""
+        if self.state in (StreamState.WAITING, StreamState.STREAMING):
+            yield self.leg
+        standby = self._relay.standby
+        if standby is not None and not standby.over:
+            yield standby.leg
+
+    @property
+    def _cascade(self) -> Cascade:
+        assert self.ticket.cascade is not None, "only a cascade has a second model"
+        return self.ticket.cascade
 
     def _go_over(self, leg: Leg) -> None:
         notice, self._awaited = self._relay.go_over(leg), None
@@ -271,45 +373,35 @@ class Stream:
     def _note_progress(self, taken: Taken, now: float) -> None:
         if self.first_frame_at is None:
             self.first_frame_at = now
-        if taken.token_ids and self.first_token_at is None and not self.silent:
-            self.first_token_at = now
         if taken.recovered:
             message = "another process continues the answer at the same token"
             self._showing.notify(Notice(kind=NOTICE_KIND_RECOVERED, message=message))
         if self.state is not StreamState.STREAMING and taken.token_ids:
             self._move(StreamState.STREAMING)
 
-    def _in_doubt(self, taken: Taken, now: float) -> bool:
-        watched = self._relay.watched
-        doubt = self._relay.in_doubt(taken, now)
-        if watched and not self._relay.watched:
-            self.first_token_at = self.first_token_at or now
-        return doubt
-
-    def _conclude(self, taken: Taken, now: float) -> Reaction:
-        final = taken.final
-        confirm = final is not None and final.end != frame_pb2.ROW_END_CANCELLED
-        if self.leg.stopped:
+    def _conclude(self, resend_from: int | None, now: float) -> Reaction:
+        """Ends with the leg, when that has ended."""
+        leg, final = self.leg, self.leg.final
+        if leg.stopped:
             row = RowTimings() if final is None else final.timings
             self.finish(FINISH_REASON_STOP_SEQUENCE, row, now)
-            return Reaction(confirm=confirm, cancel=final is None)
-        if self.transcript.contradicted:
-            self.fail(contradiction())
-            return Reaction(confirm=confirm, cancel=final is None)
-        if final is None:
-            return Reaction(resend_from=taken.resend_from)
-        reason = finish_reason_of(final.end)
-        if reason is None:
-            self.fail(error_of(final))
+        elif leg.transcript.contradicted:
+            self._fail(contradiction())
+        elif final is None:
+            return (
+                NOTHING if resend_from is None else Reaction(resends=((leg.row_id, resend_from),))
+            )
+        elif (reason := finish_reason_of(final.end)) is None:
+            self._fail(error_of(final))
         else:
             self.finish(reason, final.timings, now)
-        return Reaction(confirm=confirm)
+        return dismissed(leg.row_id, final)
 
     def _reader_fell_behind(self, before: int) -> bool:
         """Wakes the reader; ends the stream when more waits for it than it may have unread."""
         error = None if self.silent else self._showing.grew(before, self.transcript)
         if error is not None:
-            self.fail(error)
+            self._fail(error)
         return error is not None
 
     def _move(self, target: StreamState) -> None:

@@ -41,19 +41,24 @@ class Cascade(Protocol):
     Attributes:
         watch: watches the first model's answer.
         holds: nothing of it is shown before its commit point.
+        together: the second model's row runs from the beginning (speculative).
     """
 
     watch: Watch
     holds: bool
+    together: bool
 
-    def refusal(self, now: float) -> str:
-        """Why the answer may not go over now; empty when it may."""
+    def refusal(self, now: float, *, ahead: bool) -> str:
+        """Why the second model may not answer now; empty when it may. ``ahead``: nobody is in doubt yet."""
 
     def second(self, draft: str, now: float) -> Leg:
         """The second model's leg; ``draft`` is what the first one said. Its task must still be sent: `launch`."""
 
-    def launch(self, stream: "Stream") -> None:
-        """Sends the task of the stream's leg, the second one."""
+    def launch(self, stream: "Stream", leg: Leg) -> None:
+        """Sends the task of the second model's ``leg``."""
+
+    def unneeded(self) -> None:
+        """The second model's row was let go: the answer has not gone over."""
 
     def ended(self) -> None:
         """The request has ended."""
