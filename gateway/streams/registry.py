@@ -126,7 +126,7 @@ class Registry:
         if not self._is_live(stream):
             return False
         self._rows[leg.row_id] = stream
-        self._outbox.tell(stream.reroute(leg, reason) + stream.spared())
+        self._outbox.tell(stream.reroute(leg, reason) + stream.dismissals())
         return True
 
     def fail_all(self, error: SluiceError) -> None:
@@ -186,14 +186,14 @@ class Registry:
         return self._live.get(stream.request_id) is stream
 
     def _abandon(self, stream: Stream, error: SluiceError) -> None:
-        self._outbox.tell(stream.abandon(error) + stream.spared())
+        self._outbox.tell(stream.abandon(error) + stream.dismissals())
         self._forget(stream)
         self._report(stream)
 
     def _follow(self, stream: Stream, reaction: Reaction, now: float) -> None:
         """Does what follows from something that ``stream`` took in."""
         self._outbox.tell(reaction)
-        self._outbox.tell(stream.spared())
+        self._outbox.tell(stream.dismissals())
         if reaction.began:
             self._rows[reaction.began] = stream
         if stream.ended:

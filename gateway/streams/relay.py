@@ -47,8 +47,7 @@ class Relay:
         self.holding = cascade is not None and cascade.holds
         self._cascade = cascade
         self._watch: Watch | None = None if cascade is None else cascade.watch
-        self._unneeded = ""
-        """Why no second model answers."""
+        self._dismissals = NOTHING
 
     def left(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
@@ -78,21 +77,22 @@ class Relay:
         self.standby = Standby(leg)
         return leg
 
-    def lose(self, error: SluiceError) -> Reaction:
+    def lose(self, error: SluiceError) -> None:
         """The standby has failed with ``error``: from now on it is a cascade as any other."""
         assert self.standby is not None, "asked for its row"
         self.standby.leg.error = error
-        return self._dismiss(f"it failed before it was needed: {error.reason}")
-
-    def spared(self, *, ended: bool) -> Reaction:
-        """Lets a standby go that is not needed any more; ``ended``: the whole request has."""
-        if self.standby is None or (self._watch is not None and not ended):
-            return NOTHING
-        return self._dismiss(self._unneeded or ENDED)
+        self._dismiss(f"it failed before it was needed: {error.reason}")
 
     def stay(self, why: str) -> None:
         """No second model answers, whatever the first one says."""
-        self._watch, self.holding, self._unneeded = None, False, why
+        self._decide()
+        if self.standby is not None:
+            self._dismiss(why)
+
+    def dismissals(self) -> Reaction:
+        """What batchers must be told of a standby that was let go since the last call."""
+        dismissals, self._dismissals = self._dismissals, NOTHING
+        return dismissals
 
     def in_doubt(self, taken: Taken, now: float) -> bool:
         """Whether the second model shall answer, now that ``taken`` came. Passing the commit point ends the watch."""
@@ -159,11 +159,14 @@ class Relay:
 
     def _leave(self, reason: str) -> None:
         self.leg.handed_over = reason
-        self.stay("")
+        self._decide()
 
-    def _dismiss(self, why: str) -> Reaction:
+    def _decide(self) -> None:
+        self._watch, self.holding = None, False
+
+    def _dismiss(self, why: str) -> None:
         assert self.standby is not None, "asked before"
         assert self._cascade is not None, "it has sent the row"
-        standby, self.standby = self.standby, None
+        self._dismissals += self.standby.dismiss(why)
+        self.standby = None
         self._cascade.unneeded()
-        return standby.dismiss(why)

@@ -12,7 +12,7 @@ from gateway.streams.endings import contradiction, error_of, finish_reason_of, t
 from gateway.streams.leg import Leg
 from gateway.streams.outbox import NOTHING, Reaction, dismissed, refused
 from gateway.streams.reader import Reader
-from gateway.streams.relay import REROUTED, Relay
+from gateway.streams.relay import ENDED, REROUTED, Relay
 from gateway.streams.showing import Showing
 from gateway.streams.states import LEGAL_MOVES, StreamState
 from gateway.streams.ticket import Cascade, Ticket
@@ -174,7 +174,9 @@ class Stream:
         """JetStream did not say that it has the task of the row. It may all the same: frames are proof."""
         standby = self._relay.stands_by(row_id)
         if standby is not None:
-            return NOTHING if standby.leg.assembler.heard else self._relay.lose(error)
+            if not standby.leg.assembler.heard:
+                self._relay.lose(error)
+            return NOTHING
         if row_id == self.row_id and self.state is StreamState.PUBLISHING:
             return self.abandon(error)
         return NOTHING
@@ -202,12 +204,13 @@ class Stream:
     def spoil(self, row_id: str, error: SluiceError) -> Reaction:
         """A frame of the row could not be taken: without the row there is no answer, unless it only stood by."""
         if self._relay.stands_by(row_id) is not None:
-            return self._relay.lose(error)
+            self._relay.lose(error)
+            return NOTHING
         return self.abandon(error) if row_id == self.row_id else NOTHING
 
-    def spared(self) -> Reaction:
-        """Lets a row go that ran beside the answer's and is not needed any more."""
-        return self._relay.spared(ended=self.ended)
+    def dismissals(self) -> Reaction:
+        """What batchers must be told of a row that ran beside the answer's and is not needed any more."""
+        return self._relay.dismissals()
 
     def overdue(self, now: float) -> Reaction:
         """Asks for what should have come long ago."""
@@ -246,6 +249,7 @@ class Stream:
     def block(self, rules: tuple[str, ...], now: float) -> Reaction:
         """Guards end the answer: what has been given to a caller stays, nothing else is shown."""
         reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
+        self._relay.stay(ENDED)
         self._showing.withhold(rules)
         self.transcript.close(truncated=True)
         row = RowTimings() if self._awaited is None else self._awaited[1]
@@ -262,6 +266,7 @@ class Stream:
 
     def finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
+        self._relay.stay(ENDED)
         reason = self.leg.close(reason)
         if self.transcript.contradicted:
             self._fail(contradiction())
@@ -306,6 +311,7 @@ class Stream:
             self.first_token_at = now
 
     def _fail(self, error: SluiceError) -> None:
+        self._relay.stay(ENDED)
         self.error = error
         self._move(StreamState.FAILED)
         self._showing.wake()
@@ -320,7 +326,7 @@ class Stream:
             return refused(frame)
         reaction = standby.take(frame, now)
         if standby.leg.error is not None:
-            reaction += self._relay.lose(standby.leg.error)
+            self._relay.lose(standby.leg.error)
         return reaction
 
     def _hand_over(self, now: float) -> Reaction:

@@ -79,6 +79,21 @@ async def test_what_ends_before_the_commit_point_is_checked_whole(cascade: Wire)
     assert text_of(await events_of(call)) == "hello"
 
 
+async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
+    nats_url: str, model_folder: Path
+) -> None:
+    safety = {"policies": {"default": {"actions": {"secret.*": "block"}}}}
+    routing = {"default": "small", "cascade": CASCADE | {"commit_tokens": 64}}
+    async with open_wire(nats_url, model_folder, routing=routing, safety=safety) as wire:
+        call = wire.stub.Generate(prompt(model=""))
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01))
+        await wire.batcher.cancelled(task)
+        events = await events_of(call)
+    assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+    assert "AKIA" not in text_of(events)
+
+
 async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
     nats_url: str, model_folder: Path
 ) -> None:

@@ -177,6 +177,14 @@ def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
     assert bench.cascade.ends == 1
 
 
+def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_used() -> None:
+    bench = Bench()
+    bench.take(FIRST, 0, SMALL[:3], end=frame_pb2.ROW_END_STOP)
+    finished = bench.stream.read(bench.reader)[-1].finished
+    assert [leg.unused for leg in finished.legs] == [False, True]
+    assert bench.said() == {"cancel": [SECOND], "confirm": [FIRST], "resend": []}
+
+
 def test_in_doubt_what_the_second_has_said_is_shown_at_once() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:5])
