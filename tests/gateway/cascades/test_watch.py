@@ -124,3 +124,7 @@ def test_the_share_of_a_tenant_is_bounded_and_a_single_request_may_always_go_ove
     escalations.ended("a", over=True)
     escalations.began("a")
     assert escalations.may_go_over("a", 0.5)
+    escalations.went_over("a")
+    assert not escalations.may_go_over("a", 0.5)
+    escalations.came_back("a")
+    assert escalations.may_go_over("a", 0.5)
