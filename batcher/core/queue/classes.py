@@ -17,6 +17,7 @@ from batcher.core.queue.accounts import Account, Accounts
 from batcher.core.queue.entries import STALE_MIN, Entry, Records
 from batcher.core.queue.lanes import Lane
 from sluice.batching import Policy
+from sluice.wire.subjects import RANKS
 
 SERVICE_SHARE: Final = 0.1
 """Weight of the newest answer in what answers take."""
@@ -26,6 +27,7 @@ class WaitingClass:
     """Tasks of one class that wait.
 
     Attributes:
+        rank: 0 is the most urgent.
         policy: what the class is promised.
         waiting: how many.
         tokens: of them, prompt and expected answer.
@@ -35,6 +37,7 @@ class WaitingClass:
     """
 
     def __init__(self, policy: Policy, name: str, weights: Mapping[str, float] | None) -> None:
+        self.rank = RANKS[name]
         self.waiting = 0
         self.tokens = 0
         self.policy = policy.of_class(name)

@@ -16,7 +16,7 @@ from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.filling import Filling
-from batcher.core.queue.placement import Placement, spared
+from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn, Waiting
 from batcher.core.replicas import Replica
 from sluice.batching import Policy
@@ -47,6 +47,9 @@ class Former:
         first = turn.members.head(now)
         assert first is not None
         replica = self._placement.choose(first, replicas, turn)
+        if replica is None and (taken := self._taken(first, replicas, turn)) is not None:
+            # Less urgent classes have no room in it.
+            replica, turns = taken, turns[:1]
         if replica is None:
             return self._waiting.spares_until(turn.members) if turn.is_modest else None
         if self._policy.pads:
@@ -57,6 +60,13 @@ class Former:
         filling = self._filling(replica, now)
         self._fill(filling, turns, now)
         return filling.batch(cause)
+
+    def _taken(self, first: Entry, replicas: Sequence[Replica], turn: Turn) -> Replica | None:
+        """A worker with room for ``first`` when less urgent rows give way, as it is then."""
+        if not (self._policy.takes_slots and self._policy.by_class):
+            return None
+        seen = [replica.giving_way(turn.members.rank) for replica in replicas]
+        return self._placement.choose(first, [one for one in seen if one is not None], turn)
 
     def landed(self, entry: Entry, now: float | None) -> None:
         """``entry`` is with its worker no more; without ``now`` that tells nothing about latencies."""
@@ -90,11 +100,13 @@ class Former:
         return min(policy.wait_s, max(0.0, policy.wait_share * left_s))
 
     def _rows_max(self, replica: Replica, turn: Turn) -> int:
-        return min(self._concurrency.max_rows, replica.free_rows - spared(replica, turn))
+        return min(
+            self._concurrency.max_rows, replica.free_rows - self._placement.spared(replica, turn)
+        )
 
     def _narrow(self, filling: Filling, turn: Turn) -> None:
         replica = filling.replica
-        free_rows = replica.free_rows - spared(replica, turn)
+        free_rows = replica.free_rows - self._placement.spared(replica, turn)
         prefill_max = self._placement.prefill_max(replica, turn)
         filling.narrow(self._concurrency.max_rows, free_rows, prefill_max)
 

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.lengths import OutputLengths
 from sluice.batching import Policy
-from sluice.wire.subjects import CLASSES
-
-_RANK: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
+from sluice.wire.subjects import CLASSES, RANKS
 
 
 class Turn(NamedTuple):
@@ -55,15 +53,15 @@ class Waiting:
 
     def of(self, priority_class: str) -> WaitingClass:
         """Where tasks of the class wait."""
-        return self.classes[_RANK[priority_class] if self._by_class else 0]
+        return self.classes[RANKS[priority_class] if self._by_class else 0]
 
     def count_of(self, priority_class: str) -> int:
         """Tasks of one class."""
-        return self._counts[_RANK[priority_class]]
+        return self._counts[RANKS[priority_class]]
 
     def tokens_of(self, priority_class: str) -> int:
         """Their prompts and expected answers."""
-        return self._tokens[_RANK[priority_class]]
+        return self._tokens[RANKS[priority_class]]
 
     def tokens_before(self, priority_class: str, tenant: str) -> float:
         """Tokens, prompt and expected answer, that go before a new task of the class and tenant."""
@@ -79,7 +77,7 @@ class Waiting:
 
     def push(self, entry: Entry, now: float) -> None:
         """``entry``, with a new number, begins to wait."""
-        rank = _RANK[entry.task.priority_class]
+        rank = RANKS[entry.task.priority_class]
         self.count += 1
         self.tokens += entry.prefill
         self._counts[rank] += 1
@@ -106,7 +104,7 @@ class Waiting:
                 yield entry
 
     def _leave(self, entry: Entry) -> WaitingClass:
-        rank = _RANK[entry.task.priority_class]
+        rank = RANKS[entry.task.priority_class]
         self.count -= 1
         self.tokens -= entry.prefill
         self._counts[rank] -= 1

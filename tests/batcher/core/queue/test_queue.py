@@ -139,7 +139,7 @@ class Known:
     def order(self) -> tuple[int, bool, float, int]:
         rank = CLASSES.index(self.task.priority_class)
         due = min(self.task.deadline, self.since + HORIZON_S)
-        return rank, not self.returned, -math.inf if self.returned else due, self.number
+        return rank, not self.returned, self.task.deadline if self.returned else due, self.number
 
 
 class Model:
