@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from batcher.core.batches import Batch, BatchCause, BatchLimit
 from batcher.core.queue.classes import WaitingClass
-from batcher.core.queue.concurrency import Concurrency
+from batcher.core.queue.concurrency import Concurrency, OpenBatch
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.filling import Filling
 from batcher.core.queue.placement import Placement, spared
@@ -55,14 +55,12 @@ class Former:
         if not isinstance(cause, BatchCause):
             return cause
         filling = self._filling(replica, now)
-        self._fill(filling, turns, now)
+        self._fill(filling, first, turns, now)
         return filling.batch(cause)
 
-    def landed(self, entry: Entry, now: float | None) -> None:
-        """``entry`` is with its worker no more; without ``now`` that tells nothing about latencies."""
-        if entry.batch is not None:
-            self._concurrency.row_ended(entry.batch, now)
-            entry.batch = None
+    def landed(self, batch: OpenBatch, now: float | None) -> None:
+        """A row of ``batch`` is with its worker no more; without ``now`` that tells nothing about latencies."""
+        self._concurrency.row_ended(batch, now)
 
     # When.
 
@@ -73,7 +71,10 @@ class Former:
         if self._policy.sends_to_idle and replica.idle:
             return BatchCause.WORKER_IDLE
         enough = self._rows_max(replica, turn)
-        if self._waiting.count >= enough or self._waiting.tokens >= self._policy.batch_tokens_max:
+        if (
+            self._waiting.count >= enough
+            or self._waiting.prefill_tokens >= self._policy.batch_tokens_max
+        ):
             return BatchCause.FULL
         due_at = min(
             members.passed_since + self._window_s(members, first, replica)
@@ -103,12 +104,16 @@ class Former:
     def _filling(self, replica: Replica, now: float) -> Filling:
         return Filling(self._policy, replica, self._concurrency.open(replica.worker, now))
 
-    def _fill(self, filling: Filling, turns: Sequence[Turn], now: float) -> None:
+    def _fill(self, filling: Filling, first: Entry, turns: Sequence[Turn], now: float) -> None:
+        """With ``first`` and who follows it, class by class."""
+        self._take(filling, first, now)
+        taken = 1
         for turn in turns:
             self._narrow(filling, turn)
-            members, rows = turn.members, turn.rows
+            head, rows = turn.members.head, turn.rows - taken
+            taken = 0
             while rows > 0:
-                entry = members.head(now)
+                entry = head(now)
                 if entry is None:
                     break
                 if not filling.takes(entry):
@@ -118,7 +123,8 @@ class Former:
 
     def _take(self, filling: Filling, entry: Entry, now: float) -> None:
         self._waiting.take(entry, now)
-        self._placement.sent(entry, filling.replica.worker)
+        if entry.task.prefix:
+            self._placement.sent(entry, filling.replica.worker)
         filling.put(entry, now)
 
     # Of about one length.

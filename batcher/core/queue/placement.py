@@ -50,10 +50,8 @@ class Placement:
         return most
 
     def sent(self, entry: Entry, worker: str) -> None:
-        """``entry`` goes to ``worker``."""
+        """``entry``, whose prompt's beginning is known, goes to ``worker``."""
         prefix = entry.task.prefix
-        if not prefix:
-            return
         self._workers.pop(prefix, None)
         self._workers[prefix] = worker
         if len(self._workers) > PREFIXES_MAX:
@@ -78,6 +76,8 @@ class Placement:
 
 def spared(replica: Replica, turn: Turn) -> int:
     """Rows that stay free: at most a quarter, so that small workers do not stand still."""
+    if not turn.spare_rows:
+        return 0
     return min(turn.spare_rows, (replica.free_rows + replica.running_rows) // 4)
 
 
