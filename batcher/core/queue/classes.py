@@ -17,6 +17,7 @@ from batcher.core.queue.accounts import Account, Accounts
 from batcher.core.queue.entries import STALE_MIN, Entry, Records
 from batcher.core.queue.lanes import Lane
 from batcher.core.queue.lengths import OutputLengths
+from batcher.core.tasks import QueuedTask
 from sluice.batching import Policy
 
 SERVICE_SHARE: Final = 0.1
@@ -56,6 +57,7 @@ class WaitingClass:
         self._lengths = lengths
         self._by_deadline = policy.by_deadline
         self._urgency = policy.urgency
+        self._urgent_s = 0.0 if policy.by_deadline else -math.inf
         self._urgent_lead_tokens = policy.urgent_lead_tokens
         self._horizon_s = policy.horizon_s
         self._lane_width = math.log(policy.bucket_ratio)
@@ -87,7 +89,7 @@ class WaitingClass:
         if entry.returned:
             self._some_returned = True
             self._returned.push((task.deadline, entry.number, entry))
-        entry.order = self._order(entry)
+        entry.order = -math.inf if entry.returned else self._order(task, now)
         entry.lane = lane = self._only_lane or self._lane(entry.prefill)
         lane.push(entry)
 
@@ -97,7 +99,7 @@ class WaitingClass:
         if entry.guessed:
             self._lengths.estimate(entry)
         entry.account.charge(entry, entry.tokens)
-        entry.sent_at = self.passed_since = now
+        self.passed_since = now
 
     def forget(self, entry: Entry) -> None:
         """``entry`` waits no more, and goes nowhere."""
@@ -117,11 +119,12 @@ class WaitingClass:
         """An answer took this long."""
         known = self.service_s
         self.service_s = known + (service_s - known) * (SERVICE_SHARE if known else 1.0)
+        if self._by_deadline:
+            self._urgent_s = self._urgency * self.service_s
 
     def due(self, now: float) -> Sequence[Entry]:
         """Tasks whose deadline has passed, each of them once; the caller makes them leave."""
-        if len(self._deadlines) > 4 * self.waiting + STALE_MIN:
-            self._deadlines.clean()
+        self._deadlines.tidy(self.waiting)
         if self._deadlines.earliest > now and self._passed_over.earliest > now:
             return ()
         found = []
@@ -151,16 +154,18 @@ class WaitingClass:
             if record is not None:
                 return record[2]
             self._some_returned = False
-        until = self._urgent_until(now)
-        if self._deadlines.earliest <= until:
-            urgent = self._urgent(until)
+        if self._deadlines.earliest <= now + self._urgent_s:
+            urgent = self._urgent(now + self._urgent_s)
             if urgent is not None:
                 return urgent
-        return self._fair()
+        entry = self._only_lane.head() if self._only_lane is not None else self._first_of_lanes()
+        if entry is not None:
+            self.accounts.time = entry.account.time
+        return entry
 
     def is_pressing(self, entry: Entry, now: float) -> bool:
         """Whether ``entry`` shall not wait for company."""
-        return entry.returned or entry.task.deadline <= self._urgent_until(now)
+        return entry.returned or entry.task.deadline <= now + self._urgent_s
 
     def next_deadline(self) -> float:
         """When the next task expires; infinite: none."""
@@ -195,16 +200,11 @@ class WaitingClass:
         lane = self.lanes[number] = Lane()
         return lane
 
-    def _order(self, entry: Entry) -> float:
-        if entry.returned:
-            return -math.inf
+    def _order(self, task: QueuedTask, since: float) -> float:
         if not self._by_deadline:
             return 0.0  # The number decides.
-        horizon = entry.since + self._horizon_s
-        return entry.task.deadline if entry.task.deadline < horizon else horizon
-
-    def _urgent_until(self, now: float) -> float:
-        return now + self._urgency * self.service_s if self._by_deadline else -math.inf
+        horizon = since + self._horizon_s
+        return task.deadline if task.deadline < horizon else horizon
 
     def _urgent(self, until: float) -> Entry | None:
         deadlines = self._deadlines
@@ -219,15 +219,9 @@ class WaitingClass:
         lead = (account.time - self.accounts.time) * account.weight
         return lead > self._urgent_lead_tokens
 
-    def _fair(self) -> Entry | None:
-        if self._only_lane is not None:
-            entry = self._only_lane.head()
-        else:
-            heads = [head for lane in self.lanes.values() if (head := lane.head()) is not None]
-            entry = min(heads, key=_turn, default=None)
-        if entry is not None:
-            self.accounts.time = entry.account.time
-        return entry
+    def _first_of_lanes(self) -> Entry | None:
+        heads = [head for lane in self.lanes.values() if (head := lane.head()) is not None]
+        return min(heads, key=_turn, default=None)
 
     def _clean(self) -> None:
         self._left_early = 0

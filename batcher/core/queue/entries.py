@@ -38,7 +38,6 @@ class Entry:
         cache: what it may need of a worker's KV cache.
         guessed: whether these two are, because nothing was known of such answers.
         order: its place among those of its tenant, ties by number.
-        sent_at: when it was handed out.
         batch: the batch it was handed out with.
     """
 
@@ -53,7 +52,6 @@ class Entry:
         "order",
         "prefill",
         "returned",
-        "sent_at",
         "since",
         "task",
         "tokens",
@@ -69,7 +67,6 @@ class Entry:
     lane: Lane
     order: float
     # Set when it is handed out.
-    sent_at: float
     batch: OpenBatch
 
     def __init__(self, task: QueuedTask) -> None:
@@ -140,6 +137,11 @@ class Records:
         if self._run and self._run[0] is record:
             return self._run.popleft()
         return heappop(self._heap)
+
+    def tidy(self, counting: int) -> None:
+        """Drops those that do not count if they are most; ``counting`` at most do."""
+        if len(self._run) + len(self._heap) > 4 * counting + STALE_MIN:
+            self.clean()
 
     def clean(self) -> None:
         """Drops all that do not count. O(n): for when these are most."""

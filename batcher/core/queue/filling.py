@@ -1,12 +1,26 @@
 """A batch while it is being filled: what is in it, and whether one more row may join."""
 
 import math
+from typing import NamedTuple, Self
 
 from batcher.core.batches import Batch, BatchCause, BatchLimit, BatchRow
 from batcher.core.queue.concurrency import OpenBatch
 from batcher.core.queue.entries import Entry
 from batcher.core.replicas import Replica
 from sluice.batching import Policy
+
+
+class FillingLimits(NamedTuple):
+    """What a policy limits every batch to."""
+
+    pads: bool
+    padding_max: float
+    tokens_max: float
+
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        """Those of ``policy``."""
+        return cls(policy.pads, policy.padding_max, policy.batch_tokens_max)
 
 
 class Filling:
@@ -16,16 +30,14 @@ class Filling:
         limit: why no more rows joined.
     """
 
-    def __init__(self, policy: Policy, replica: Replica, batch: OpenBatch) -> None:
+    def __init__(self, limits: FillingLimits, replica: Replica, batch: OpenBatch) -> None:
         self.replica = replica
         self.limit = BatchLimit.ALL_WAITING
         self._batch = batch
         self._rows: list[BatchRow] = []
         self._rows_max = 1
         self._rows_limit = BatchLimit.ROWS
-        self._pads = policy.pads
-        self._padding_max = policy.padding_max
-        self._tokens_max = policy.batch_tokens_max
+        self._pads, self._padding_max, self._tokens_max = limits
         self._prefill_max = 0.0
         self._cache_max = replica.free_tokens
         self._tokens = self._longest = self._cache = 0

@@ -15,7 +15,7 @@ from batcher.core.batches import Batch, BatchCause, BatchLimit
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.concurrency import Concurrency, OpenBatch
 from batcher.core.queue.entries import Entry
-from batcher.core.queue.filling import Filling
+from batcher.core.queue.filling import Filling, FillingLimits
 from batcher.core.queue.placement import Placement, spared
 from batcher.core.queue.waiting import Turn, Waiting
 from batcher.core.replicas import Replica
@@ -27,6 +27,7 @@ class Former:
 
     def __init__(self, policy: Policy, waiting: Waiting) -> None:
         self._policy = policy
+        self._limits = FillingLimits.of(policy)
         self._waiting = waiting
         self._concurrency = Concurrency(policy)
         self._placement = Placement(policy, self._concurrency)
@@ -34,6 +35,7 @@ class Former:
     def reconfigure(self, policy: Policy, waiting: Waiting) -> None:
         """Goes on under another policy, with what waits now."""
         self._policy = policy
+        self._limits = FillingLimits.of(policy)
         self._waiting = waiting
         self._concurrency.reconfigure(policy)
         self._placement.reconfigure(policy)
@@ -49,7 +51,7 @@ class Former:
         replica = self._placement.choose(first, replicas, turn)
         if replica is None:
             return self._waiting.spares_until(turn.members) if turn.is_modest else None
-        if self._policy.pads:
+        if self._limits.pads:
             return self._form_of_one_length(now, turns, first, replica)
         cause = self._cause(now, turn, first, replica)
         if not isinstance(cause, BatchCause):
@@ -102,7 +104,7 @@ class Former:
     # With which rows.
 
     def _filling(self, replica: Replica, now: float) -> Filling:
-        return Filling(self._policy, replica, self._concurrency.open(replica.worker, now))
+        return Filling(self._limits, replica, self._concurrency.open(replica.worker, now))
 
     def _fill(self, filling: Filling, first: Entry, turns: Sequence[Turn], now: float) -> None:
         """With ``first`` and who follows it, class by class."""

@@ -67,7 +67,7 @@ class Queue:
         members = self._waiting.of(entry.task.priority_class)
         members.settle(entry, entry.task.prompt_tokens + output_tokens)
         if whole:
-            members.served(now - entry.sent_at)
+            members.served(now - entry.batch.sent_at)
             self._lengths.observe(entry.task, output_tokens)
         self._former.landed(entry.batch, now if whole else None)
 
@@ -115,6 +115,8 @@ class Queue:
 
     def _expire(self, now: float) -> tuple[str, ...]:
         expired = self._waiting.pop_expired(now)
+        if not expired:
+            return ()
         for entry in expired:
             del self._entries[entry.task.request_id]
         return tuple([entry.task.request_id for entry in expired])

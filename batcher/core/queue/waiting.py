@@ -70,7 +70,10 @@ class Waiting:
     @property
     def count(self) -> int:
         """How many."""
-        return sum(members.waiting for members in self.classes)
+        count = 0
+        for members in self.classes:  # For every batch: `sum` takes twice as long.
+            count += members.waiting
+        return count
 
     @property
     def prefill_tokens(self) -> int:
@@ -126,7 +129,9 @@ class Waiting:
 
     def pop_expired(self, now: float) -> Sequence[Entry]:
         """Tasks whose deadline has passed; they wait no more."""
-        expired = [entry for members in self.classes for entry in members.due(now)]
+        expired: list[Entry] = []
+        for members in self.classes:
+            expired.extend(members.due(now))
         for entry in expired:
             self.forget(entry)
         return expired
@@ -149,7 +154,8 @@ class Waiting:
                 ranked.append(modest if now < modest_until else turn)
                 if members.passed_since + aging_s <= now:
                     overdue.append((members.passed_since + aging_s, before_all))
-            modest_until = max(modest_until, members.seen_at + self._spare_s)
+            if members.seen_at + self._spare_s > modest_until:
+                modest_until = members.seen_at + self._spare_s
         if overdue:
             overdue.sort(key=_overdue_at)
             return [turn for _, turn in overdue] + ranked
