@@ -47,7 +47,7 @@ class Placement:
 
         None where rows of this class would give way to them.
         """
-        if self._policy.takes_slots and replica.rooms:
+        if not turn.spare_rows or (self._policy.takes_slots and replica.rooms):
             return 0
         return min(turn.spare_rows, (replica.free_rows + replica.running_rows) // 4)
 
@@ -59,10 +59,8 @@ class Placement:
         return most
 
     def sent(self, entry: Entry, worker: str) -> None:
-        """``entry`` goes to ``worker``."""
+        """``entry``, whose prompt's beginning is known, goes to ``worker``."""
         prefix = entry.task.prefix
-        if not prefix:
-            return
         self._workers.pop(prefix, None)
         self._workers[prefix] = worker
         if len(self._workers) > PREFIXES_MAX:

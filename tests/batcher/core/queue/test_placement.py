@@ -5,6 +5,7 @@ import pytest
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
+from batcher.core.queue.lengths import OutputLengths
 from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
@@ -24,7 +25,7 @@ def placement(policy: Policy | None = None) -> Placement:
 
 
 def turn(spare_rows: int = 0) -> Turn:
-    members = WaitingClass(Policy(), "bulk", {})
+    members = WaitingClass(Policy(), "bulk", {}, OutputLengths(0.9))
     return Turn(members, math.inf, False, spare_rows, prefill_s_max=math.inf, is_modest=True)
 
 
