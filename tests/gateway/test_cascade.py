@@ -87,7 +87,9 @@ async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
     async with open_wire(nats_url, model_folder, routing=routing, safety=safety) as wire:
         call = wire.stub.Generate(prompt(model=""))
         task = await wire.batcher.task("small")
-        await wire.batcher.send(task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01))
+        await wire.batcher.send(
+            task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01)
+        )
         await wire.batcher.cancelled(task)
         events = await events_of(call)
     assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
