@@ -64,13 +64,11 @@ class Escalation:
         self._row_ids = (f"{request_id}-{number}" for number in count(2))
         self._stall_s = stall_s
         self._send = send
-        self._over = False
-        """Whether the second model works on the request."""
-        shared.escalations.began(request.tenant)
+        self._attempt = shared.escalations.began(request.tenant)
 
     def refusal(self, now: float, *, ahead: bool) -> str:
         """See `Cascade.refusal`."""
-        reason = "" if self._over else self._too_much(ahead)
+        reason = "" if self._attempt.over else self._too_much(ahead)
         if reason:
             return reason
         problem = self._shared.overload.problem(self._route.second, self._admitted.demand, now)
@@ -78,8 +76,7 @@ class Escalation:
 
     def second(self, draft: str, now: float) -> Leg:
         """See `Cascade.second`."""
-        self._over = True
-        self._shared.escalations.went_over(self._request.tenant)
+        self._attempt.over = True
         if self._route.hint:
             self._work = self._hinted(draft)
         return leg_of(self._request, self._work, next(self._row_ids), (), self._stall_s, now)
@@ -90,18 +87,13 @@ class Escalation:
 
     def unneeded(self) -> None:
         """See `Cascade.unneeded`."""
-        self._over = False
-        self._shared.escalations.came_back(self._request.tenant)
-
-    def ended(self) -> None:
-        """See `Cascade.ended`."""
-        self._shared.escalations.ended(self._request.tenant, over=self._over)
+        self._attempt.over = False
 
     def _too_much(self, ahead: bool) -> str:
         """Which bound of the cascade is reached."""
         route, tenant = self._route, self._request.tenant
-        if not self._shared.escalations.may_go_over(tenant, route.max_in_flight_share):
-            return f"{tenant} has gone over with {route.max_in_flight_share:.0%} of its requests"
+        if not self._attempt.may_go_over(route.max_share):
+            return f"{tenant} has gone over with {route.max_share:.0%} of its latest requests"
         if self._cost(ahead) > (route.max_cost or float("inf")):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"
         return ""

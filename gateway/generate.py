@@ -65,8 +65,6 @@ class Generator:
 
     def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
         """A stream ended: writes its record, and learns from it."""
-        if stream.ticket.cascade is not None:
-            stream.ticket.cascade.ended()
         if stream.ticket.guards is not None:
             stream.ticket.guards.close()
         draft.ended(stream)

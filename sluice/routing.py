@@ -91,8 +91,8 @@ class CascadeRoute(_Section):
     """Of both models together, in the currency of the prices; what would cost more keeps the first answer."""
     hint: bool = False
     """Whether the second model sees the first one's draft."""
-    max_in_flight_share: Share = 0.5
-    """Of a tenant's running requests that may have the second model at work; above it the first answer is kept, or
+    max_share: Share = 0.5
+    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer is kept, or
     with ``start: together`` the second model begins only in doubt."""
 
     @model_validator(mode="after")

@@ -228,7 +228,14 @@ class Settings(BaseSettings):
     )
     routing: RoutingSettings = RoutingSettings(
         default="small",
-        rules=(RouteRule(model="large", min_numbers=4, reason="four numbers or more to work on"),),
+        rules=(
+            RouteRule(
+                model="large",
+                min_numbers=4,
+                max_prompt_chars=120,
+                reason="four numbers or more to work on, and little else",
+            ),
+        ),
         fallbacks={"large": ("small",)},
     )
     gateway: GatewaySettings = GatewaySettings()

@@ -13,7 +13,6 @@ from sluice import settings as config
 from sluice.routing import (
     CascadeRoute,
     LearnedRoute,
-    RouteRule,
     RoutingPolicy,
     RoutingSettings,
     Selection,
@@ -27,15 +26,6 @@ PRICES: Final = {WEAK: 0.16, STRONG: 1.0}
 """Per million tokens, of prompts as of answers, in the ratio of the parameters."""
 COMMIT_TOKENS: Final = 64
 """The small tier's answers end before, so that they are checked whole."""
-LIST_CHARS_MAX: Final = 120
-"""Of a list of numbers with little around it; tickets that hold as many numbers are longer."""
-
-_SHORT_LISTS: Final = RouteRule(
-    model=STRONG,
-    min_numbers=4,
-    max_prompt_chars=LIST_CHARS_MAX,
-    reason="four numbers or more to work on, and little else",
-)
 
 
 @dataclass(frozen=True)
@@ -58,11 +48,11 @@ def strategies(router: Path) -> dict[str, Strategy]:
         WEAK: Strategy(RoutingPolicy(default=WEAK)),
         STRONG: Strategy(RoutingPolicy(default=STRONG)),
         "rules": Strategy(RoutingPolicy.model_validate(shipped)),
-        "rules-short": Strategy(RoutingPolicy(rules=(_SHORT_LISTS,))),
         "learned-quality": Strategy(RoutingPolicy(learned=_learned(router, quality=1.0))),
         "learned-share": Strategy(RoutingPolicy(learned=_learned(router, strong_share=0.3))),
         "cascade-hold": Strategy(RoutingPolicy(cascade=_cascade())),
         "cascade-replace": Strategy(RoutingPolicy(cascade=_cascade(mode="replace")), True),
+        "speculative": Strategy(RoutingPolicy(cascade=_cascade(start="together", max_share=1.0))),
         "cascade-judged": Strategy(RoutingPolicy(cascade=_cascade(**judged))),
         "learned-cascade": Strategy(
             RoutingPolicy(learned=_learned(router, quality=0.9), cascade=_cascade())
@@ -102,5 +92,5 @@ def _learned(router: Path, **target: float) -> LearnedRoute:
 
 
 def _cascade(**fields: Any) -> CascadeRoute:
-    values = {"commit_tokens": COMMIT_TOKENS, "max_in_flight_share": 1.0, **fields}
+    values = {"commit_tokens": COMMIT_TOKENS, **fields}
     return CascadeRoute.model_validate({"first": WEAK, "second": STRONG, **values})

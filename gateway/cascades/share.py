@@ -1,35 +1,49 @@
-"""How many requests of a tenant have a second model at work, of those that run."""
+"""How many of a tenant's cascades a second model worked on: the bound on what a cascade may cost more.
 
-from collections import Counter
+Counted are the latest requests, not those that run: what goes over runs longer, so a quarter of all requests can be half
+of the running ones.
+"""
+
+from collections import OrderedDict, deque
+from typing import Final
+
+WINDOW: Final = 100
+"""Requests of a tenant that count."""
+FREE: Final = 10
+"""So many of them may go over in any case: a share of few requests says nothing."""
+TENANTS_MAX: Final = 4096
+"""The one that was not heard of for longest is forgotten."""
+
+
+class Attempt:
+    """One request of a cascade.
+
+    Attributes:
+        over: a second model works on it, or has answered it.
+    """
+
+    def __init__(self, recent: deque["Attempt"]) -> None:
+        self.over = False
+        self._recent = recent
+
+    def may_go_over(self, share: float) -> bool:
+        """Whether a second model may begin, with at most ``share`` of the tenant's latest requests having one."""
+        over = sum(attempt.over for attempt in self._recent)
+        return over + 1 <= max(FREE, share * len(self._recent))
 
 
 class Escalations:
-    """Running requests by tenant, and those of them that went over."""
+    """The latest requests of each tenant."""
 
     def __init__(self) -> None:
-        self._running: Counter[str] = Counter()
-        self._over: Counter[str] = Counter()
+        self._recent: OrderedDict[str, deque[Attempt]] = OrderedDict()
 
-    def began(self, tenant: str) -> None:
+    def began(self, tenant: str) -> Attempt:
         """A request of a cascade runs."""
-        self._running[tenant] += 1
-
-    def went_over(self, tenant: str) -> None:
-        """One of them went over."""
-        self._over[tenant] += 1
-
-    def came_back(self, tenant: str) -> None:
-        """The second model of one that went over is not needed any more."""
-        self._over[tenant] -= 1
-
-    def ended(self, tenant: str, *, over: bool) -> None:
-        """One of them ended; ``over``: it had gone over."""
-        self._running[tenant] -= 1
-        self._over[tenant] -= over
-        for counts in (self._running, self._over):
-            if not counts[tenant]:
-                del counts[tenant]
-
-    def may_go_over(self, tenant: str, share: float) -> bool:
-        """Whether one more may, with at most ``share`` of the running ones; a single one always may."""
-        return self._over[tenant] + 1 <= max(1.0, share * self._running[tenant])
+        recent = self._recent.setdefault(tenant, deque(maxlen=WINDOW))
+        self._recent.move_to_end(tenant)
+        if len(self._recent) > TENANTS_MAX:
+            self._recent.popitem(last=False)
+        attempt = Attempt(recent)
+        recent.append(attempt)
+        return attempt

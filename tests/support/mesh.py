@@ -56,7 +56,7 @@ _ROUTING: Final = Settings.model_fields["routing"].default.model_copy(
                     start="together",
                     commit_tokens=12,
                     min_logprob=-0.05,
-                    max_in_flight_share=1.0,
+                    max_share=1.0,
                 )
             )
         },

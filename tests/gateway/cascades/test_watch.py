@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from gateway.cascades.share import Escalations
 from gateway.cascades.watch import DECIDE_TOKENS, Verdict, Watch
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.routing import CascadeRoute
@@ -109,22 +108,3 @@ def test_the_learned_part_has_the_last_word() -> None:
     for text, verdict in (("bad", Verdict.DOUBT), ("good", Verdict.COMMIT)):
         made = Watch(route(), "prompt", wants_json=False, judge=Judge())
         assert made.end(text, truncated=False) is verdict
-
-
-def test_the_share_of_a_tenant_is_bounded_and_a_single_request_may_always_go_over() -> None:
-    escalations = Escalations()
-    for _ in range(4):
-        escalations.began("a")
-    assert escalations.may_go_over("a", 0.5)
-    escalations.went_over("a")
-    escalations.went_over("a")
-    assert not escalations.may_go_over("a", 0.5)
-    escalations.began("b")
-    assert escalations.may_go_over("b", 0.01)
-    escalations.ended("a", over=True)
-    escalations.began("a")
-    assert escalations.may_go_over("a", 0.5)
-    escalations.went_over("a")
-    assert not escalations.may_go_over("a", 0.5)
-    escalations.came_back("a")
-    assert escalations.may_go_over("a", 0.5)
