@@ -92,8 +92,8 @@ class CascadeRoute(_Section):
     hint: bool = False
     """Whether the second model sees the first one's draft."""
     max_share: Share = 0.5
-    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer is kept, or
-    with ``start: together`` the second model begins only in doubt."""
+    """Of a tenant's latest 100 requests that may have had the second model at work; above it the first answer is kept,
+    or with ``start: together`` the second model begins only in doubt."""
 
     @model_validator(mode="after")
     def _draft_exists(self) -> Self:

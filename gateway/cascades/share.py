@@ -1,7 +1,7 @@
 """How many of a tenant's cascades a second model worked on: the bound on what a cascade may cost more.
 
-Counted are the latest requests, not those that run: what goes over runs longer, so a quarter of all requests can be half
-of the running ones.
+Counted are the latest requests, not those that run: what goes over runs longer, so a quarter of all requests can be
+half of the running ones.
 """
 
 from collections import OrderedDict, deque

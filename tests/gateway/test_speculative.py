@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cascades import share
 from sluice.internal.v1.frame_pb2 import (
     ROW_END_CANCELLED,
     ROW_END_FAILED,
@@ -138,7 +139,10 @@ async def test_without_a_worker_the_second_model_does_not_begin(wire: Wire) -> N
     assert "no worker serves large" in record.legs[0].alone
 
 
-async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(wire: Wire) -> None:
+async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "FREE", 1)
     calls = [wire.stub.Generate(prompt(model="")) for _ in range(2)]
     firsts = [await wire.batcher.task("small") for _ in calls]
     second = await wire.batcher.task("large")
@@ -150,7 +154,7 @@ async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(wire: Wir
     record = await explained(wire, alone.request_id)
     assert "gone over with 50%" in record.legs[0].alone
     assert len(record.legs) == 1
-    wire.stub.Generate(prompt(model=""))  # those that have ended count no more
+    wire.stub.Generate(prompt(model=""))  # those that were not needed count no more
     first, second = await wire.batcher.task("small"), await wire.batcher.task("large")
     assert second.request_id == f"{first.request_id}-2"
 

@@ -46,7 +46,7 @@ def test_what_does_not_add_up_is_found(text: str) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("+-*"), st.integers(0, 999)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from("+-*"), st.integers(0, 99)), min_size=1, max_size=5),
     st.integers(0, 999),
     st.sampled_from([0, 0, 3, -7]),
 )
