@@ -7,6 +7,7 @@ from gateway.overload import Overload
 from gateway.routing.breaker import Breakers
 from gateway.routing.router import ModelFacts
 from gateway.routing.spending import Spending
+from gateway.streams.leg import Leg
 from gateway.streams.stream import Stream
 from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
 
@@ -29,13 +30,17 @@ class Accounts:
     def ended(self, tenant: str, stream: Stream, now: float) -> None:
         """A stream of ``tenant`` ended."""
         for leg in stream.legs:
-            tokens = leg.prompt_tokens, len(leg.transcript.token_ids)
-            self.spending.add(tenant, self.models[leg.model].cost(*tokens), now)
+            self.spending.add(tenant, self.cost(leg), now)
             if leg is not stream.leg:
                 self.breakers.succeeded(leg.model, now)  # it answered, if not well
-        self._judge(stream.leg.model, stream.error, now)
+        self.judge(stream.leg.model, stream.error, now)
 
-    def _judge(self, model: str, error: SluiceError | None, now: float) -> None:
+    def cost(self, leg: Leg) -> float:
+        """Of a row so far."""
+        return self.models[leg.model].cost(leg.prompt_tokens, len(leg.transcript.token_ids))
+
+    def judge(self, model: str, error: SluiceError | None, now: float) -> None:
+        """What a row that has ended, with ``error`` or without, says about ``model``."""
         if error is None:
             self.breakers.succeeded(model, now)
         elif isinstance(error, _FAILURES):

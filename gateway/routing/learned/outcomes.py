@@ -30,6 +30,8 @@ class Outcome:
     """What the small model wrote."""
     weight: float = 1.0
     """How much this row counts, such as by tenant."""
+    assumed: bool = False
+    """Whether one of the two was not measured: see `one_sided`."""
 
 
 @dataclass(frozen=True, slots=True)
