@@ -111,7 +111,8 @@ def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse |
 
 def _compare_draft(outcome: Outcome, stream: Stream) -> None:
     """The weak model's draft, where a cascade went over from it; one that was cut off is worth nothing."""
-    draft = next((leg for leg in stream.legs[:-1] if leg.model == outcome.weak_model), None)
+    others = (leg for leg in stream.legs if leg is not stream.leg)
+    draft = next((leg for leg in others if leg.model == outcome.weak_model), None)
     if draft is None:
         return
     complete = draft.transcript.closed

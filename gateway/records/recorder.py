@@ -84,23 +84,26 @@ class Recorder:
         """Will write ``outcome``, in place of an earlier one of the same request."""
         self._put(subjects.outcome(outcome.tenant, outcome.request_id), outcome)
 
-    async def grade(self, request_id: str, grade: Grade) -> None:
-        """Stores ``grade``, with the record and with the outcome, which may be kept longer; returns when it is stored.
+    async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
+        """Stores ``grade``, with the record and with the outcome; returns when it is stored, with the record.
+
+        Outcomes may be kept longer: of a record that is gone request and tenant are left.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
             TransportUnavailable: JetStream does not answer.
         """
-        tenant = await self._tenant_of(request_id)
+        record = await self._record_of(request_id)
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
-        if self.outcomes.keeps(tenant):
-            stored.append(subjects.outcome_grade(tenant, request_id))
+        if self.outcomes.keeps(record.tenant):
+            stored.append(subjects.outcome_grade(record.tenant, request_id))
         assert self._js is not None, "started"
         try:
             for subject in stored:
                 await self._js.publish(subject, pack(grade), timeout=WRITE_S)
         except (TimeoutError, NatsError) as error:
             raise away(error) from error
+        return record
 
     async def find(self, request_id: str) -> ExplainResponse:
         """What is kept of a request.
@@ -181,15 +184,15 @@ class Recorder:
             self._waiting = {**dict(failed), **self._waiting}
             await asyncio.sleep(_RETRY_S)
 
-    async def _tenant_of(self, request_id: str) -> str:
-        """Who asked; raises RecordUnknown as `grade`."""
+    async def _record_of(self, request_id: str) -> RequestRecord:
+        """What is left of a record; raises as `grade`."""
         try:
-            return unpack(RequestRecord, await self._last(subjects.record(request_id))).tenant
+            return unpack(RequestRecord, await self._last(subjects.record(request_id)))
         except RecordUnknown:
             outcome = await self.outcomes.find(request_id)
             if outcome is None:
                 raise
-            return outcome.tenant
+            return RequestRecord(request_id=request_id, tenant=outcome.tenant)
 
     async def _last(self, subject: str) -> bytes:
         if not self._settings.enabled:

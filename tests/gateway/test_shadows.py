@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway import shadowing
@@ -16,7 +17,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, typed
 
 ROUTING = {
     "default": "small",
@@ -64,8 +65,9 @@ async def explained(
                 record = (await stub.Explain(ExplainRequest(request_id=request_id))).record
                 if wanted(record):
                     return record
-            except Exception as error:
-                assert "nothing is kept" in str(error)
+            except grpc.aio.AioRpcError as failure:
+                if typed(failure).reason != "RECORD_UNKNOWN":
+                    raise
             await asyncio.sleep(0.01)
 
 

@@ -36,7 +36,7 @@ def train(outcomes: Sequence[Outcome], rows: Sequence[OneSided], seed: int = 0) 
     """As `training.train`, from ``rows`` as well.
 
     Raises:
-        BadOutcomes: too few rows have both sides.
+        TooFewOutcomes: too few rows have both sides.
     """
     first = training.train(outcomes, seed)
     if not rows:

@@ -16,7 +16,7 @@ from gateway.routing.learned.forest import Forest
 from gateway.routing.learned.grams import Vocabulary
 from gateway.routing.learned.head import Head, widen
 from gateway.routing.learned.linear import Linear
-from gateway.routing.learned.outcomes import ROWS_MIN, BadOutcomes, Outcome
+from gateway.routing.learned.outcomes import ROWS_MIN, Outcome, TooFewOutcomes
 from gateway.routing.learned.router import LearnedRouter
 from gateway.routing.learned.text import Text, parse
 
@@ -74,10 +74,10 @@ def train(outcomes: Sequence[Outcome], seed: int = 0) -> LearnedRouter:
     """Learns a router; with a head for cascades where every outcome has the small model's answer.
 
     Raises:
-        BadOutcomes: too few, see `outcomes.gather`.
+        TooFewOutcomes: see `outcomes.gather`.
     """
     if len(outcomes) < ROWS_MIN:
-        raise BadOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
+        raise TooFewOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
     texts = [parse(outcome.prompt) for outcome in outcomes]
     rows = np.array([features.describe(text) for text in texts])
     vocabulary = grams.learn(texts)

@@ -80,6 +80,17 @@ RECORD = admin_pb2.RequestRecord(
             longest_waited_ms=4,
         )
     ],
+    shadows=[
+        admin_pb2.ShadowRun(
+            model="small",
+            agreement=0.5,
+            prompt_tokens=20,
+            completion_tokens=4,
+            cost=0.001,
+            took_ms=12.5,
+        ),
+        admin_pb2.ShadowRun(model="next", dropped="in_flight"),
+    ],
     timings=Timings(queue_ms=1.5, time_to_first_token_ms=8, total_ms=20),
     finish_reason=FINISH_REASON_STOP,
     gateway="gw-1",
@@ -142,6 +153,8 @@ async def test_for_people(cli: Cli) -> None:
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
         "model     large: 20 + 5 tokens, cost 0.001, attempt 1",
         "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
+        "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001, 12.5 ms",
+        "shadow    next: in_flight; cost 0",
         "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
         " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
         "end       stop",
