@@ -74,6 +74,8 @@ class Admitted:
     """Its version."""
     work_for: Callable[[str], Awaitable[Work]]
     """What another model would be asked; raises as `Admission.admit`."""
+    inspect_answer: Callable[[], AnswerInspection | None]
+    """Begins the inspection of one more answer; None when the safety policy leaves answers alone."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class Admission:
             safety.inspection.guards,
             safety.policy.version,
             partial(self._governed, request, conversation, safety, demand),
+            partial(self._inspector.answer, safety.inspection, conversation.system_text),
         )
 
     def sent(self, work: Work, priority_class: str) -> None:

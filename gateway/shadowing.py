@@ -21,7 +21,7 @@ from gateway.door.requests import ValidRequest
 from gateway.opening import leg_of
 from gateway.overload import Demand, Overload
 from gateway.records.draft import Draft
-from gateway.records.outcome import add_shadow, outcome_of, teaches
+from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
 from gateway.records.recorder import Recorder
 from gateway.routing.agreement import agreement
 from gateway.routing.trials import SHADOW, drawn
@@ -44,6 +44,7 @@ CLASS: Final = "bulk"
 
 IN_FLIGHT: Final = "in_flight"
 """Why a shadow was dropped; else the reason of an error in small letters."""
+BLOCKED: Final = "safety_blocked"
 _FAILED: Final = "internal"
 
 
@@ -90,7 +91,9 @@ class Shadowing:
             self._begin(_Shadow(ended, outcome, row_id, ShadowRun(model=trial.model)))
 
     async def close(self) -> None:
-        """Cancels those that run."""
+        """Cancels those that run, and says how many were dropped."""
+        if self.dropped:
+            _log.info("shadows dropped: %s", dict(self.dropped))
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -132,6 +135,9 @@ class Shadowing:
                 shadow.run.completion_tokens = len(leg.transcript.token_ids)
                 shadow.run.cost = self._accounts.cost(leg)
                 shadow.run.took_ms = (now - begun) * 1000
+            if blocked(stream):
+                self._drop(shadow, BLOCKED)
+                return
             agreed = agreement(ended.stream.leg.said, stream.leg.said)
             span.set_attribute(names.SHADOW_AGREEMENT, agreed)
         self._learn(shadow, stream, agreed)
@@ -143,7 +149,7 @@ class Shadowing:
         token_ids = await prompts.encode(admitted.conversation, model)
         sampling = fit(request, model, len(token_ids))
         sampling.seed = admitted.first.sampling.seed
-        work = Work(model, token_ids, sampling, None)
+        work = Work(model, token_ids, sampling, admitted.inspect_answer())
         leg = leg_of(request, work, shadow.row_id, (), self._rows.stall_s, now)
         return Wanted(request, work, leg, now + LIMIT_S, headers_of(span), request.workload)
 

@@ -40,9 +40,15 @@ def teaches(request: ValidRequest, stream: Stream) -> bool:
     A resumed answer was begun elsewhere, and its request is counted there.
     """
     finished, guards = stream.finished, stream.ticket.guards
-    if finished is None or request.resume or finished.reason == FINISH_REASON_CONTENT_FILTER:
+    if finished is None or request.resume or blocked(stream):
         return False
     return guards is None or all(one.action not in _STEERING for one in guards.checks.decided)
+
+
+def blocked(stream: Stream) -> bool:
+    """Whether the safety policy ended the answer."""
+    finished = stream.finished
+    return finished is not None and finished.reason == FINISH_REASON_CONTENT_FILTER
 
 
 def outcome_of(
@@ -124,7 +130,8 @@ def _compare_draft(outcome: Outcome, stream: Stream) -> None:
 
 def _keep_answer(outcome: Outcome, leg: Leg) -> None:
     """Of an answer in which the safety policy found something nothing is kept."""
-    if leg.answer is None or not leg.answer.outcome().taken:
+    output = None if leg.answer is None else leg.answer.filter
+    if output is None or not (output.review().taken or output.echoes):
         outcome.weak_answer = ends(leg.said, TEXT_CHARS_MAX)
 
 

@@ -202,6 +202,17 @@ async def test_where_the_safety_policy_had_a_say_nothing_is_shadowed(
         assert (await shadow_of(wire)).request_id.startswith(fine.request_id)
 
 
+async def test_an_answer_that_the_safety_policy_ends_is_compared_with_nothing(
+    opened: Any,
+) -> None:
+    safety = {"output": {"actions": {"pii.iban": "block"}}}
+    async with opened(safety={"policies": {"default": safety}}) as wire:
+        task = await answered(wire)
+        await shadow_of(wire, "to DE89370400440532013000 then")
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert (run.dropped, run.HasField("agreement")) == ("safety_blocked", False)
+
+
 async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -> None:
     guard = {
         "model": "large",

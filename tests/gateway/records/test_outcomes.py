@@ -12,8 +12,10 @@ import pytest
 
 from gateway.records import outcome as outcomes
 from gateway.records import outcome_store
+from gateway.routes import load_router
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
 from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import RoutingSettings, Settings
 from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,
     OUTCOME_SOURCE_GRADE,
@@ -26,7 +28,7 @@ from sluice.v1.admin_pb2 import (
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import subjects
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, typed
+from tests.gateway.kit.wire import MODELS, Wire, error_of, events_of, open_wire, prompt, typed
 
 IBAN = "DE89370400440532013000"
 KEPT = {"tenants": ["acme"], "weak": "small", "strong": "large"}
@@ -171,6 +173,15 @@ async def test_the_text_is_that_which_the_model_saw(opened: Any) -> None:
         assert not found.HasField("weak_answer")
 
 
+async def test_a_shadow_that_says_what_the_policy_finds_is_not_kept(opened: Any) -> None:
+    safety = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
+    async with opened({"default": "large", "shadows": BACK}, safety=safety) as wire:
+        task = await answered(wire, model="large")
+        await shadowed(wire, f"it is {IBAN} then", "small")
+        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
+        assert (found.weak, found.HasField("weak_answer")) == (0.0, False)
+
+
 async def test_of_other_tenants_nothing_is_kept(opened: Any, nats_url: str) -> None:
     async with opened({"shadows": SHADOWS}) as wire:
         strange = await answered(wire, "a secret of another", tenant="other")
@@ -204,6 +215,20 @@ async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
             "OUTCOMES_NOT_KEPT",
             True,
         )
+
+
+async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
+    async with opened({"outcomes": {}}) as wire:
+        await answered(wire)
+        routing = RoutingSettings.model_validate({"outcomes": KEPT, "shadows": SHADOWS})
+        settings = Settings(
+            models=[wire.catalog[name].settings for name in MODELS], routing=routing
+        )
+        await wire.gateway.use_routing(load_router(settings, wire.catalog.facts), routing)
+        task = await answered(wire)
+        await shadowed(wire, "hello")
+        found = await outcome_of(wire, task, lambda one: True)
+        assert [one.request_id for one in await listed(wire)] == [found.request_id]
 
 
 async def test_many_are_listed_and_since_leaves_the_older_out(

@@ -73,6 +73,33 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
         await client.close()
 
 
+async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
+    kept = opened()
+
+    class Js:
+        """Fails once, and meanwhile a newer record comes."""
+
+        def __init__(self) -> None:
+            self.stored: list[bytes] = []
+            self.failed = False
+
+        async def publish(self, subject: str, payload: bytes, timeout: float) -> None:
+            if not self.failed:
+                self.failed = True
+                kept.keep(RequestRecord(request_id="req-1", tenant="newest"))
+                raise TimeoutError
+            self.stored.append(payload)
+
+    js: Any = Js()
+    kept._js = js
+    for tenant in ("old", "newer"):
+        kept.keep(RequestRecord(request_id="req-1", tenant=tenant))
+    running = asyncio.ensure_future(kept.run())
+    await kept.flush(BOUND_S)
+    running.cancel()
+    assert [RequestRecord.FromString(one).tenant for one in js.stored] == ["newest"]
+
+
 async def test_new_limits_are_taken_over(nats_url: str) -> None:
     client = await nats.connect(nats_url)
     try:
