@@ -78,6 +78,21 @@ class Shadowing:
 
     def ended(self, ended: Ended) -> None:
         """Keeps the outcome of a request that has just ended, and has its shadows asked."""
+        try:
+            self._learn_from(ended)
+        except Exception:  # the frames of other answers that came with its last one would be lost
+            _log.exception("request %s: nothing was learned", ended.stream.request_id)
+
+    async def close(self) -> None:
+        """Cancels those that run, and says how many were dropped."""
+        if self.dropped:
+            _log.info("shadows dropped: %s", dict(self.dropped))
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _learn_from(self, ended: Ended) -> None:
         learning, stream = ended.admitted.plan.learning, ended.stream
         if learning is None or not teaches(ended.request, stream):
             return
@@ -89,15 +104,6 @@ class Shadowing:
         for number, trial in enumerate(trials, 1):
             row_id = f"{stream.request_id}-s{number}"
             self._begin(_Shadow(ended, outcome, row_id, ShadowRun(model=trial.model)))
-
-    async def close(self) -> None:
-        """Cancels those that run, and says how many were dropped."""
-        if self.dropped:
-            _log.info("shadows dropped: %s", dict(self.dropped))
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
     def _begin(self, shadow: "_Shadow") -> None:
         now = time.monotonic()
@@ -140,7 +146,7 @@ class Shadowing:
                 return
             agreed = agreement(ended.stream.leg.said, stream.leg.said)
             span.set_attribute(names.SHADOW_AGREEMENT, agreed)
-        self._learn(shadow, stream, agreed)
+        self._compared(shadow, stream, agreed)
 
     async def _wanted(self, shadow: "_Shadow", span: Span, now: float) -> Wanted:
         """The same conversation, with what the caller wanted of an answer."""
@@ -153,7 +159,7 @@ class Shadowing:
         leg = leg_of(request, work, shadow.row_id, (), self._rows.stall_s, now)
         return Wanted(request, work, leg, now + LIMIT_S, headers_of(span), request.workload)
 
-    def _learn(self, shadow: "_Shadow", stream: Stream, agreed: float) -> None:
+    def _compared(self, shadow: "_Shadow", stream: Stream, agreed: float) -> None:
         run, outcome = shadow.run, shadow.outcome
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, stream.leg, agreed):

@@ -43,9 +43,9 @@ def agreement(one: str, other: str) -> float:
     one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
     if _plain(one) == _plain(other):
         return 1.0
-    parsed = _json(one), _json(other)
-    if parsed[0] is not None and parsed[1] is not None:
-        return _f1(Counter(_values(parsed[0])), Counter(_values(parsed[1])))
+    values = _json_values(one), _json_values(other)
+    if values[0] is not None and values[1] is not None:
+        return _f1(values[0], values[1])
     numbers = final_number(one), final_number(other)
     if numbers[0] is not None and numbers[1] is not None:
         return float(abs(numbers[0] - numbers[1]) <= _TOLERANCE * max(1.0, abs(numbers[0])))
@@ -83,15 +83,15 @@ def _last_line(text: str) -> str:
     return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
 
 
-def _json(text: str) -> Any:
-    """The object or list that ``text`` is, with or without a fence around it; else None."""
+def _json_values(text: str) -> Counter[str] | None:
+    """What the object or list that ``text`` is holds, with or without a fence around it; None where it is none."""
     if text.startswith("```"):
         text = text.strip("`").removeprefix("json")
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        return Counter(_values(value)) if isinstance(value, dict | list) else None
+    except (ValueError, RecursionError):  # it may be too deep to be read, or to be written
         return None
-    return value if isinstance(value, dict | list) else None
 
 
 def _values(value: Any, place: str = "", depth: int = 0) -> Iterator[str]:

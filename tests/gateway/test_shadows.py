@@ -232,6 +232,19 @@ async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -
         assert not record.shadows
 
 
+async def test_a_fault_in_learning_costs_no_answer(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(shadowing, "teaches", broken)
+    async with opened() as wire:
+        task = await answered(wire)
+        assert f"request {task.request_id}: nothing was learned" in caplog.text
+        assert len(wire.gateway.registry) == 0
+
+
 async def test_an_observer_is_told_of_each_comparison(opened: Any) -> None:
     async with opened() as wire:
         told: list[tuple[str, dict[str, float]]] = []
