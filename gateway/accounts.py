@@ -32,8 +32,17 @@ class Accounts:
         for leg in stream.legs:
             self.spending.add(tenant, self.cost(leg), now)
             if leg is not stream.leg:
-                self.breakers.succeeded(leg.model, now)  # it answered, if not well
+                self._judge_aside(leg, now)
         self.judge(stream.leg.model, stream.error, now)
+
+    def _judge_aside(self, leg: Leg, now: float) -> None:
+        """What a leg says about its model where another one answered."""
+        if leg.error is not None:
+            self.judge(leg.model, leg.error, now)
+        elif leg.unused and not leg.assembler.heard:
+            self.breakers.abandoned(leg.model)
+        else:
+            self.breakers.succeeded(leg.model, now)  # it answered, if not well, or not to the end
 
     def cost(self, leg: Leg) -> float:
         """Of a row so far."""

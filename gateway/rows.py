@@ -12,7 +12,8 @@ from gateway.opening import task_of
 from gateway.streams.endings import Hops
 from gateway.streams.leg import Leg
 from gateway.streams.registry import Registry
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from sluice.errors import Cancelled, SluiceError
 from sluice.v1.inference_pb2 import Started
 

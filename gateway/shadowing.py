@@ -155,7 +155,7 @@ class Shadowing:
         token_ids = await prompts.encode(admitted.conversation, model)
         sampling = fit(request, model, len(token_ids))
         sampling.seed = admitted.first.sampling.seed
-        work = Work(model, token_ids, sampling, admitted.inspect_answer())
+        work = Work(model, token_ids, sampling, admitted.first.inspect)
         leg = leg_of(request, work, shadow.row_id, (), self._rows.stall_s, now)
         return Wanted(request, work, leg, now + LIMIT_S, headers_of(span), request.workload)
 
