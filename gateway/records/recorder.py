@@ -7,7 +7,7 @@ ever waits for its record. A grade is the exception: who sends one is told when 
 import asyncio
 import logging
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
 from google.protobuf.message import Message
@@ -46,8 +46,9 @@ class Recorder:
     def __init__(self, settings: RecordsSettings, outcomes: OutcomeStore) -> None:
         self.outcomes = outcomes
         self._settings = settings
-        self._waiting: dict[str, bytes] = {}
-        """By subject, in order: a newer message takes the place of one that still waits."""
+        self._waiting: dict[str, tuple[str, bytes]] = {}
+        """Subject and payload, in order; what has the same name as one that still waits takes its place."""
+        self._numbers = count()
         self._news = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,7 +74,8 @@ class Recorder:
     def keep(self, record: RequestRecord) -> None:
         """Will write ``record``, in place of an earlier one of the same request."""
         if self._settings.enabled:
-            self._put(subjects.record(record.request_id), record)
+            subject = subjects.record(record.request_id)
+            self._put(subject, record, subject)
 
     def audit(self, entry: AuditEntry) -> None:
         """Will append ``entry``."""
@@ -82,7 +84,8 @@ class Recorder:
 
     def outcome(self, outcome: Outcome) -> None:
         """Will write ``outcome``, in place of an earlier one of the same request."""
-        self._put(subjects.outcome(outcome.tenant, outcome.request_id), outcome)
+        subject = subjects.outcome(outcome.tenant, outcome.request_id)
+        self._put(subject, outcome, subject)
 
     async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
         """Stores ``grade``, with the record and with the outcome; returns when it is stored, with the record.
@@ -152,13 +155,14 @@ class Recorder:
         except TimeoutError:
             _log.warning("%d records were not written", len(self._waiting))
 
-    def _put(self, subject: str, message: Message) -> None:
-        payload = message.SerializeToString()
-        full = len(self._waiting) >= WAITING_MAX and subject not in self._waiting
+    def _put(self, subject: str, message: Message, name: str = "") -> None:
+        """Without a ``name`` it takes nothing's place."""
+        payload, name = message.SerializeToString(), name or f"{next(self._numbers)}"
+        full = len(self._waiting) >= WAITING_MAX and name not in self._waiting
         if full or len(payload) > MAX_MESSAGE_BYTES:
             self._drop()
             return
-        self._waiting[subject] = payload
+        self._waiting[name] = subject, payload
         self._empty.clear()
         self._news.set()
 
@@ -173,10 +177,10 @@ class Recorder:
         """Writes some of what waits; what failed waits again, in its place, unless there is something newer."""
         assert self._js is not None, "started"
         some = list(islice(self._waiting.items(), TOGETHER_MAX))
-        for subject, _ in some:
-            del self._waiting[subject]
+        for name, _ in some:
+            del self._waiting[name]
         sent = await asyncio.gather(
-            *(self._js.publish(subject, payload, timeout=WRITE_S) for subject, payload in some),
+            *(self._js.publish(*message, timeout=WRITE_S) for _, message in some),
             return_exceptions=True,
         )
         failed = [one for one, result in zip(some, sent, strict=True) if _is_failure(result)]

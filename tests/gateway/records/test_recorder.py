@@ -73,6 +73,23 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
         await client.close()
 
 
+async def test_what_is_appended_takes_nothing_s_place(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    for policy in ("one", "two"):
+        kept.audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
+    running = asyncio.ensure_future(kept.run())
+    try:
+        await kept.flush(BOUND_S)
+        info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
+        assert info.state.messages == 2
+        assert (await kept.audited("req-1")).policy == "two"
+    finally:
+        running.cancel()
+        await client.close()
+
+
 async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
     kept = opened()
 
