@@ -30,22 +30,26 @@ class Accounts:
     def ended(self, tenant: str, stream: Stream, now: float) -> None:
         """A stream of ``tenant`` ended."""
         for leg in stream.legs:
-            tokens = leg.prompt_tokens, len(leg.transcript.token_ids)
-            self.spending.add(tenant, self.models[leg.model].cost(*tokens), now)
+            self.spending.add(tenant, self.cost(leg), now)
             if leg is not stream.leg:
                 self._judge_aside(leg, now)
-        self._judge(stream.leg.model, stream.error, now)
+        self.judge(stream.leg.model, stream.error, now)
 
     def _judge_aside(self, leg: Leg, now: float) -> None:
         """What a leg says about its model where another one answered."""
         if leg.error is not None:
-            self._judge(leg.model, leg.error, now)
+            self.judge(leg.model, leg.error, now)
         elif leg.unused and not leg.assembler.heard:
             self.breakers.abandoned(leg.model)
         else:
             self.breakers.succeeded(leg.model, now)  # it answered, if not well, or not to the end
 
-    def _judge(self, model: str, error: SluiceError | None, now: float) -> None:
+    def cost(self, leg: Leg) -> float:
+        """Of a row so far."""
+        return self.models[leg.model].cost(leg.prompt_tokens, len(leg.transcript.token_ids))
+
+    def judge(self, model: str, error: SluiceError | None, now: float) -> None:
+        """What a row that has ended, with ``error`` or without, says about ``model``."""
         if error is None:
             self.breakers.succeeded(model, now)
         elif isinstance(error, _FAILURES):

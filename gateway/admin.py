@@ -1,7 +1,9 @@
 """``sluice.v1.AdminService`` over grpc.aio."""
 
+from contextlib import aclosing
 from typing import Any, Final
 
+from gateway.records.outcome_store import OutcomeStore
 from gateway.records.record import audit_response
 from gateway.records.recorder import Recorder
 from sluice.errors import InvalidRequest
@@ -14,6 +16,7 @@ from sluice.v1.admin_pb2 import (
     GetAuditRequest,
     GetAuditResponse,
     Grade,
+    ListOutcomesRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
 from sluice.wire.clock import unix_ms
@@ -25,8 +28,9 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """The methods."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, outcomes: OutcomeStore) -> None:
         self._recorder = recorder
+        self._outcomes = outcomes
 
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
@@ -43,6 +47,16 @@ class AdminService(AdminServiceServicer):
         grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
         await self._recorder.grade(_request_id(request.request_id), grade)
         return FeedbackResponse()
+
+    # A coroutine that writes: see InferenceService.Generate.
+    async def ListOutcomes(  # type: ignore[override]
+        self, request: ListOutcomesRequest, context: Any
+    ) -> None:
+        """See the proto."""
+        listed = self._outcomes.list(list(request.tenants), request.since_unix_ms)
+        async with aclosing(listed):
+            async for response in listed:
+                await context.write(response)
 
 
 def _request_id(given: str) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,6 +20,7 @@ from gateway.guards.guarding import Asked, Guarding
 from gateway.opening import new_request_id, open_stream, started_of, task_of
 from gateway.records.draft import Draft, Drafts
 from gateway.safety.dry_run import words_of
+from gateway.shadowing import Ended, Shadowing
 from gateway.spans import CallSpans, finding_attributes
 from gateway.streams.endings import Hops
 from gateway.streams.leg import Leg
@@ -61,14 +62,23 @@ class Generator:
     accounts: Accounts
     cascading: Cascading
     asking: Asking
+    shadowing: Shadowing
     tracer: Tracer
 
-    def ended(self, tenant: str, draft: Draft, stream: Stream) -> None:
+    def ended(
+        self,
+        request: ValidRequest,
+        admitted: Admitted,
+        draft: Draft,
+        spans: CallSpans,
+        stream: Stream,
+    ) -> None:
         """A stream ended: writes its record, and learns from it."""
         if stream.ticket.guards is not None:
             stream.ticket.guards.close()
         draft.ended(stream)
-        self.accounts.ended(tenant, stream, time.monotonic())
+        self.accounts.ended(request.tenant, stream, time.monotonic())
+        self.shadowing.ended(Ended(request, admitted, draft, spans, stream))
 
     async def answer(
         self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
@@ -174,7 +184,7 @@ class _Call:
             hops=self._hops,
             key=request.key,
             fingerprint=request.fingerprint,
-            on_end=partial(self._shared.ended, request.tenant, draft),
+            on_end=_Once(partial(self._shared.ended, request, admitted, draft, self._spans)),
             cascade=cascade,
             guards=self._guards(request, admitted),
         )
@@ -283,6 +293,18 @@ class _Call:
             lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
             attributes = {names.ATTEMPT: stream.attempt, **_found_in(stream)}
             self._spans.past(names.SPAN_STREAM, lasted_s, attributes)
+
+
+class _Once:
+    """Is called once, and then holds nothing any more: a finished stream may wait long for a replay."""
+
+    def __init__(self, end: Callable[[Stream], None]) -> None:
+        self._end: Callable[[Stream], None] | None = end
+
+    def __call__(self, stream: Stream) -> None:
+        end, self._end = self._end, None
+        assert end is not None, "a stream ends once"
+        end(stream)
 
 
 def _found_in(stream: Stream) -> dict[str, AttributeValue]:

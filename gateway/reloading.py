@@ -52,8 +52,8 @@ class GatewayReload:
         router = await asyncio.to_thread(load_router, settings, self._catalog.facts)
         compiled = await asyncio.to_thread(load_policies_of, settings, self._path)
         tried = self._inspector.dry_run
+        await self._gateway.use_routing(router, settings.routing)
         self._inspector.swap(compiled)
-        self._gateway.use_routing(router, settings.routing)
         self._settings = settings
         if tried is not None and tried is not self._inspector.dry_run:
             log.info("%s", tried)

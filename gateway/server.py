@@ -27,18 +27,21 @@ from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
 from gateway.models import Directory
 from gateway.overload import Overload
-from gateway.records.draft import Drafts
+from gateway.records.draft import Drafts, Observer
+from gateway.records.outcome_store import OutcomeStore
 from gateway.records.recorder import Recorder
 from gateway.routing.breaker import Breakers
 from gateway.routing.router import Router
+from gateway.rows import Rows
 from gateway.safety.inspector import Inspector
 from gateway.service import InferenceService
+from gateway.shadowing import Shadowing
 from gateway.streams.registry import Registry
 from gateway.streams.replays import Replays
 from sluice.errors import ShuttingDown
 from sluice.processes.errors import SetupError
 from sluice.processes.ports import listen_problem, split_address
-from sluice.settings import RoutingSettings, Settings
+from sluice.settings import RoutingSettings, Settings, SettingsError
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.wire.connection import connect
@@ -81,8 +84,9 @@ class Gateway:
         self._dispatch = Dispatch(gateway_id)
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
-        self._recorder = Recorder(settings.records)
-        drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
+        self._outcomes = OutcomeStore(settings.routing.outcomes)
+        self._recorder = Recorder(settings.records, self._outcomes)
+        self._drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
         self._breakers = Breakers(settings.routing.breaker)
         accounts = Accounts(self._breakers, catalog.facts)
         self._overload = Overload(
@@ -95,18 +99,19 @@ class Gateway:
         admission = Admission(catalog, self._overload, inspector, router, accounts)
         self._admission = admission
         cascading = Cascading(self._overload, accounts, Escalations())
-        asking = Asking(
-            admission, self._overload, self.registry, self._dispatch, accounts, limits.stall_s
-        )
+        rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
+        asking = Asking(rows, self._overload, accounts)
+        self._shadowing = Shadowing(rows, self._overload, accounts, self._recorder)
         generator = Generator(
             limits,
             admission,
             self.registry,
             self._dispatch,
-            drafts,
+            self._drafts,
             accounts,
             cascading,
             asking,
+            self._shadowing,
             tracer,
         )
         self._service = InferenceService(generator, admission, self._directory)
@@ -130,8 +135,20 @@ class Gateway:
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
 
-    def use_routing(self, router: Router, routing: RoutingSettings) -> None:
-        """Requests that come from now on are routed by ``router``."""
+    def observe(self, observer: Observer) -> None:
+        """``observer`` is told of every comparison of two models' answers from now on."""
+        self._drafts.observe = observer
+
+    async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
+        """Requests that come from now on are routed by ``router``.
+
+        Raises:
+            SettingsError: outcomes cannot be kept as ``routing`` says; nothing has changed.
+        """
+        try:
+            await self._outcomes.use(routing.outcomes)
+        except (TimeoutError, NatsError) as error:
+            raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
         self._admission.use_router(router)
         self._overload.fallbacks = routing.fallbacks
         self._breakers.settings = routing.breaker
@@ -173,6 +190,7 @@ class Gateway:
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
+        await self._shadowing.close()
         await self._recorder.flush(_RECORDS_S)
 
     async def close(self) -> None:
@@ -201,7 +219,7 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        add_AdminServiceServicer_to_server(AdminService(self._recorder), server)
+        add_AdminServiceServicer_to_server(AdminService(self._recorder, self._outcomes), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -9,6 +9,7 @@
 | `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
+| `OutcomesNotKept` | FAILED_PRECONDITION | OUTCOMES_NOT_KEPT | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
@@ -151,6 +152,13 @@ class NoDryRun(SluiceError):
     reason = "NO_DRY_RUN"
 
 
+class OutcomesNotKept(SluiceError):
+    """The tenant, or every tenant, has not let its prompts be kept to learn from."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "OUTCOMES_NOT_KEPT"
+
+
 class IdempotencyConflict(SluiceError):
     """The idempotency key belongs to another request."""
 
@@ -231,6 +239,7 @@ BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
         RecordUnknown,
         SafetyBlocked,
         NoDryRun,
+        OutcomesNotKept,
         IdempotencyConflict,
         DeadlinePassed,
         Cancelled,

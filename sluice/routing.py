@@ -126,6 +126,12 @@ class Trial(_Section):
     """The model whose requests it gets a share of."""
     share: Share
 
+    @model_validator(mode="after")
+    def _differs(self) -> Self:
+        if self.model == self.of:
+            raise ValueError(f"model and of are the same model, {self.of}")
+        return self
+
 
 class RoutingPolicy(_Section):
     """How "auto" is resolved: the first rule that holds, else the learned router, else ``default``."""
@@ -139,6 +145,17 @@ class RoutingPolicy(_Section):
     load: LoadRoute | None = None
     canaries: tuple[Trial, ...] = ()
     """Answer their share in place of the model."""
+    shadows: tuple[Trial, ...] = ()
+    """Are asked their share beside the model, when its answer has ended; nobody sees what they answer."""
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The weak and the strong model, as far as this policy names them."""
+        if self.learned is not None:
+            return self.learned.weak, self.learned.strong
+        if self.cascade is not None:
+            return self.cascade.first, self.cascade.second
+        return None
 
     def models(self) -> list[tuple[str, str]]:
         """Every model that is named, with its key."""
@@ -151,8 +168,9 @@ class RoutingPolicy(_Section):
             named += [("cascade.second", self.cascade.second)]
         named += [(f"budgets.{i}.model", one.model) for i, one in enumerate(self.budgets)]
         named += [("load.model", self.load.model)] if self.load is not None else []
-        for i, trial in enumerate(self.canaries):
-            named += [(f"canaries.{i}.model", trial.model), (f"canaries.{i}.of", trial.of)]
+        for key, trials in (("canaries", self.canaries), ("shadows", self.shadows)):
+            for i, trial in enumerate(trials):
+                named += [(f"{key}.{i}.model", trial.model), (f"{key}.{i}.of", trial.of)]
         return named
 
     @model_validator(mode="after")
@@ -185,6 +203,31 @@ class BreakerSettings(_Section):
     open_s: float = Field(5.0, gt=0)
 
 
+class OutcomeSettings(_Section):
+    """How models did on requests is kept to learn from, with the prompts; of no tenant that is not named here."""
+
+    tenants: tuple[Name, ...] = ()
+    """Those that let their prompts be kept."""
+    weak: Name | None = None
+    strong: Name | None = None
+    """The two models that are compared, in policies without ``learned`` and ``cascade``."""
+    max_mib: int = Field(256, ge=1)
+    max_age_h: float = Field(24.0 * 30, gt=0)
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The two models, if they are named."""
+        return None if self.weak is None or self.strong is None else (self.weak, self.strong)
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.weak is None) != (self.strong is None):
+            raise ValueError("set both weak and strong, or none of them")
+        if self.weak is not None and self.weak == self.strong:
+            raise ValueError("weak and strong are the same model")
+        return self
+
+
 class RoutingSettings(RoutingPolicy):
     """The policy of requests that no selection takes, and what all policies share."""
 
@@ -194,6 +237,14 @@ class RoutingSettings(RoutingPolicy):
     fallbacks: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
     breaker: BreakerSettings = BreakerSettings()
+    outcomes: OutcomeSettings = OutcomeSettings()
+
+    @model_validator(mode="after")
+    def _outcomes_have_a_pair(self) -> Self:
+        pairs = [self.outcomes.pair, self.pair, *(one.pair for one in self.policies.values())]
+        if self.outcomes.tenants and not any(pairs):
+            raise ValueError("outcomes: name the two models that are compared: weak and strong")
+        return self
 
     @model_validator(mode="after")
     def _selections_exist(self) -> Self:
@@ -210,4 +261,6 @@ class RoutingSettings(RoutingPolicy):
             named += [(f"policies.{name}.{key}", model) for key, model in policy.models()]
         for model, smaller in self.fallbacks.items():
             named += [(f"fallbacks.{model}", name) for name in (model, *smaller)]
+        for role, name in zip(("weak", "strong"), self.outcomes.pair or (), strict=False):
+            named += [(f"outcomes.{role}", name)]
         return named

@@ -7,23 +7,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.accounts import Accounts
-from gateway.admission import Admission, Work
+from gateway.admission import Work
 from gateway.catalog import ServedModel
-from gateway.dispatch import Dispatch
 from gateway.guards.question import NoVerdict, Question, prompts_of
-from gateway.opening import task_of
 from gateway.overload import Overload
+from gateway.rows import OwnRow, Rows, Wanted
 from gateway.safety.guards.families import Family
 from gateway.safety.guards.verdict import Failure, Option, Outcome, Said, Unparsable, Verdict
 from gateway.streams.assembler import Assembler
-from gateway.streams.endings import Hops
 from gateway.streams.leg import Leg
-from gateway.streams.registry import Registry
 from gateway.streams.stream import Stream
-from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.errors import (
-    Cancelled,
     DeadlinePassed,
     ModelUnavailable,
     Overloaded,
@@ -31,7 +26,6 @@ from sluice.errors import (
     TransportUnavailable,
 )
 from sluice.internal.v1.task_pb2 import Sampling
-from sluice.v1.inference_pb2 import Started
 
 WORKLOAD: Final = "guard"
 """Answers of guards are as long as each other, and nothing like those of callers."""
@@ -49,12 +43,9 @@ _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
 class Asking:
     """Asks guards; holds what all requests share."""
 
-    admission: Admission
+    rows: Rows
     overload: Overload
-    registry: Registry
-    dispatch: Dispatch
     accounts: Accounts
-    stall_s: float
 
     async def ask(self, question: Question) -> tuple[Outcome, float]:
         """The outcome, within the time budget, and what it cost."""
@@ -70,7 +61,7 @@ class Asking:
 
     async def _verdict(self, question: Question, streams: list[Stream]) -> Verdict:
         check = question.check
-        model = self.admission.catalog[check.guard.settings.model]
+        model = self.rows.admission.catalog[check.guard.settings.model]
         problem = self.overload.problem(model.name, question.demand, time.monotonic())
         if problem is not None:
             raise NoVerdict(_failure_of(problem))
@@ -98,66 +89,37 @@ class Asking:
         number: int,
         streams: list[Stream],
     ) -> Said:
-        work = Work(model, prompt, _sampling(question.check.guard.family, model), None)
-        ended = asyncio.Event()
-        row_id = f"{question.row_id}-{number}" if number else question.row_id
-        stream = self._stream(question, work, row_id, ended)
-        streams.append(stream)
-        self.registry.open(stream)
-        self.admission.sent(work, question.request.priority_class)
+        row = OwnRow(self.rows, self._wanted(question, model, prompt, number))
+        streams.append(row.stream)
         try:
-            await self._publish(question, stream, work, ended)
-        finally:
-            # Without effect when it has ended. Nobody wants the row any more.
-            self.registry.fail(stream, Cancelled("nobody waits for the verdict any more"))
-            self.accounts.ended(question.request.tenant, stream, time.monotonic())
-        if stream.error is not None:
-            raise NoVerdict(_failure_of(stream.error))
-        return _said(stream, model)
-
-    async def _publish(
-        self, question: Question, stream: Stream, work: Work, ended: asyncio.Event
-    ) -> None:
-        task = task_of(stream, question.request, work, self.dispatch.gateway_id)
-        task.workload = WORKLOAD
-        try:
-            await self.dispatch.publish(task, question.headers, stream.ticket.deadline)
+            return _said(await row.answered(), model)
         except SluiceError as error:
-            # Without an acknowledgement the task may have been stored all the same: frames are proof.
-            if not ended.is_set():
-                raise NoVerdict(_failure_of(error)) from error
-        stream.published()
-        await ended.wait()
+            raise NoVerdict(_failure_of(error)) from error
+        finally:
+            self.accounts.ended(question.request.tenant, row.stream, time.monotonic())
 
-    def _stream(self, question: Question, work: Work, row_id: str, ended: asyncio.Event) -> Stream:
-        now = time.monotonic()
-        deadline = min(question.demand.deadline, now + question.check.guard.settings.budget_s)
-        tokenization = work.model.tokenization
+    def _wanted(
+        self, question: Question, model: ServedModel, prompt: list[int], number: int
+    ) -> Wanted:
+        now, guard = time.monotonic(), question.check.guard
+        tokenization = model.tokenization
         transcript = Transcript(
             tokenization.detokenizer(), (), tokenization.stop_token_ids, tokenization.token_text
         )
-        leg = Leg(
-            row_id,
-            work.model.name,
-            len(work.prompt_token_ids),
-            transcript,
-            Assembler(0, self.stall_s, now),
-        )
-        ticket = Ticket(
-            started=Started(request_id=row_id, model=work.model.name),
-            deadline=deadline,
+        row_id = f"{question.row_id}-{number}" if number else question.row_id
+        assembler = Assembler(0, self.rows.stall_s, now)
+        return Wanted(
+            question.request,
+            Work(model, prompt, _sampling(guard.family, model), None),
+            Leg(row_id, model.name, len(prompt), transcript, assembler),
+            min(question.demand.deadline, now + guard.settings.budget_s),
+            question.headers,
+            WORKLOAD,
             with_logprobs=True,
-            hops=Hops(arrived_at=now),
-            on_end=lambda _: ended.set(),
         )
-        return Stream(ticket, leg)
 
     def _cost(self, streams: Sequence[Stream]) -> float:
-        legs = [leg for stream in streams for leg in stream.legs]
-        return sum(
-            self.accounts.models[leg.model].cost(leg.prompt_tokens, len(leg.transcript.token_ids))
-            for leg in legs
-        )
+        return sum(self.accounts.cost(leg) for stream in streams for leg in stream.legs)
 
 
 def _sampling(family: Family, model: ServedModel) -> Sampling:

@@ -60,7 +60,7 @@ class Guarding:
     def begin(self, stream: Stream) -> None:
         """See `Guards.begin`."""
         self._launch(stream, self.checks.begin())
-        self._asking.registry.released(stream, time.monotonic())
+        self._asking.rows.registry.released(stream, time.monotonic())
 
     def produced(self, stream: Stream, *, ended: bool) -> None:
         """See `Guards.produced`."""
@@ -96,7 +96,7 @@ class Guarding:
         except Exception:  # the same
             _log.exception("request %s: a verdict could not be followed", stream.request_id)
             error = InternalError("a verdict of the safety policy could not be followed")
-            self._asking.registry.fail(stream, error)
+            self._asking.rows.registry.fail(stream, error)
 
     async def _decided(self, stream: Stream, check: Check) -> Decided | None:
         with self._asked.spans.hop(names.SPAN_GUARD, attributes=_told_before(check)) as span:
@@ -118,7 +118,7 @@ class Guarding:
             return decided
 
     async def _follow(self, stream: Stream, decided: Decided) -> None:
-        registry, now = self._asking.registry, time.monotonic()
+        registry, now = self._asking.rows.registry, time.monotonic()
         if decided.action is Action.BLOCK and decided.check.in_answer:
             registry.block(stream, decided.rules, now)
         elif decided.action is Action.BLOCK:
@@ -139,19 +139,19 @@ class Guarding:
         try:
             work = await self._asked.admitted.work_for(name)
         except SluiceError as error:
-            self._asking.registry.fail(stream, error)
+            self._asking.rows.registry.fail(stream, error)
             return
         request = self._asked.request
         row_id = f"{stream.request_id}-{_GOVERNED}{decided.check.number}"
-        leg = leg_of(request, work, row_id, (), self._asking.stall_s, time.monotonic())
+        leg = leg_of(request, work, row_id, (), self._asking.rows.stall_s, time.monotonic())
         self.checks.followed(decided.check)
-        if self._asking.registry.reroute(stream, leg, ", ".join(decided.rules)):
+        if self._asking.rows.registry.reroute(stream, leg, ", ".join(decided.rules)):
             self._asked.send(stream, work)
 
     def _go_on(self, stream: Stream) -> None:
         if not stream.ended and not stream.holding:
             self.produced(stream, ended=stream.row_ended)  # what has grown meanwhile
-        self._asking.registry.released(stream, time.monotonic())
+        self._asking.rows.registry.released(stream, time.monotonic())
 
     def _blocked(self, decided: Decided) -> SafetyBlocked:
         rules, policy = decided.rules, self._asked.admitted.policy

@@ -6,19 +6,20 @@ ever waits for its record. A grade is the exception: who sends one is told when 
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
+from itertools import count, islice
 from typing import Final
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError
 
-from sluice.errors import RecordUnknown, TransportUnavailable
+from gateway.records.outcome_store import OutcomeStore
+from gateway.records.stored import MIB, away, ensure, last
+from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
+from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.settings import RecordsSettings
 from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord
 from sluice.wire import jetstream, subjects
@@ -31,21 +32,23 @@ WAITING_MAX: Final = 8192
 TOGETHER_MAX: Final = 64
 """Messages that are written at once."""
 WRITE_S: Final = 5.0
-READ_S: Final = 2.0
 _RETRY_S: Final = 1.0
-_MIB: Final = 1024 * 1024
 
 
 class Recorder:
-    """The one writer of `SLUICE_RECORDS` and `SLUICE_AUDIT` in this process.
+    """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
 
     Attributes:
+        outcomes: reads what is written of outcomes.
         dropped: messages that found no room.
     """
 
-    def __init__(self, settings: RecordsSettings) -> None:
+    def __init__(self, settings: RecordsSettings, outcomes: OutcomeStore) -> None:
+        self.outcomes = outcomes
         self._settings = settings
-        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting: dict[str, tuple[str, bytes]] = {}
+        """Subject and payload, in order; what has the same name as one that still waits takes its place."""
+        self._numbers = count()
         self._news = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -61,36 +64,49 @@ class Recorder:
         self._js = client.jetstream()
         kept = self._settings
         if kept.enabled:
-            await _ensure(
-                self._js, jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600)
-            )
+            limits = kept.max_mib * MIB, kept.max_age_h * 3600
+            await ensure(self._js, jetstream.records_stream(*limits))
         if kept.audit_enabled:
-            limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
-            await _ensure(self._js, jetstream.audit_stream(*limits))
+            limits = kept.audit_max_mib * MIB, kept.audit_max_age_h * 3600
+            await ensure(self._js, jetstream.audit_stream(*limits))
+        await self.outcomes.start(self._js)
 
     def keep(self, record: RequestRecord) -> None:
         """Will write ``record``, in place of an earlier one of the same request."""
         if self._settings.enabled:
-            self._put(subjects.record(record.request_id), record)
+            subject = subjects.record(record.request_id)
+            self._put(subject, record, subject)
 
     def audit(self, entry: AuditEntry) -> None:
         """Will append ``entry``."""
         if self._settings.audit_enabled:
             self._put(subjects.audit(entry.tenant, entry.request_id), entry)
 
-    async def grade(self, request_id: str, grade: Grade) -> None:
-        """Stores ``grade``; returns when it is stored.
+    def outcome(self, outcome: Outcome) -> None:
+        """Will write ``outcome``, in place of an earlier one of the same request."""
+        subject = subjects.outcome(outcome.tenant, outcome.request_id)
+        self._put(subject, outcome, subject)
+
+    async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
+        """Stores ``grade``, with the record and with the outcome; returns when it is stored, with the record.
+
+        Outcomes may be kept longer: of a record that is gone request and tenant are left.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
             TransportUnavailable: JetStream does not answer.
         """
-        await self._last(subjects.record(request_id))
+        record = await self._record_of(request_id)
+        stored = [subjects.grade(request_id)] if self._settings.enabled else []
+        if self.outcomes.keeps(record.tenant):
+            stored.append(subjects.outcome_grade(record.tenant, request_id))
         assert self._js is not None, "started"
         try:
-            await self._js.publish(subjects.grade(request_id), pack(grade), timeout=WRITE_S)
+            for subject in stored:
+                await self._js.publish(subject, pack(grade), timeout=WRITE_S)
         except (TimeoutError, NatsError) as error:
-            raise _away(error) from error
+            raise away(error) from error
+        return record
 
     async def find(self, request_id: str) -> ExplainResponse:
         """What is kept of a request.
@@ -139,12 +155,14 @@ class Recorder:
         except TimeoutError:
             _log.warning("%d records were not written", len(self._waiting))
 
-    def _put(self, subject: str, message: Message) -> None:
-        payload = message.SerializeToString()
-        if len(self._waiting) >= WAITING_MAX or len(payload) > MAX_MESSAGE_BYTES:
+    def _put(self, subject: str, message: Message, name: str = "") -> None:
+        """Without a ``name`` it takes nothing's place."""
+        payload, name = message.SerializeToString(), name or f"{next(self._numbers)}"
+        full = len(self._waiting) >= WAITING_MAX and name not in self._waiting
+        if full or len(payload) > MAX_MESSAGE_BYTES:
             self._drop()
             return
-        self._waiting.append((subject, payload))
+        self._waiting[name] = subject, payload
         self._empty.clear()
         self._news.set()
 
@@ -156,17 +174,29 @@ class Recorder:
             )
 
     async def _write(self) -> None:
-        """Writes some of what waits; what failed waits again, in its place."""
+        """Writes some of what waits; what failed waits again, in its place, unless there is something newer."""
         assert self._js is not None, "started"
-        some = [self._waiting.popleft() for _ in range(min(TOGETHER_MAX, len(self._waiting)))]
+        some = list(islice(self._waiting.items(), TOGETHER_MAX))
+        for name, _ in some:
+            del self._waiting[name]
         sent = await asyncio.gather(
-            *(self._js.publish(subject, payload, timeout=WRITE_S) for subject, payload in some),
+            *(self._js.publish(*message, timeout=WRITE_S) for _, message in some),
             return_exceptions=True,
         )
         failed = [one for one, result in zip(some, sent, strict=True) if _is_failure(result)]
         if failed:
-            self._waiting.extendleft(reversed(failed))
+            self._waiting = {**dict(failed), **self._waiting}
             await asyncio.sleep(_RETRY_S)
+
+    async def _record_of(self, request_id: str) -> RequestRecord:
+        """What is left of a record; raises as `grade`."""
+        try:
+            return unpack(RequestRecord, await self._last(subjects.record(request_id)))
+        except RecordUnknown:
+            outcome = await self.outcomes.find(request_id)
+            if outcome is None:
+                raise
+            return RequestRecord(request_id=request_id, tenant=outcome.tenant)
 
     async def _last(self, subject: str) -> bytes:
         if not self._settings.enabled:
@@ -175,23 +205,12 @@ class Recorder:
 
     async def _message(self, stream: str, subject: str, *, direct: bool) -> bytes:
         assert self._js is not None, "started"
-        try:
-            async with asyncio.timeout(READ_S):
-                message = await self._js.get_last_msg(stream, subject, direct=direct)
-        except NotFoundError:
+        found = await last(self._js, stream, subject, direct=direct)
+        if found is None:
             raise RecordUnknown(
                 "nothing is kept of this request: it is too old, unknown, or still running"
-            ) from None
-        except (TimeoutError, NatsError) as error:
-            raise _away(error) from error
-        return message.data or b""
-
-
-async def _ensure(js: JetStreamContext, config: StreamConfig) -> None:
-    try:
-        await js.add_stream(config)
-    except BadRequestError:  # it exists with other limits
-        await js.update_stream(config)
+            )
+        return found
 
 
 def _is_failure(result: object) -> bool:
@@ -200,9 +219,3 @@ def _is_failure(result: object) -> bool:
     if not isinstance(result, TimeoutError | NatsError):
         raise result
     return True
-
-
-def _away(error: Exception) -> TransportUnavailable:
-    return TransportUnavailable(
-        f"the store of records does not answer ({type(error).__name__})", retry_after_s=1.0
-    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.cascades.watch import Judge
-from sluice.routing import CascadeRoute
+from sluice.routing import CascadeRoute, Trial
 
 PINNED: Final = "pinned"
 RULES: Final = "rules"
@@ -38,6 +38,23 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Learning:
+    """What may be learned from the answer.
+
+    Attributes:
+        policy: which one of the configuration's routing policies routed; "" is the section itself.
+        pair: the weak and the strong model that are compared; None: none are.
+        shadows: who is asked beside which model, each its share.
+        kept: whether the tenant lets its prompts be kept.
+    """
+
+    policy: str
+    pair: tuple[str, str] | None
+    shadows: tuple[Trial, ...]
+    kept: bool
+
+
+@dataclass(frozen=True)
 class Plan:
     """Which model answers, and why.
 
@@ -50,6 +67,7 @@ class Plan:
         cascade: how the answer may go over to a second model; None: it stays.
         judge: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
+        learning: what may be learned from the answer; None: nothing, the safety policy decided.
     """
 
     model: str
@@ -61,3 +79,4 @@ class Plan:
     cascade: CascadeRoute | None = None
     judge: Judge | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    learning: Learning | None = None

@@ -29,6 +29,7 @@ from gateway.routing.plan import (
     SAFETY,
     SPECULATIVE,
     Candidate,
+    Learning,
     Plan,
 )
 from gateway.routing.trials import drawn
@@ -151,7 +152,8 @@ class PolicyRouter:
             plan = self._cascading(plan, name, policy)
         candidates = tuple(self._priced(plan.candidates, features, standing))
         versions = {"routing": self._version, **plan.versions}
-        return replace(plan, candidates=candidates, versions=versions)
+        learning = self._learning(name, policy, features) if plan.strategy != SAFETY else None
+        return replace(plan, candidates=candidates, versions=versions, learning=learning)
 
     def _policy(self, features: Features) -> tuple[str, RoutingPolicy]:
         for selection in self._settings.select:
@@ -231,6 +233,11 @@ class PolicyRouter:
             judge=self._judges.get(name),
             candidates=candidates,
         )
+
+    def _learning(self, name: str, policy: RoutingPolicy, features: Features) -> Learning:
+        outcomes = self._settings.outcomes
+        pair, kept = policy.pair or outcomes.pair, features.tenant in outcomes.tenants
+        return Learning(name, pair, policy.shadows, kept)
 
     def _instead(self, plan: Plan, model: str, strategy: str, reason: str) -> Plan:
         if model == plan.model:

@@ -16,6 +16,7 @@ from sluice.v1.admin_pb2 import (
     RequestRecord,
     RouteRecord,
     SafetyDecision,
+    ShadowRun,
 )
 from sluice.v1.inference_pb2 import FinishReason, SafetyAction, Timings
 
@@ -80,6 +81,8 @@ def _lines(explained: ExplainResponse) -> Iterator[str]:
         yield from _route(record.requested_model, record.route)
     for leg in record.legs:
         yield from _leg(leg)
+    for run in record.shadows:
+        yield f"shadow    {_shadow(run)}"
     if record.HasField("timings"):
         yield f"time      {_times(record.timings)}"
     yield f"end       {_end(record)}"
@@ -160,6 +163,16 @@ def _leg(leg: Leg) -> Iterator[str]:
         yield f"          not used: {leg.unused}"
     if leg.kept:
         yield f"          kept although {leg.kept}"
+
+
+def _shadow(run: ShadowRun) -> str:
+    if run.dropped:
+        return f"{run.model}: {run.dropped}; cost {run.cost:.3g}"
+    tokens = f"{run.prompt_tokens} + {run.completion_tokens} tokens"
+    return (
+        f"{run.model} agrees to {run.agreement:.0%}: {tokens}, cost {run.cost:.3g},"
+        f" {run.took_ms:.1f} ms"
+    )
 
 
 def _times(timings: Timings) -> str:

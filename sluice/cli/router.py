@@ -4,7 +4,6 @@ import csv
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -12,10 +11,11 @@ import typer
 
 from sluice.cli import options, output, tables
 from sluice.cli.failure import CommandFailed
+from sluice.cli.learning import Lesson, learn
+from sluice.cli.own_outcomes import Asked
 
 if TYPE_CHECKING:
     from gateway.routing.learned.calibration import Calibration
-    from gateway.routing.learned.outcomes import Source
     from gateway.routing.learned.router import LearnedRouter
 
 DRAWS: Final = 500
@@ -27,18 +27,18 @@ def router(
         Literal["train", "score", "report"],
         typer.Argument(show_default=False, metavar="train|score|report"),
     ],
+    out: Annotated[
+        Path,
+        typer.Option(show_default=False, help="The router, the scores, or the report's directory."),
+    ],
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="FILES",
             show_default=False,
             help="train: OUTCOMES.csv, one or more. score: ROUTER PROMPTS.csv. report: ROUTER or OUTCOMES.csv.",
         ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(show_default=False, help="The router, the scores, or the report's directory."),
-    ],
+    ] = None,
     cascade: Annotated[
         bool, typer.Option("--cascade", help="Read weak_response as well; every row must have it.")
     ] = False,
@@ -50,62 +50,63 @@ def router(
             help="How much a tenant's rows count in training; 1 by default.",
         ),
     ] = None,
+    from_mesh: Annotated[
+        bool,
+        typer.Option("--from-mesh", help="train: also from what the mesh has kept of its traffic."),
+    ] = False,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="--from-mesh: of this tenant; may be repeated."),
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="--from-mesh: of so many hours until now.")
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="WEAK/STRONG", help="--from-mesh: of these two models."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="--from-mesh: write the rows that have both sides as OUTCOMES.csv."
+        ),
+    ] = None,
+    address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
     """Learn which prompts need the large model.
 
-    CSV files, plain or .gz. OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant.
-    PROMPTS: prompt_id, prompt, with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large
-    model sooner.
+    From recorded outcomes, from those that the mesh has kept (--from-mesh), or both. CSV files, plain or .gz.
+    OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant. PROMPTS: prompt_id, prompt,
+    with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large model sooner.
     """
+    mesh = Asked(address, tenant or (), hours, pair) if from_mesh else None
+    if mesh is None and (tenant or hours is not None or pair or keep):
+        raise CommandFailed("USAGE", "--tenant, --hours, --pair and --keep belong to --from-mesh")
+    if from_mesh and action != "train":
+        raise CommandFailed("USAGE", "--from-mesh belongs to train")
     if action == "train":
-        told = _train(files, out, cascade, seed, _tenant_weights(weight or []))
+        lesson = Lesson(cascade, seed, _tenant_weights(weight or []), mesh, keep)
+        told = _train(files or [], out, lesson)
     elif action == "score":
-        told = _score(files, out, cascade)
+        told = _score(files or [], out, cascade)
     else:
-        told = _report(files, out, cascade, seed)
+        told = _report(files or [], out, cascade, seed)
     if as_json:
         output.write_json(told)
     else:
         _show(told)
 
 
-def _train(
-    files: Sequence[Path], out: Path, cascade: bool, seed: int, tenant_weights: Mapping[str, float]
-) -> dict[str, Any]:
+def _train(files: Sequence[Path], out: Path, lesson: Lesson) -> dict[str, Any]:
     from gateway.routing.learned import artefact
 
-    trained = _learn(files, cascade, seed, tenant_weights)
+    trained, told = learn(files, lesson)
     try:
         saved = artefact.save_to(trained, out)
     except OSError as error:
         raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
-    return {"router": str(out), "bytes": out.stat().st_size, **_describe(saved)}
-
-
-def _learn(
-    files: Sequence[Path], cascade: bool, seed: int, tenant_weights: Mapping[str, float]
-) -> "LearnedRouter":
-    from gateway.routing.learned import outcomes, training
-
-    with ExitStack() as opened:
-        try:
-            rows = outcomes.gather([_source(opened, path, tenant_weights) for path in files])
-        except outcomes.BadOutcomes as error:
-            raise CommandFailed("BAD_OUTCOMES", str(error)) from error
-    without = next((row.prompt_id for row in rows if row.answer is None), None)
-    if cascade and without is not None:
-        raise CommandFailed(
-            "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
-        )
-    return training.train(rows, seed)
-
-
-def _source(opened: ExitStack, path: Path, tenant_weights: Mapping[str, float]) -> "Source":
-    from gateway.routing.learned.outcomes import Source
-
-    columns, rows = opened.enter_context(tables.open_table(path))
-    return Source(path.name, columns, rows, tenant_weights=tenant_weights)
+    return {"router": str(out), "bytes": out.stat().st_size, **told, **_describe(saved)}
 
 
 def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _report(files: Sequence[Path], out: Path, cascade: bool, seed: int) -> dict[
         raise CommandFailed("USAGE", "report takes one ROUTER or one OUTCOMES.csv")
     path = files[0]
     is_table = path.name.endswith((".csv", ".csv.gz"))
-    learned = _learn([path], cascade, seed, {}) if is_table else _load(path)
+    learned = learn([path], Lesson(cascade, seed))[0] if is_table else _load(path)
     told = _describe(learned)
     out.mkdir(parents=True, exist_ok=True)
     for name, head in _heads(learned).items():

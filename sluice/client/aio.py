@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -191,6 +191,30 @@ class AsyncClient:
         """
         request = admin_pb2.FeedbackRequest(request_id=request_id, grade=grade)
         await self._lookup(self._admin.Feedback, request, timeout_s)
+
+    async def outcomes(
+        self,
+        tenants: Sequence[str] = (),
+        *,
+        since_unix_ms: int = 0,
+        timeout_s: float = channel.LISTING_S,
+    ) -> AsyncIterator[admin_pb2.ListOutcomesResponse]:
+        """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
+
+        Raises:
+            OutcomesNotKept: one of them does not, or nobody does.
+            SluiceError: they cannot be listed.
+        """
+        channel.check_timeout(timeout_s)
+        request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_unix_ms=since_unix_ms)
+        call = self._admin.ListOutcomes(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as failed:
+            raise failures.error_of(failed) from failed
+        finally:
+            call.cancel()
 
     async def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
         """What the safety policy under trial would have done otherwise, as this gateway has counted.

@@ -1,7 +1,7 @@
 """The client for programs without asyncio. Safe to share between threads; one stream belongs to one thread."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -188,6 +188,29 @@ class Client:
         """
         request = admin_pb2.FeedbackRequest(request_id=request_id, grade=grade)
         self._lookup(self._admin.Feedback, request, timeout_s)
+
+    def outcomes(
+        self,
+        tenants: Sequence[str] = (),
+        *,
+        since_unix_ms: int = 0,
+        timeout_s: float = channel.LISTING_S,
+    ) -> Iterator[admin_pb2.ListOutcomesResponse]:
+        """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
+
+        Raises:
+            OutcomesNotKept: one of them does not, or nobody does.
+            SluiceError: they cannot be listed.
+        """
+        channel.check_timeout(timeout_s)
+        request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_unix_ms=since_unix_ms)
+        call = self._admin.ListOutcomes(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as failed:
+            raise failures.error_of(failed) from failed
+        finally:
+            call.cancel()
 
     def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
         """What the safety policy under trial would have done otherwise, as this gateway has counted.

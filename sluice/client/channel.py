@@ -13,6 +13,8 @@ ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
 
 LOOKUP_S: Final = 10.0
 """How long counting tokens and listing models may take, seconds."""
+LISTING_S: Final = 120.0
+"""How long listing outcomes may take, which may be many, seconds."""
 
 OPTIONS: Final = (
     # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.

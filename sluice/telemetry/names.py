@@ -17,6 +17,8 @@ The spans of one request, by parent. Every request's trace holds all of them; ``
       sluice-gateway  apply_guardrail                        (one for each check of a guard model, beside the others;
         sluice-batcher  task ...                              its rows hang under it)
       sluice-gateway  stream                                 (first frame to Finished)
+      sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has
+        sluice-batcher  task ...                              ended; its row hangs under it)
 
 Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*". Of guards the
 conventions have no settled names yet: those here are the ones discussed.
@@ -36,6 +38,7 @@ SPAN_TOKENIZE: Final = "tokenize"
 SPAN_PUBLISH: Final = "publish"
 SPAN_STREAM: Final = "stream"
 SPAN_GUARD: Final = "apply_guardrail"
+SPAN_SHADOW: Final = "shadow"
 SPAN_TASK: Final = "task"
 SPAN_QUEUE: Final = "queue"
 SPAN_BATCH: Final = "batch"
@@ -51,6 +54,8 @@ ROUTE_REASON: Final = "sluice.route.reason"
 ROUTE_DEGRADED: Final = "sluice.route.degraded"
 ROUTE_ESCALATED: Final = "sluice.route.escalated"
 """Why a cascade went over to its second model."""
+SHADOW_AGREEMENT: Final = "sluice.shadow.agreement"
+"""How far a shadow's answer agrees with the one that the caller got, 0 to 1."""
 ATTEMPT: Final = "sluice.attempt"
 BATCH_ID: Final = "sluice.batch.id"
 BATCH_ROWS: Final = "sluice.batch.rows"

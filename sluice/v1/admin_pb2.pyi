@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sluice.v1 import inference_pb2 as _inference_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OutcomeSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutcomeSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutcomeSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTCOME_SOURCE_UNSPECIFIED: _OutcomeSource.ValueType  # 0
+    """It is not known."""
+    OUTCOME_SOURCE_GRADE: _OutcomeSource.ValueType  # 1
+    """Somebody graded it."""
+    OUTCOME_SOURCE_CASCADE: _OutcomeSource.ValueType  # 2
+    """A cascade went over to the other model, and the two answers were compared."""
+    OUTCOME_SOURCE_SHADOW: _OutcomeSource.ValueType  # 3
+    """The other model was asked as well, and the two answers were compared."""
+
+class OutcomeSource(_OutcomeSource, metaclass=_OutcomeSourceEnumTypeWrapper):
+    """How it is known how good an answer was."""
+
+OUTCOME_SOURCE_UNSPECIFIED: OutcomeSource.ValueType  # 0
+"""It is not known."""
+OUTCOME_SOURCE_GRADE: OutcomeSource.ValueType  # 1
+"""Somebody graded it."""
+OUTCOME_SOURCE_CASCADE: OutcomeSource.ValueType  # 2
+"""A cascade went over to the other model, and the two answers were compared."""
+OUTCOME_SOURCE_SHADOW: OutcomeSource.ValueType  # 3
+"""The other model was asked as well, and the two answers were compared."""
+Global___OutcomeSource: _TypeAlias = OutcomeSource  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):
@@ -219,6 +248,115 @@ class Grade(_message.Message):
 Global___Grade: _TypeAlias = Grade  # noqa: Y015
 
 @_typing.final
+class ListOutcomesRequest(_message.Message):
+    """Which outcomes to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    since_unix_ms: _builtins.int
+    """Answered at this time or later, milliseconds since the Unix epoch."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of these tenants; empty: of all that are kept."""
+
+    def __init__(
+        self,
+        *,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        since_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_unix_ms", b"since_unix_ms", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutcomesRequest: _TypeAlias = ListOutcomesRequest  # noqa: Y015
+
+@_typing.final
+class ListOutcomesResponse(_message.Message):
+    """What is known of how two models did on one request; docs/routing.md has the table of labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    ANSWERED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    WEAK_MODEL_FIELD_NUMBER: _builtins.int
+    STRONG_MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    WEAK_ANSWER_FIELD_NUMBER: _builtins.int
+    WEAK_FIELD_NUMBER: _builtins.int
+    STRONG_FIELD_NUMBER: _builtins.int
+    WEAK_SOURCE_FIELD_NUMBER: _builtins.int
+    STRONG_SOURCE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request."""
+    tenant: _builtins.str
+    """Who asked."""
+    workload: _builtins.str
+    """What kind of work it is, by the label "task"."""
+    answered_unix_ms: _builtins.int
+    """When it was answered, milliseconds since the Unix epoch."""
+    policy: _builtins.str
+    """The routing policy by name; empty: the section "routing" itself."""
+    weak_model: _builtins.str
+    """The two models."""
+    strong_model: _builtins.str
+    """See weak_model."""
+    prompt: _builtins.str
+    """The caller's turns as the models saw them."""
+    weak_answer: _builtins.str
+    """What the weak model answered; unset where it did not, or not to the end, or where a safety rule found something."""
+    weak: _builtins.float
+    """How good the weak model's answer was, 0 to 1; unset: not known."""
+    strong: _builtins.float
+    """The same of the strong model."""
+    weak_source: Global___OutcomeSource.ValueType
+    """How that is known of the weak model."""
+    strong_source: Global___OutcomeSource.ValueType
+    """How that is known of the strong model."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        workload: _builtins.str = ...,
+        answered_unix_ms: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        weak_model: _builtins.str = ...,
+        strong_model: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        weak_answer: _builtins.str | None = ...,
+        weak: _builtins.float | None = ...,
+        strong: _builtins.float | None = ...,
+        weak_source: Global___OutcomeSource.ValueType = ...,
+        strong_source: Global___OutcomeSource.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "strong", b"strong", "weak", b"weak", "weak_answer", b"weak_answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "answered_unix_ms", b"answered_unix_ms", "policy", b"policy", "prompt", b"prompt", "request_id", b"request_id", "strong", b"strong", "strong_model", b"strong_model", "strong_source", b"strong_source", "tenant", b"tenant", "weak", b"weak", "weak_answer", b"weak_answer", "weak_model", b"weak_model", "weak_source", b"weak_source", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__strong: _TypeAlias = _typing.Literal["strong"]  # noqa: Y015
+    _WhichOneofArgType__strong: _TypeAlias = _typing.Literal["_strong", b"_strong"]  # noqa: Y015
+    _WhichOneofReturnType__weak: _TypeAlias = _typing.Literal["weak"]  # noqa: Y015
+    _WhichOneofArgType__weak: _TypeAlias = _typing.Literal["_weak", b"_weak"]  # noqa: Y015
+    _WhichOneofReturnType__weak_answer: _TypeAlias = _typing.Literal["weak_answer"]  # noqa: Y015
+    _WhichOneofArgType__weak_answer: _TypeAlias = _typing.Literal["_weak_answer", b"_weak_answer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strong) -> _WhichOneofReturnType__strong | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weak) -> _WhichOneofReturnType__weak | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weak_answer) -> _WhichOneofReturnType__weak_answer | None: ...
+
+Global___ListOutcomesResponse: _TypeAlias = ListOutcomesResponse  # noqa: Y015
+
+@_typing.final
 class RequestRecord(_message.Message):
     """One request from its arrival to its end, without any text."""
 
@@ -240,6 +378,7 @@ class RequestRecord(_message.Message):
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     GUARDS_FIELD_NUMBER: _builtins.int
+    SHADOWS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     trace_id: _builtins.str
@@ -282,6 +421,10 @@ class RequestRecord(_message.Message):
     def guards(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardCheck]:
         """What guard models were asked about it, in the order of their outcomes."""
 
+    @_builtins.property
+    def shadows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowRun]:
+        """Models that were asked the same after the answer had ended, or should have been."""
+
     def __init__(
         self,
         *,
@@ -301,14 +444,63 @@ class RequestRecord(_message.Message):
         error_reason: _builtins.str = ...,
         gateway: _builtins.str = ...,
         guards: _abc.Iterable[Global___GuardCheck] | None = ...,
+        shadows: _abc.Iterable[Global___ShadowRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_unix_ms", b"arrived_unix_ms", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_unix_ms", b"arrived_unix_ms", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
+
+@_typing.final
+class ShadowRun(_message.Message):
+    """A model that was asked the same as the one that answered, and whose answer nobody saw."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model."""
+    agreement: _builtins.float
+    """How far its answer agrees with the one that the caller got, 0 to 1; unset: it has none."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompt, in this model's tokens."""
+    completion_tokens: _builtins.int
+    """Tokens of its answer."""
+    cost: _builtins.float
+    """Cost, in the currency of the configured prices; it is in no budget."""
+    took_ms: _builtins.float
+    """From the question to the answer, milliseconds."""
+    dropped: _builtins.str
+    """Why it has no answer: "in_flight" (too many shadows ran), or a reason such as "overloaded"; empty when it has one."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        agreement: _builtins.float | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        cost: _builtins.float = ...,
+        took_ms: _builtins.float = ...,
+        dropped: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "completion_tokens", b"completion_tokens", "cost", b"cost", "dropped", b"dropped", "model", b"model", "prompt_tokens", b"prompt_tokens", "took_ms", b"took_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
+    _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agreement) -> _WhichOneofReturnType__agreement | None: ...
+
+Global___ShadowRun: _TypeAlias = ShadowRun  # noqa: Y015
 
 @_typing.final
 class GuardCheck(_message.Message):

@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.FeedbackRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.FeedbackResponse.FromString,
                 _registered_method=True)
+        self.ListOutcomes = channel.unary_stream(
+                '/sluice.v1.AdminService/ListOutcomes',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -78,6 +83,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListOutcomes(self, request, context):
+        """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
+        A request whose outcome changes meanwhile may come again; the later one holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +108,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Feedback,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.FeedbackRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.FeedbackResponse.SerializeToString,
+            ),
+            'ListOutcomes': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListOutcomes,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +197,33 @@ class AdminService:
             '/sluice.v1.AdminService/Feedback',
             sluice_dot_v1_dot_admin__pb2.FeedbackRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.FeedbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOutcomes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.AdminService/ListOutcomes',
+            sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
             options,
             channel_credentials,
             insecure,

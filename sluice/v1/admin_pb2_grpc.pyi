@@ -41,6 +41,10 @@ class AdminServiceStub:
     """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+    ListOutcomes: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListOutcomesRequest, _admin_pb2.ListOutcomesResponse]
+    """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
+    A request whose outcome changes meanwhile may come again; the later one holds.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -55,6 +59,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _aio.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]  # type: ignore[assignment]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+    ListOutcomes: _aio.UnaryStreamMultiCallable[_admin_pb2.ListOutcomesRequest, _admin_pb2.ListOutcomesResponse]  # type: ignore[assignment]
+    """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
+    A request whose outcome changes meanwhile may come again; the later one holds.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains and grades requests. Errors as in InferenceService."""
@@ -84,5 +92,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FeedbackResponse, _abc.Awaitable[_admin_pb2.FeedbackResponse]]:
         """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+
+    @_abc_1.abstractmethod
+    def ListOutcomes(
+        self,
+        request: _admin_pb2.ListOutcomesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListOutcomesResponse], _abc.AsyncIterator[_admin_pb2.ListOutcomesResponse]]:
+        """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
+        A request whose outcome changes meanwhile may come again; the later one holds.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -93,6 +93,20 @@ def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     )
 
 
+def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
+    """What requests taught, with their prompts: the last outcome and grade of each; the oldest make room."""
+    return StreamConfig(
+        name=subjects.OUTCOMES_STREAM,
+        subjects=[f"{subjects.OUTCOMES}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=max_age_s,
+        max_msgs_per_subject=1,
+    )
+
+
 def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> ConsumerConfig:
     """The durable pull consumer of one model and class.
 

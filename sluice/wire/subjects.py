@@ -11,6 +11,8 @@
 | ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
+| ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
+| ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 """
 
 import re
@@ -25,6 +27,8 @@ RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
 AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
+OUTCOMES_STREAM: Final = "SLUICE_OUTCOMES"
+OUTCOMES: Final = "sluice.outcomes"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
@@ -94,3 +98,28 @@ def audit_of_any(request: str) -> str:
 def audit(tenant: str, request: str) -> str:
     """Subject of the safety decisions about one request."""
     return f"{AUDIT}.{_token(tenant)}.{_token(request)}"
+
+
+def outcome(tenant: str, request: str) -> str:
+    """Subject of what one request taught."""
+    return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.outcome"
+
+
+def outcome_grade(tenant: str, request: str) -> str:
+    """Subject of the grade of a request that something is learned from."""
+    return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.grade"
+
+
+def outcome_of_any(request: str) -> str:
+    """What matches `outcome` of one request, whoever asked."""
+    return f"{OUTCOMES}.*.{_token(request)}.outcome"
+
+
+def outcomes_of(tenant: str) -> str:
+    """What matches every `outcome` of a tenant."""
+    return f"{OUTCOMES}.{_token(tenant)}.*.outcome"
+
+
+def outcome_grades_of(tenant: str) -> str:
+    """What matches every `outcome_grade` of a tenant."""
+    return f"{OUTCOMES}.{_token(tenant)}.*.grade"

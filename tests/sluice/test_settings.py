@@ -55,6 +55,15 @@ def test_the_environment_wins_over_the_file(
         ("routing: {default: huge}", "routing.default"),
         ("routing: {rules: [{model: large, reason: r}]}", "routing.rules.0"),
         ("routing: {rules: [{model: x, reason: r, min_numbers: 1}]}", "routing.rules.0.model"),
+        ("routing: {shadows: [{model: x, of: small, share: 1}]}", "routing.shadows.0.model"),
+        ("routing: {shadows: [{model: small, of: x, share: 1}]}", "routing.shadows.0.of"),
+        ("routing: {shadows: [{model: small, of: small, share: 1}]}", "routing.shadows.0"),
+        ("routing: {shadows: [{model: large, of: small, share: 0}]}", "routing.shadows.0.share"),
+        ("routing: {canaries: [{model: small, of: small, share: 1}]}", "routing.canaries.0"),
+        ("routing: {outcomes: {weak: small, strong: x}}", "routing.outcomes.strong"),
+        ("routing: {outcomes: {weak: small}}", "routing.outcomes"),
+        ("routing: {outcomes: {weak: small, strong: small}}", "routing.outcomes"),
+        ("routing: {outcomes: {tenants: [acme]}}", "routing: outcomes: name the two models"),
     ],
 )
 def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> None:

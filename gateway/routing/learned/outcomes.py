@@ -17,6 +17,10 @@ class BadOutcomes(ValueError):
     """Outcomes that nothing can be learned from; the message names source and row."""
 
 
+class TooFewOutcomes(BadOutcomes):
+    """Too few to learn anything from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a small and a large model did on one prompt."""
@@ -30,6 +34,8 @@ class Outcome:
     """What the small model wrote."""
     weight: float = 1.0
     """How much this row counts, such as by tenant."""
+    assumed: bool = False
+    """Whether one of the two was not measured: see `one_sided`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class Source:
     weight: float = 1.0
     tenant_weights: Mapping[str, float] | None = None
     """Times ``weight``, for rows with such a tenant in the column "tenant"."""
+    repeats: bool = False
+    """Whether rows with an id that came before are left out; else they are refused."""
 
 
 def gather(sources: Sequence[Source]) -> list[Outcome]:
@@ -59,6 +67,8 @@ def gather(sources: Sequence[Source]) -> list[Outcome]:
             place = f"{source.name} row {row}"
             outcome = _outcome(place, cells, source)
             if outcome.prompt_id in seen:
+                if source.repeats:
+                    continue
                 raise BadOutcomes(
                     f"{place}: prompt_id {outcome.prompt_id!r} is already in {seen[outcome.prompt_id]}"
                 )
@@ -112,7 +122,7 @@ def _label(place: str, cells: Mapping[str, str | None], column: str) -> float:
 def _require_classes(outcomes: Sequence[Outcome], name: str) -> None:
     rows = f"{name} rows {_FIRST_ROW} to {len(outcomes) + 1}"
     if len(outcomes) < ROWS_MIN:
-        raise BadOutcomes(f"{name}: {len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
+        raise TooFewOutcomes(f"{name}: {len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
     if all(outcome.weight <= 0 for outcome in outcomes):
         raise BadOutcomes(f"{rows}: every row weighs nothing")
     # A large model that is always right is fine: what it gains still differs from prompt to prompt.

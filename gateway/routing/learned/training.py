@@ -16,7 +16,7 @@ from gateway.routing.learned.forest import Forest
 from gateway.routing.learned.grams import Vocabulary
 from gateway.routing.learned.head import Head, widen
 from gateway.routing.learned.linear import Linear
-from gateway.routing.learned.outcomes import ROWS_MIN, BadOutcomes, Outcome
+from gateway.routing.learned.outcomes import ROWS_MIN, Outcome, TooFewOutcomes
 from gateway.routing.learned.router import LearnedRouter
 from gateway.routing.learned.text import Text, parse
 
@@ -37,6 +37,8 @@ class _Data:
     labels: Matrix
     """[rows, 2]: weak, strong."""
     weights: Matrix
+    measured: NDArray[np.bool_]
+    """Whether both labels are."""
     names: Sequence[str]
     vocabulary: Vocabulary
     prior: NDArray[np.float32]
@@ -51,6 +53,7 @@ class _Data:
             self.columns[rows],
             self.labels[rows],
             self.weights[rows],
+            self.measured[rows],
             self.names,
             self.vocabulary,
             self.prior[rows],
@@ -71,10 +74,10 @@ def train(outcomes: Sequence[Outcome], seed: int = 0) -> LearnedRouter:
     """Learns a router; with a head for cascades where every outcome has the small model's answer.
 
     Raises:
-        BadOutcomes: too few, see `outcomes.gather`.
+        TooFewOutcomes: see `outcomes.gather`.
     """
     if len(outcomes) < ROWS_MIN:
-        raise BadOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
+        raise TooFewOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
     texts = [parse(outcome.prompt) for outcome in outcomes]
     rows = np.array([features.describe(text) for text in texts])
     vocabulary = grams.learn(texts)
@@ -84,10 +87,11 @@ def train(outcomes: Sequence[Outcome], seed: int = 0) -> LearnedRouter:
     labels = np.array([(outcome.weak, outcome.strong) for outcome in outcomes], np.float64)
     weights = np.array([outcome.weight for outcome in outcomes], np.float64)
     weights = weights / weights.mean()
+    measured = np.array([not outcome.assumed for outcome in outcomes])
 
     def data(columns: NDArray[np.float32], with_answer: bool) -> _Data:
         names = regression.columns(with_answer)
-        return _Data(texts, columns, labels, weights, names, vocabulary, known, kernel)
+        return _Data(texts, columns, labels, weights, measured, names, vocabulary, known, kernel)
 
     prompts = _fit_head(data(rows, False), seed)
     answers = [outcome.answer for outcome in outcomes]
@@ -101,7 +105,9 @@ def _fit_head(data: _Data, seed: int) -> Head:
     regressed, grown = _held_out(data, seed)
     blend = _blend(regressed, grown, data.labels, data.weights)
     parts = _fit_parts(data, seed)
-    held_out = blend * regressed + (1 - blend) * grown
+    rows = data.measured
+    held_out = (blend * regressed + (1 - blend) * grown)[rows]
+    labels, weights = data.labels[rows], data.weights[rows]
     return Head(
         prior.load(),
         parts.linear,
@@ -110,7 +116,7 @@ def _fit_head(data: _Data, seed: int) -> Head:
         parts.gram_base.astype(np.float32),
         parts.forest,
         blend,
-        calibration.calibrate(held_out, data.labels[:, 0], data.labels[:, 1], data.weights),
+        calibration.calibrate(held_out, labels[:, 0], labels[:, 1], weights),
     )
 
 

@@ -2,15 +2,18 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
 
 from gateway.records import recorder
+from gateway.records.outcome_store import OutcomeStore
 from gateway.records.recorder import Recorder
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.processes.ports import free_port
+from sluice.routing import OutcomeSettings
 from sluice.settings import RecordsSettings
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.wire import subjects
@@ -19,9 +22,13 @@ from tests.support.nats import running_nats
 BOUND_S = 10.0
 
 
+def opened(**records: Any) -> Recorder:
+    return Recorder(RecordsSettings(**records), OutcomeStore(OutcomeSettings()))
+
+
 async def test_what_is_kept_can_be_found(nats_url: str) -> None:
     client = await nats.connect(nats_url)
-    kept = Recorder(RecordsSettings())
+    kept = opened()
     await kept.start(client)
     running = asyncio.ensure_future(kept.run())
     try:
@@ -37,14 +44,14 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
 
 
 async def test_a_flood_is_bounded_and_counted() -> None:
-    kept = Recorder(RecordsSettings())
+    kept = opened()
     for number in range(recorder.WAITING_MAX + 5):
         kept.keep(RequestRecord(request_id=f"req-{number}"))
     assert kept.dropped == 5
 
 
 async def test_what_no_message_can_hold_is_dropped() -> None:
-    kept = Recorder(RecordsSettings())
+    kept = opened()
     kept.audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 2_000_000]))
     assert kept.dropped == 1
 
@@ -53,7 +60,7 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
     port = free_port()
     async with running_nats(tmp_path, port) as url:
         client = await nats.connect(url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)  # type: ignore[arg-type]
-        kept = Recorder(RecordsSettings())
+        kept = opened()
         await kept.start(client)
     running = asyncio.ensure_future(kept.run())
     try:
@@ -66,11 +73,55 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
         await client.close()
 
 
+async def test_what_is_appended_takes_nothing_s_place(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    for policy in ("one", "two"):
+        kept.audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
+    running = asyncio.ensure_future(kept.run())
+    try:
+        await kept.flush(BOUND_S)
+        info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
+        assert info.state.messages == 2
+        assert (await kept.audited("req-1")).policy == "two"
+    finally:
+        running.cancel()
+        await client.close()
+
+
+async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
+    kept = opened()
+
+    class Js:
+        """Fails once, and meanwhile a newer record comes."""
+
+        def __init__(self) -> None:
+            self.stored: list[bytes] = []
+            self.failed = False
+
+        async def publish(self, subject: str, payload: bytes, timeout: float) -> None:
+            if not self.failed:
+                self.failed = True
+                kept.keep(RequestRecord(request_id="req-1", tenant="newest"))
+                raise TimeoutError
+            self.stored.append(payload)
+
+    js: Any = Js()
+    kept._js = js
+    for tenant in ("old", "newer"):
+        kept.keep(RequestRecord(request_id="req-1", tenant=tenant))
+    running = asyncio.ensure_future(kept.run())
+    await kept.flush(BOUND_S)
+    running.cancel()
+    assert [RequestRecord.FromString(one).tenant for one in js.stored] == ["newest"]
+
+
 async def test_new_limits_are_taken_over(nats_url: str) -> None:
     client = await nats.connect(nats_url)
     try:
-        await Recorder(RecordsSettings(max_mib=1)).start(client)
-        await Recorder(RecordsSettings(max_mib=2)).start(client)
+        await opened(max_mib=1).start(client)
+        await opened(max_mib=2).start(client)
         info = await client.jetstream().stream_info(subjects.RECORDS_STREAM)
         assert info.config.max_bytes == 2 * 1024 * 1024
     finally:
@@ -78,7 +129,7 @@ async def test_new_limits_are_taken_over(nats_url: str) -> None:
 
 
 async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
-    kept = Recorder(RecordsSettings(enabled=False, audit_enabled=False))
+    kept = opened(enabled=False, audit_enabled=False)
     kept.keep(RequestRecord(request_id="req-1"))
     with pytest.raises(RecordUnknown, match=r"records\.enabled"):
         await kept.find("req-1")

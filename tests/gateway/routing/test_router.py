@@ -1,6 +1,7 @@
 """The questions of the router, one by one."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
 from gateway.routing.router import Idle, ModelFacts, PolicyRouter, Prediction
-from sluice.routing import RoutingSettings
+from gateway.routing.trials import SHADOW, drawn
+from sluice.routing import RoutingSettings, Trial
 
 MODELS = {
     "small": ModelFacts("s", 1.0, 2.0),
@@ -179,6 +181,36 @@ def test_canaries_get_their_share() -> None:
     assert 0.17 < len(canaries) / 3000 < 0.23
     assert all(one.strategy == "canary" and "20%" in one.reason for one in canaries)
     assert plan(settings, auto(key="req-7")) == plans[7]
+
+
+def test_what_may_be_learned_is_that_of_the_policy_and_the_tenant() -> None:
+    shadows = [{"model": "large", "of": "small", "share": 0.5}]
+    settings = {
+        "shadows": shadows,
+        "policies": {"legal": {"cascade": {"first": "next", "second": "large"}}},
+        "select": [{"policy": "legal", "labels": {"team": "legal"}}],
+        "outcomes": {"tenants": ["acme"], "weak": "small", "strong": "large"},
+    }
+    learning = plan(settings, auto(tenant="acme")).learning
+    assert learning is not None
+    assert (learning.policy, learning.pair, learning.kept) == ("", ("small", "large"), True)
+    assert [one.model for one in learning.shadows] == ["large"]
+    assert plan(settings, Features("small")).learning == replace(learning, kept=False)
+    legal = plan(settings, auto(labels={"team": "legal"})).learning
+    assert legal is not None
+    assert (legal.policy, legal.pair, legal.shadows) == ("legal", ("next", "large"), ())
+    governed = Features(None, governed=Governed("large", "pii.iban"), tenant="acme")
+    assert plan(settings, governed).learning is None
+
+
+def test_shadows_are_drawn_by_their_share_and_apart_from_canaries() -> None:
+    trial = Trial(model="next", of="large", share=0.5)
+    keys = [f"req-{number}" for number in range(2000)]
+    canary = {key for key in keys if drawn([trial], "large", key)}
+    shadow = {key for key in keys if drawn([trial], "large", key, SHADOW)}
+    assert 900 < len(shadow) < 1100
+    assert 400 < len(canary & shadow) < 600
+    assert not drawn([trial], "small", keys[0], SHADOW)
 
 
 def test_a_cascade_begins_where_its_first_model_would_answer() -> None:

@@ -82,6 +82,17 @@ RECORD = admin_pb2.RequestRecord(
         ),
         admin_pb2.Leg(model="huge", prompt_tokens=20, unused="the first answer passed its point"),
     ],
+    shadows=[
+        admin_pb2.ShadowRun(
+            model="small",
+            agreement=0.5,
+            prompt_tokens=20,
+            completion_tokens=4,
+            cost=0.001,
+            took_ms=12.5,
+        ),
+        admin_pb2.ShadowRun(model="next", dropped="in_flight"),
+    ],
     timings=Timings(queue_ms=1.5, time_to_first_token_ms=8, total_ms=20),
     finish_reason=FINISH_REASON_STOP,
     gateway="gw-1",
@@ -147,6 +158,8 @@ async def test_for_people(cli: Cli) -> None:
         "          began alone: acme has gone over with 50% of its requests",
         "model     huge: 20 + 0 tokens, cost 0, attempt 0",
         "          not used: the first answer passed its point",
+        "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001, 12.5 ms",
+        "shadow    next: in_flight; cost 0",
         "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
         " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
         "end       stop",

@@ -75,6 +75,14 @@ def test_sources_are_merged_and_ids_count_across_them() -> None:
         gather([Source(name, list(rows()[0]), rows()) for name in ("a", "b")])
 
 
+def test_a_source_may_repeat_what_came_before() -> None:
+    columns = list(rows()[0])
+    newer = [{**row, "weak": "0.5"} for row in [*rows(), {**rows()[0], "prompt_id": "new"}]]
+    found = gather([Source("a", columns, rows()), Source("b", columns, newer, repeats=True)])
+    assert [row.prompt_id for row in found[38:]] == ["p38", "p39", "new"]
+    assert (found[0].weak, found[40].weak) == (0.0, 0.5)
+
+
 def test_weights_by_source_and_tenant() -> None:
     given: Rows = [{**row, "tenant": "lab" if at < 2 else None} for at, row in enumerate(rows())]
     found = gathered(given, weight=2.0, tenant_weights={"lab": 3.0})

@@ -1,0 +1,109 @@
+"""How far two answers to one prompt say the same. Pure code; docs/routing.md lists the rules with examples.
+
+The first rule that applies to both answers decides:
+
+1. The texts are equal but for case, white space and marks at the ends: 1.
+2. Both are JSON objects or lists: the share of their values, with the places where they stand, that both have.
+3. Both state a final number: 1 when it is the same, else 0.
+4. Both state a final choice, such as "B": 1 when it is the same, else 0.
+5. The F1 score of their words, as in SQuAD (Rajpurkar et al. 2016).
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gateway.routing.learned.text import ends
+
+READ_CHARS_MAX: Final = 16_384
+"""Of a longer answer its two ends are read."""
+JSON_DEPTH_MAX: Final = 32
+
+_NUMBER: Final = r"-?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+_MARKED: Final = re.compile(
+    rf"(?:####|\\boxed\{{|\b(?:answer|total|result)\b(?: is)?[ \t]{{0,4}}:?)"
+    rf"[ \t]{{0,4}}({_NUMBER})(?![\d,]*\d)",
+    re.I,
+)
+_LAST_LINE: Final = re.compile(rf"(?:.*(?::\s+|=\s*))?({_NUMBER})\s*(?:%|[^\W\d_]{{1,12}})?[.!]?")
+_CHOICE: Final = re.compile(
+    r"(?:.*\b(?:answer|choice|option)\b(?: is)?\s*:?\s*)?\(?([A-E])\)?[.!]?", re.I
+)
+_LEADING_CHOICE: Final = re.compile(r"\(?([A-E])[.):]\s")
+_WORD: Final = re.compile(r"\w+(?:[.,]\d+)*")
+_EDGES: Final = " \t\n\r.,;:!?\"'`*"
+_LINE_CHARS_MAX: Final = 200
+_TOLERANCE: Final = 1e-6
+
+
+def agreement(one: str, other: str) -> float:
+    """From 0, nothing in common, to 1, the same."""
+    one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
+    if _plain(one) == _plain(other):
+        return 1.0
+    values = _json_values(one), _json_values(other)
+    if values[0] is not None and values[1] is not None:
+        return _f1(values[0], values[1])
+    numbers = final_number(one), final_number(other)
+    if numbers[0] is not None and numbers[1] is not None:
+        return float(abs(numbers[0] - numbers[1]) <= _TOLERANCE * max(1.0, abs(numbers[0])))
+    choices = final_choice(one), final_choice(other)
+    if choices[0] and choices[1]:
+        return float(choices[0] == choices[1])
+    return _f1(Counter(_WORD.findall(one.lower())), Counter(_WORD.findall(other.lower())))
+
+
+def final_number(text: str) -> float | None:
+    """The number that ``text`` comes to: marked as the answer, or alone on the last line, behind ":" or "=" there."""
+    marked = _MARKED.findall(text)
+    found = marked[-1] if marked else None
+    if found is None:
+        line = _LAST_LINE.fullmatch(_last_line(text))
+        found = line[1] if line else None
+    return None if found is None else float(re.sub("[$€£,]", "", found))
+
+
+def final_choice(text: str) -> str:
+    """The letter that ``text`` chooses, in capitals: at its beginning or alone on the last line; empty: none."""
+    leading = _LEADING_CHOICE.match(text)
+    if leading:
+        return leading[1]
+    line = _CHOICE.fullmatch(_last_line(text))
+    return line[1].upper() if line else ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).strip(_EDGES)
+
+
+def _last_line(text: str) -> str:
+    """Its end, where it is long: the patterns take time that grows with the square of a line's white space."""
+    return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
+
+
+def _json_values(text: str) -> Counter[str] | None:
+    """What the object or list that ``text`` is holds, with or without a fence around it; None where it is none."""
+    if text.startswith("```"):
+        text = text.strip("`").removeprefix("json")
+    try:
+        value = json.loads(text)
+        return Counter(_values(value)) if isinstance(value, dict | list) else None
+    except (ValueError, RecursionError):  # it may be too deep to be read, or to be written
+        return None
+
+
+def _values(value: Any, place: str = "", depth: int = 0) -> Iterator[str]:
+    """The leaves with the keys that lead to them; what lies deeper than `JSON_DEPTH_MAX` is one leaf."""
+    if isinstance(value, dict | list) and value and depth < JSON_DEPTH_MAX:
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in inner:
+            yield from _values(one, f"{place}/{key}", depth + 1)
+    else:
+        yield f"{place}={json.dumps(value, sort_keys=True)}"
+
+
+def _f1(one: Counter[str], other: Counter[str]) -> float:
+    common = (one & other).total()
+    return 2 * common / (one.total() + other.total()) if common else 0.0

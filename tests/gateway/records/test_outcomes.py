@@ -1,0 +1,286 @@
+"""What is kept of requests to learn from, and of whom: from the call to `ListOutcomes`; before a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import nats
+import pytest
+
+from gateway.records import outcome as outcomes
+from gateway.records import outcome_store
+from gateway.routes import load_router
+from sluice.internal.v1.frame_pb2 import ROW_END_STOP, Logprobs
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import RoutingSettings, Settings
+from sluice.v1.admin_pb2 import (
+    OUTCOME_SOURCE_CASCADE,
+    OUTCOME_SOURCE_GRADE,
+    OUTCOME_SOURCE_SHADOW,
+    OUTCOME_SOURCE_UNSPECIFIED,
+    FeedbackRequest,
+    ListOutcomesRequest,
+    ListOutcomesResponse,
+)
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.wire import subjects
+from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.wire import MODELS, Wire, error_of, events_of, open_wire, prompt, typed
+
+IBAN = "DE89370400440532013000"
+KEPT = {"tenants": ["acme"], "weak": "small", "strong": "large"}
+SHADOWS = [{"model": "large", "of": "small", "share": 1}]
+BACK = [{"model": "small", "of": "large", "share": 1}]
+CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
+
+
+@pytest.fixture
+def opened(nats_url: str, model_folder: Path) -> Any:
+    @asynccontextmanager
+    async def open_with(routing: dict[str, Any], **more: Any) -> AsyncIterator[Wire]:
+        routing = {"default": "small", "outcomes": KEPT, **routing}
+        async with open_wire(nats_url, model_folder, routing=routing, **more) as wire:
+            yield wire
+
+    return open_with
+
+
+async def answered(
+    wire: Wire, text: str = "hello", said: str = "hello world", tenant: str = "acme", **fields: Any
+) -> Task:
+    """The task of a request of ``tenant`` that has been answered."""
+    fields = {"model": "", **fields}
+    call = wire.stub.Generate(prompt(text, **fields), metadata=(("sluice-tenant", tenant),))
+    task = await wire.batcher.task(fields["model"] or "small")
+    await wire.batcher.send(task, last(0, wire.tokens(said)))
+    await events_of(call)
+    return task
+
+
+async def shadowed(wire: Wire, said: str, model: str = "large") -> None:
+    task = await wire.batcher.task(model, "bulk")
+    await wire.batcher.send(task, last(0, wire.tokens(said)))
+
+
+async def graded(wire: Wire, request_id: str, grade: float) -> None:
+    """Grades a request as soon as something is kept of it."""
+    stub: Any = AdminServiceStub(wire.channel)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                await stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade))
+                return
+            except grpc.aio.AioRpcError as failure:
+                if typed(failure).reason != "RECORD_UNKNOWN":
+                    raise
+            await asyncio.sleep(0.01)
+
+
+async def listed(wire: Wire, **fields: Any) -> list[ListOutcomesResponse]:
+    stub: Any = AdminServiceStub(wire.channel)
+    return [one async for one in stub.ListOutcomes(ListOutcomesRequest(**fields))]
+
+
+async def outcome_of(
+    wire: Wire, task: Task, wanted: Callable[[ListOutcomesResponse], bool]
+) -> ListOutcomesResponse:
+    """What is listed of a request, once it is as ``wanted``."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            for one in await listed(wire):
+                if one.request_id == task.request_id and wanted(one):
+                    return one
+            await asyncio.sleep(0.01)
+
+
+async def test_a_shadow_of_the_strong_model_makes_its_answer_the_reference(opened: Any) -> None:
+    async with opened({"shadows": SHADOWS}) as wire:
+        task = await answered(wire, "what is it", labels={"task": "greeting"})
+        await shadowed(wire, "hello there")
+        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
+    assert (found.tenant, found.workload, found.policy) == ("acme", "greeting", "")
+    assert (found.weak_model, found.strong_model) == ("small", "large")
+    assert (found.prompt, found.weak_answer) == ("what is it", "hello world")
+    assert (found.weak, found.strong) == (0.5, 1.0)
+    assert found.weak_source == found.strong_source == OUTCOME_SOURCE_SHADOW
+    assert found.answered_unix_ms > 1.7e12
+
+
+async def test_a_shadow_of_the_weak_model_gives_its_answer(opened: Any) -> None:
+    async with opened({"default": "large", "shadows": BACK}) as wire:
+        task = await answered(wire, model="large")
+        await shadowed(wire, "hello", "small")
+        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
+        assert found.weak_answer == "hello"
+        assert (found.weak, found.strong) == (pytest.approx(2 / 3), 1.0)
+
+
+async def test_the_last_grade_is_joined_whenever_it_comes(opened: Any, nats_url: str) -> None:
+    async with opened({}) as wire:
+        task = await answered(wire)
+        await graded(wire, task.request_id, 0.25)
+        found = await outcome_of(wire, task, lambda one: one.weak == 0.25)
+        assert (found.weak_source, found.strong_source) == (
+            OUTCOME_SOURCE_GRADE,
+            OUTCOME_SOURCE_UNSPECIFIED,
+        )
+        assert not found.HasField("strong")
+        # The record is too old by now; the outcome is kept longer.
+        await purged(nats_url, subjects.RECORDS_STREAM)
+        await graded(wire, task.request_id, 0.75)
+        assert (await outcome_of(wire, task, lambda one: one.weak == 0.75)).prompt == "hello"
+        stub: Any = AdminServiceStub(wire.channel)
+        _, error = await error_of(stub.Feedback(FeedbackRequest(request_id="req-no", grade=1)))
+        assert error.reason == "RECORD_UNKNOWN"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_cascade_that_goes_over_compares_draft_and_answer(
+    opened: Any, complete: bool
+) -> None:
+    async with opened({"cascade": CASCADE}) as wire:
+        call = wire.stub.Generate(prompt(model=""), metadata=(("sluice-tenant", "acme"),))
+        first = await wire.batcher.task()
+        tokens = wire.tokens("world world" if complete else "world world world world")
+        unsure = [
+            Logprobs(logprob=-3.0, top_token_ids=[one, 0], top_logprobs=[-3.0, -9.0])
+            for one in tokens
+        ]
+        end = ROW_END_STOP if complete else None
+        await wire.batcher.send(first, frame(0, tokens, logprobs=unsure, end=end))
+        second = await wire.batcher.task("large")
+        await wire.batcher.send(second, last(0, wire.tokens("hello world")))
+        await events_of(call)
+        found = await outcome_of(wire, first, lambda one: one.HasField("weak"))
+    assert found.weak_source == OUTCOME_SOURCE_CASCADE
+    assert (found.weak, found.strong) == (0.5 if complete else 0.0, 1.0)
+    assert found.HasField("weak_answer") is complete
+
+
+async def test_the_text_is_that_which_the_model_saw(opened: Any) -> None:
+    safety = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
+    async with opened({}, safety=safety) as wire:
+        task = await answered(wire, f"pay to {IBAN}")
+        await graded(wire, task.request_id, 1)
+        found = await outcome_of(wire, task, lambda one: True)
+        assert found.prompt == "pay to <IBAN_1>"
+        leaking = await answered(wire, said=f"it is {IBAN} then")
+        await graded(wire, leaking.request_id, 1)
+        found = await outcome_of(wire, leaking, lambda one: True)
+        assert not found.HasField("weak_answer")
+
+
+async def test_a_shadow_that_says_what_the_policy_finds_is_not_kept(opened: Any) -> None:
+    safety = {"policies": {"default": {"actions": {"pii.*": "redact"}}}}
+    async with opened({"default": "large", "shadows": BACK}, safety=safety) as wire:
+        task = await answered(wire, model="large")
+        await shadowed(wire, f"it is {IBAN} then", "small")
+        found = await outcome_of(wire, task, lambda one: one.HasField("weak"))
+        assert (found.weak, found.HasField("weak_answer")) == (0.0, False)
+
+
+async def test_of_other_tenants_nothing_is_kept(opened: Any, nats_url: str) -> None:
+    async with opened({"shadows": SHADOWS}) as wire:
+        strange = await answered(wire, "a secret of another", tenant="other")
+        await shadowed(wire, "hello")
+        await graded(wire, strange.request_id, 1)
+        task = await answered(wire)
+        await shadowed(wire, "hello")
+        await outcome_of(wire, task, lambda one: True)
+        assert [one.tenant for one in await listed(wire)] == ["acme"]
+        _, error = await error_of(
+            AdminServiceStub(wire.channel).ListOutcomes(
+                ListOutcomesRequest(tenants=["acme", "other"])
+            )
+        )
+        assert error.reason == "OUTCOMES_NOT_KEPT"
+        assert "of other" in error.message
+    assert await subjects_in(nats_url) == [subjects.outcome("acme", task.request_id)]
+
+
+async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
+    opened: Any, nats_url: str
+) -> None:
+    async with opened({}) as wire:
+        await graded(wire, (await answered(wire)).request_id, 1)
+    async with opened({"outcomes": KEPT | {"tenants": ["other"]}}) as wire:
+        assert await listed(wire) == []
+    async with opened({"outcomes": {}}) as wire:
+        stub: Any = AdminServiceStub(wire.channel)
+        _, error = await error_of(stub.ListOutcomes(ListOutcomesRequest()))
+        assert (error.reason, "routing.outcomes.tenants" in error.message) == (
+            "OUTCOMES_NOT_KEPT",
+            True,
+        )
+
+
+async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
+    async with opened({"outcomes": {}}) as wire:
+        await answered(wire)
+        routing = RoutingSettings.model_validate({"outcomes": KEPT, "shadows": SHADOWS})
+        settings = Settings(
+            models=[wire.catalog[name].settings for name in MODELS], routing=routing
+        )
+        await wire.gateway.use_routing(load_router(settings, wire.catalog.facts), routing)
+        task = await answered(wire)
+        await shadowed(wire, "hello")
+        found = await outcome_of(wire, task, lambda one: True)
+        assert [one.request_id for one in await listed(wire)] == [found.request_id]
+
+
+async def test_many_are_listed_and_since_leaves_the_older_out(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome_store, "TOGETHER_MAX", 2)
+    async with opened({"shadows": SHADOWS}) as wire:
+        tasks = []
+        for _ in range(5):
+            tasks.append(await answered(wire))
+            await shadowed(wire, "hello")
+            last_one = await outcome_of(wire, tasks[-1], lambda one: True)
+        assert [one.request_id for one in await listed(wire)] == [t.request_id for t in tasks]
+        since = last_one.answered_unix_ms
+        assert 1 <= len(await listed(wire, since_unix_ms=since, tenants=["acme"])) < 5
+        assert await listed(wire, since_unix_ms=since + 1) == []
+
+
+async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(
+    opened: Any, nats_url: str
+) -> None:
+    routing = {"policies": {"pair": {"cascade": CASCADE}}, "outcomes": {"tenants": ["acme"]}}
+    async with opened(routing) as wire:
+        await graded(wire, (await answered(wire)).request_id, 1)
+        assert await listed(wire) == []
+
+
+async def test_long_texts_are_cut_to_their_ends(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "TEXT_CHARS_MAX", 10)
+    async with opened({}) as wire:
+        task = await answered(wire, "hello world, how are you")
+        await graded(wire, task.request_id, 1)
+        found = await outcome_of(wire, task, lambda one: True)
+        assert (found.prompt, found.weak_answer) == ("hello\ne you", "hello\nworld")
+
+
+async def purged(url: str, stream: str) -> None:
+    client = await nats.connect(url)
+    try:
+        await client.jetstream().purge_stream(stream)
+    finally:
+        await client.close()
+
+
+async def subjects_in(url: str) -> Sequence[str]:
+    """All subjects of which an outcome is kept."""
+    client = await nats.connect(url)
+    try:
+        name = subjects.OUTCOMES_STREAM
+        info = await client.jetstream().stream_info(name, subjects_filter=f"{subjects.OUTCOMES}.>")
+        return list(info.state.subjects or {})
+    finally:
+        await client.close()
