@@ -6,28 +6,24 @@ promised or in doubt.
 
 from typing import Final
 
-from gateway.cascades.watch import Verdict, Watch
+from gateway.cascades.watch import Verdict
 from gateway.streams.assembler import Taken
-from gateway.streams.endings import error_of, finish_reason_of
+from gateway.streams.endings import error_of
 from gateway.streams.leg import Leg
-from gateway.streams.outbox import NOTHING, Reaction
+from gateway.streams.outbox import NOTHING, Reaction, refused
+from gateway.streams.promise import Promise
 from gateway.streams.standby import Standby
 from gateway.streams.ticket import Cascade
 from sluice.errors import SluiceError
-from sluice.internal.v1 import frame_pb2
-from sluice.v1.inference_pb2 import (
-    FINISH_REASON_LENGTH,
-    FINISH_REASON_STOP,
-    NOTICE_KIND_ESCALATED,
-    Notice,
-)
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_REFUSED, Frame
+from sluice.v1.inference_pb2 import NOTICE_KIND_ESCALATED, Notice
 
 COMMITTED: Final = "the first answer passed its commit point"
 KEPT: Final = "the first answer was kept although in doubt"
 REROUTED: Final = "the safety policy chose another model"
 ENDED: Final = "the request ended before it was needed"
 
-_FAILED: Final = frozenset({frame_pb2.ROW_END_FAILED, frame_pb2.ROW_END_REFUSED})
+_FAILED: Final = frozenset({ROW_END_FAILED, ROW_END_REFUSED})
 
 
 class Relay:
@@ -37,16 +33,15 @@ class Relay:
         legs: all, in the order in which they began.
         leg: the one whose answer it is now.
         standby: the row that runs beside it; there is one only while the answer is watched.
-        holding: nothing is shown before the commit point of a cascade.
+        promise: whether that may still be taken back.
     """
 
     def __init__(self, first: Leg, cascade: Cascade | None) -> None:
         self.legs = [first]
         self.leg = first
         self.standby: Standby | None = None
-        self.holding = cascade is not None and cascade.holds
+        self.promise = Promise(cascade)
         self._cascade = cascade
-        self._watch: Watch | None = None if cascade is None else cascade.watch
         self._dismissals = NOTHING
 
     def left(self, model: str) -> bool:
@@ -55,19 +50,27 @@ class Relay:
             return False
         return any(leg.model == model and leg.handed_over for leg in self.legs)
 
-    def of(self, row_id: str) -> Leg | None:
-        """The leg whose row that is."""
-        return next((leg for leg in self.legs if leg.row_id == row_id), None)
-
     def stands_by(self, row_id: str) -> Standby | None:
         """The standby, when that is its row."""
         known = self.standby is not None and self.standby.leg.row_id == row_id
         return self.standby if known else None
 
+    def take_aside(self, frame: Frame, now: float) -> Reaction:
+        """Adds a frame of another row than the answer's."""
+        standby = self.stands_by(frame.request_id)
+        if standby is not None:
+            reaction = standby.take(frame, now)
+            if standby.leg.error is not None:
+                self.lose(standby.leg.error)
+            return reaction
+        # Computed before its batcher heard that nobody wants it: it has its price.
+        next(leg for leg in self.legs if leg.row_id == frame.request_id).take(frame, now)
+        return refused(frame)
+
     def stand_by(self, now: float) -> Leg | None:
         """The leg of a second model that begins together with the first; None when it does not."""
         cascade = self._cascade
-        if cascade is None or not cascade.together or self._watch is None:
+        if cascade is None or not cascade.together or not self.promise.open:
             return None
         self.leg.alone = cascade.refusal(now, ahead=True)
         if self.leg.alone:
@@ -85,7 +88,7 @@ class Relay:
 
     def stay(self, why: str) -> None:
         """No second model answers, whatever the first one says."""
-        self._decide()
+        self.promise.close()
         if self.standby is not None:
             self._dismiss(why)
 
@@ -96,14 +99,11 @@ class Relay:
 
     def in_doubt(self, taken: Taken, now: float) -> bool:
         """Whether the second model shall answer, now that ``taken`` came. Passing the commit point ends the watch."""
-        watch, transcript = self._watch, self.leg.transcript
-        if watch is None or transcript.contradicted or transcript.blocked:
-            return False
         if self._failed(taken):
             return True
-        verdict = self._verdict(taken, watch)
+        verdict = self.promise.verdict(self.leg, taken)
         if verdict is Verdict.DOUBT:
-            return self._may_go_over(watch.reason, now)
+            return self._may_go_over(self.promise.reason, now)
         if verdict is Verdict.COMMIT:
             self.stay(COMMITTED)
         return False
@@ -115,7 +115,7 @@ class Relay:
 
     def go_over(self, leg: Leg) -> Notice:
         """``leg`` is the answer from now on; what the one before said is void. Returns what the caller is told."""
-        first, self.leg, self.holding = self.leg, leg, False
+        first, self.leg = self.leg, leg
         if self.stands_by(leg.row_id):
             self.standby = None
         else:
@@ -135,16 +135,6 @@ class Relay:
         self._leave(f"it failed: {self.leg.error.reason}")
         return True
 
-    def _verdict(self, taken: Taken, watch: Watch) -> Verdict:
-        transcript, stopped = self.leg.transcript, self.leg.stopped
-        verdict = watch.push(taken.logprobs)
-        reason = None if taken.final is None else finish_reason_of(taken.final.end)
-        if verdict is Verdict.PENDING and (stopped or reason is not None):
-            transcript.close(truncated=reason != FINISH_REASON_STOP)
-            truncated = reason == FINISH_REASON_LENGTH and not stopped
-            verdict = watch.end(transcript.draft, truncated=truncated)
-        return verdict
-
     def _may_go_over(self, reason: str, now: float) -> bool:
         assert self._cascade is not None, "it was watched"
         refusal = ""
@@ -159,10 +149,7 @@ class Relay:
 
     def _leave(self, reason: str) -> None:
         self.leg.handed_over = reason
-        self._decide()
-
-    def _decide(self) -> None:
-        self._watch, self.holding = None, False
+        self.promise.close()
 
     def _dismiss(self, why: str) -> None:
         assert self.standby is not None, "asked before"
