@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from batcher.core.batches import Batch
 from batcher.core.rows import Row
@@ -20,8 +21,7 @@ class Sent:
     cache_tokens_unanswered: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(NamedTuple):
     attempt: int
     prefill_tokens: int
     cache_tokens: int
