@@ -58,7 +58,7 @@ class CoreLoad:
         """
         coming = iter(tasks(decisions + rows, self._seed + 1_000_000))
         self._seed += 1
-        worker, handed_out, spent_s = replica(rows), 0, 0.0
+        worker, queued, handed_out, spent_s = replica(rows), len(self._queue), 0, 0.0
         while handed_out < decisions:
             begun = time.process_time()
             batch = self._queue.next_batch(self._now, [worker]).batch
@@ -70,6 +70,7 @@ class CoreLoad:
             self._now += 0.001
             for row in batch.rows:
                 self._queue.finish(row.request_id, 16, self._now)
+        assert len(self._queue) == queued
         return handed_out / spent_s
 
 
