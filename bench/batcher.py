@@ -68,7 +68,7 @@ def core_figures(runs: int) -> list[Figure]:
     )
     note = (
         f"a decision: a task is added and handed out; {MANY} queued, {core_load.TENANTS} tenants, 3 classes, "
-        f"batches of {core_load.BATCH_ROWS}; one by one {single:.0f}; target 100000"
+        f"batches of up to {core_load.BATCH_ROWS}; one by one {single:.0f}; target 100000"
     )
     rate = Figure("core_decisions_per_s", at_many, None, None, "1/s", runs, machine(), note)
     return [rate, growth]

@@ -55,11 +55,14 @@ class Replica:
         """As it is with ``batch`` on its way to ``batch.worker``."""
         if batch.worker != self.worker:
             return self
-        return replace(
-            self,
-            free_rows=self.free_rows - len(batch.rows),
-            free_tokens=self.free_tokens - batch.cache_tokens,
-            waiting_tokens=self.waiting_tokens + batch.tokens,
-            batches_in_flight=self.batches_in_flight + 1,
-            rooms=tuple(room.after(batch) for room in self.rooms),
+        return Replica(
+            self.worker,
+            self.free_rows - len(batch.rows),
+            self.free_tokens - batch.cache_tokens,
+            self.waiting_tokens + batch.tokens,
+            self.running_rows,
+            self.batches_in_flight + 1,
+            self.step_s,
+            self.prefill_token_s,
+            tuple(room.after(batch) for room in self.rooms),
         )

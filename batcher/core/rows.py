@@ -31,6 +31,9 @@ class RowState(Enum):
     CLOSED = "closed"
     """Forgotten."""
 
+    # `Enum` hashes the name in Python, which every look-up by state would pay; states are the same objects anyway.
+    __hash__ = object.__hash__
+
 
 LEGAL: Final[Mapping[RowState, frozenset[RowState]]] = {
     RowState.WAITING: frozenset({RowState.SENT, RowState.ENDED, RowState.CLOSED}),
@@ -48,6 +51,7 @@ class Row:
     """One task with all that is known of its answer.
 
     Attributes:
+        id: the request id.
         task: as it came.
         deadline: monotonic seconds; infinite without one.
         produced: the answer so far, from index 0.
@@ -67,6 +71,7 @@ class Row:
         deadline: float,
         now: float,
     ) -> None:
+        self.id = task.request_id
         self.task = task
         self.deadline = deadline
         self.produced = list(produced)
@@ -81,11 +86,6 @@ class Row:
         self._state = RowState.WAITING
         self._since = now
         self._spent_s = dict.fromkeys(RowState, 0.0)
-
-    @property
-    def id(self) -> str:
-        """The request id."""
-        return self.task.request_id
 
     @property
     def state(self) -> RowState:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from batcher.core.batches import Batch
 from batcher.core.rows import Row
@@ -49,8 +50,7 @@ class Sent:
         return sum(flight.cache_tokens_unanswered for flight in self.by_rank)
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(NamedTuple):
     rank: int
     attempt: int
     prefill_tokens: int

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Final
 
@@ -51,24 +52,25 @@ class CoreLoad:
             self._queue.add(task, self._now)
 
     def decisions_per_s(self, decisions: int, rows: int) -> float:
-        """Tasks that were added and handed out in batches of at most ``rows``, a second of processor time.
+        """Tasks that were handed out in batches of at most ``rows``, and as many added, a second of processor time.
 
         What it takes to finish them is not counted.
         """
-        coming = tasks(decisions, self._seed + 1_000_000)
+        coming = iter(tasks(decisions + rows, self._seed + 1_000_000))
         self._seed += 1
-        worker, handed_out, spent_s = replica(rows), 0, 0.0
-        for start in range(0, decisions, rows):
+        worker, queued, handed_out, spent_s = replica(rows), len(self._queue), 0, 0.0
+        while handed_out < decisions:
             begun = time.process_time()
-            for task in coming[start : start + rows]:
-                self._queue.add(task, self._now)
             batch = self._queue.next_batch(self._now, [worker]).batch
-            spent_s += time.process_time() - begun
             assert batch is not None
+            for task in islice(coming, len(batch.rows)):
+                self._queue.add(task, self._now)
+            spent_s += time.process_time() - begun
             handed_out += len(batch.rows)
             self._now += 0.001
             for row in batch.rows:
                 self._queue.finish(row.request_id, 16, self._now)
+        assert len(self._queue) == queued
         return handed_out / spent_s
 
 

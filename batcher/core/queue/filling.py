@@ -50,18 +50,23 @@ class Filling:
         self._rows_max = min(batch_rows, free_rows)
         self._rows_limit = BatchLimit.ROWS if batch_rows < free_rows else BatchLimit.WORKER_ROWS
 
+    def has_row(self) -> bool:
+        """Whether there may be one more row; else `limit` says why not."""
+        if len(self._rows) < self._rows_max:
+            return True
+        self.limit = self._rows_limit
+        return False
+
     def takes(self, entry: Entry) -> bool:
-        """Whether ``entry`` may join; else `limit` says why not."""
-        count, prefill = len(self._rows) + 1, entry.prefill
-        tokens = self._tokens + prefill
-        if count > self._rows_max:
-            self.limit = self._rows_limit
-        elif tokens > self._prefill_max:
+        """Whether ``entry`` may join as one more row; else `limit` says why not."""
+        tokens = self._tokens + entry.prefill
+        if tokens > self._prefill_max:
             self.limit = BatchLimit.WORKER_PREFILL
         elif self._cache + entry.cache > self._cache_max:
             self.limit = BatchLimit.WORKER_CACHE
         elif self._pads:
-            return self._takes_padded(count * max(self._longest, prefill), tokens)
+            cells = (len(self._rows) + 1) * max(self._longest, entry.prefill)
+            return self._takes_padded(cells, tokens)
         elif tokens > self._tokens_max:
             self.limit = BatchLimit.TOKENS
         else:

@@ -124,12 +124,13 @@ class Former:
         taken = 1
         for turn in turns:
             self._narrow(filling, turn)
-            head, rows = turn.members.head, turn.rows - taken
+            members, rows = turn.members, turn.rows - taken
             taken = 0
-            while rows > 0:
-                entry = head(now)
-                if entry is None:
-                    break
+            while rows > 0 and members.waiting:
+                if not filling.has_row():
+                    return
+                entry = members.head(now)
+                assert entry is not None
                 if not filling.takes(entry):
                     return
                 self._take(filling, entry, now)
@@ -192,7 +193,7 @@ class Former:
                     entry = lane.head()
                     if entry is None:
                         break
-                    if filling.takes(entry):
+                    if filling.has_row() and filling.takes(entry):
                         self._take(filling, entry, now)
                         rows -= 1
                     elif filling.limit is BatchLimit.PADDING:
