@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from gateway.drift import Drift
 from gateway.records.record import audit_response
 from gateway.records.recorder import Recorder
 from sluice.errors import InvalidRequest
@@ -13,6 +14,8 @@ from sluice.v1.admin_pb2 import (
     FeedbackResponse,
     GetAuditRequest,
     GetAuditResponse,
+    GetRouterHealthRequest,
+    GetRouterHealthResponse,
     Grade,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
@@ -25,8 +28,9 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """The methods."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, drift: Drift) -> None:
         self._recorder = recorder
+        self._drift = drift
 
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
@@ -41,8 +45,15 @@ class AdminService(AdminServiceServicer):
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
-        await self._recorder.grade(_request_id(request.request_id), grade)
+        record = await self._recorder.grade(_request_id(request.request_id), grade)
+        self._drift.graded(record, grade.grade)
         return FeedbackResponse()
+
+    async def GetRouterHealth(
+        self, request: GetRouterHealthRequest, context: Any
+    ) -> GetRouterHealthResponse:
+        """See the proto."""
+        return self._drift.health()
 
 
 def _request_id(given: str) -> str:

@@ -11,8 +11,10 @@ from gateway.cascades.watch import Watch
 from gateway.door.conversation import Turn
 from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
+from gateway.drift import Drift
 from gateway.opening import leg_of
 from gateway.overload import Overload
+from gateway.records.draft import Draft
 from gateway.streams.leg import Leg
 from gateway.streams.stream import Stream
 from sluice.errors import SluiceError
@@ -28,6 +30,7 @@ class Cascading:
     overload: Overload
     accounts: Accounts
     escalations: Escalations
+    drift: Drift
 
 
 class Escalation:
@@ -38,11 +41,11 @@ class Escalation:
         shared: Cascading,
         request: ValidRequest,
         admitted: Admitted,
-        row_id: str,
+        draft: Draft,
         stall_s: float,
         send: Callable[[Stream, Work], None],
     ) -> None:
-        """``row_id`` names the second row; ``send`` publishes its task."""
+        """``send`` publishes the second row's task."""
         assert admitted.plan.cascade is not None
         assert admitted.second is not None
         route = admitted.plan.cascade
@@ -58,7 +61,7 @@ class Escalation:
         self._admitted = admitted
         self._work = admitted.second
         self._route: CascadeRoute = route
-        self._row_id = row_id
+        self._draft = draft
         self._stall_s = stall_s
         self._send = send
         self._over = False
@@ -81,7 +84,9 @@ class Escalation:
         self._shared.escalations.went_over(self._request.tenant)
         if self._route.hint:
             self._work = self._hinted(draft)
-        return leg_of(self._request, self._work, self._row_id, (), self._stall_s, now)
+        return leg_of(
+            self._request, self._work, f"{self._draft.request_id}-2", (), self._stall_s, now
+        )
 
     def launch(self, stream: Stream) -> None:
         """See `Cascade.launch`."""
@@ -89,6 +94,10 @@ class Escalation:
 
     def ended(self) -> None:
         """See `Cascade.ended`."""
+        score, plan = self.watch.score, self._admitted.plan
+        if score is not None:
+            self._shared.drift.scored(score)
+            self._draft.planned(replace(plan, scores=(*plan.scores, score)))
         self._shared.escalations.ended(self._request.tenant, over=self._over)
 
     def _cost(self) -> float:

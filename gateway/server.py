@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
 from gateway.accounts import Accounts
@@ -21,11 +22,13 @@ from gateway.cascades.share import Escalations
 from gateway.catalog import Catalog
 from gateway.connection import connect
 from gateway.dispatch import Dispatch
+from gateway.drift import Drift
 from gateway.escalation import Cascading
 from gateway.generate import Generator
 from gateway.guards.asking import Asking
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
+from gateway.metrics import RequestMetrics
 from gateway.models import Directory
 from gateway.overload import Overload
 from gateway.records.draft import Drafts
@@ -71,6 +74,7 @@ class Gateway:
         inspector: Inspector,
         router: Router,
         tracer: Tracer,
+        meter: Meter,
     ) -> None:
         limits = settings.gateway
         self.address = limits.address
@@ -92,7 +96,9 @@ class Gateway:
         )
         admission = Admission(catalog, self._overload, inspector, router, accounts)
         self._admission = admission
-        cascading = Cascading(self._overload, accounts, Escalations())
+        self._drift = Drift(gateway_id, self._recorder.announce, meter)
+        self._drift.use(router.held_out, settings.routing.drift)
+        cascading = Cascading(self._overload, accounts, Escalations(), self._drift)
         asking = Asking(
             admission, self._overload, self.registry, self._dispatch, accounts, limits.stall_s
         )
@@ -105,6 +111,8 @@ class Gateway:
             accounts,
             cascading,
             asking,
+            self._drift,
+            RequestMetrics(meter),
             tracer,
         )
         self._service = InferenceService(generator, admission, self._directory)
@@ -130,6 +138,7 @@ class Gateway:
     def use_routing(self, router: Router, routing: RoutingSettings) -> None:
         """Requests that come from now on are routed by ``router``."""
         self._admission.use_router(router)
+        self._drift.use(router.held_out, routing.drift)
         self._overload.fallbacks = routing.fallbacks
         self._breakers.settings = routing.breaker
 
@@ -198,7 +207,7 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        add_AdminServiceServicer_to_server(AdminService(self._recorder), server)
+        add_AdminServiceServicer_to_server(AdminService(self._recorder, self._drift), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -228,13 +237,14 @@ async def running(
     inspector: Inspector,
     router: Router,
     tracer: Tracer,
+    meter: Meter,
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves; on the way out it drains and closes.
 
     Raises:
         SetupError: it cannot start.
     """
-    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer)
+    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer, meter)
     try:
         await gateway.start()
         ticking = asyncio.ensure_future(gateway.run())

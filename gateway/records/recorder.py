@@ -20,7 +20,7 @@ from nats.js.errors import BadRequestError, NotFoundError
 from sluice.errors import RecordUnknown, TransportUnavailable
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings
-from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord
+from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord, RouterDriftEvent
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
 
@@ -37,7 +37,7 @@ _MIB: Final = 1024 * 1024
 
 
 class Recorder:
-    """The one writer of `SLUICE_RECORDS` and `SLUICE_AUDIT` in this process.
+    """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_EVENTS` in this process.
 
     Attributes:
         dropped: messages that found no room.
@@ -60,6 +60,7 @@ class Recorder:
         """
         self._js = client.jetstream()
         kept = self._settings
+        await _ensure(self._js, jetstream.events_stream())
         if kept.enabled:
             await _ensure(
                 self._js, jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600)
@@ -78,19 +79,24 @@ class Recorder:
         if self._settings.audit_enabled:
             self._put(subjects.audit(entry.tenant, entry.request_id), entry)
 
-    async def grade(self, request_id: str, grade: Grade) -> None:
-        """Stores ``grade``; returns when it is stored.
+    def announce(self, event: RouterDriftEvent) -> None:
+        """Will tell operators of ``event``."""
+        self._put(subjects.ROUTER_DRIFT, event)
+
+    async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
+        """Stores ``grade``; returns when it is stored, with the record of what was graded.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
             TransportUnavailable: JetStream does not answer.
         """
-        await self._last(subjects.record(request_id))
+        record = unpack(RequestRecord, await self._last(subjects.record(request_id)))
         assert self._js is not None, "started"
         try:
             await self._js.publish(subjects.grade(request_id), pack(grade), timeout=WRITE_S)
         except (TimeoutError, NatsError) as error:
             raise _away(error) from error
+        return record
 
     async def find(self, request_id: str) -> ExplainResponse:
         """What is kept of a request.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.cascades.watch import Judge
+from gateway.routing.scores import Score
 from sluice.routing import CascadeRoute
 
 PINNED: Final = "pinned"
@@ -49,6 +50,7 @@ class Plan:
         cascade: how the answer may go over to a second model; None: it stays.
         judge: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
+        scores: what learned routers said, in the order in which they were asked.
     """
 
     model: str
@@ -60,3 +62,4 @@ class Plan:
     cascade: CascadeRoute | None = None
     judge: Judge | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    scores: tuple[Score, ...] = ()

@@ -41,6 +41,8 @@ class AdminServiceStub:
     """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+    GetRouterHealth: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]
+    """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -55,6 +57,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed."""
     Feedback: _aio.UnaryUnaryMultiCallable[_admin_pb2.FeedbackRequest, _admin_pb2.FeedbackResponse]  # type: ignore[assignment]
     """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+    GetRouterHealth: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]  # type: ignore[assignment]
+    """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains and grades requests. Errors as in InferenceService."""
@@ -84,5 +88,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FeedbackResponse, _abc.Awaitable[_admin_pb2.FeedbackResponse]]:
         """Says how good an answer was; a later grade of the same request replaces an earlier one."""
+
+    @_abc_1.abstractmethod
+    def GetRouterHealth(
+        self,
+        request: _admin_pb2.GetRouterHealthRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetRouterHealthResponse, _abc.Awaitable[_admin_pb2.GetRouterHealthResponse]]:
+        """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

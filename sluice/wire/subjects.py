@@ -11,6 +11,7 @@
 | ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
+| ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
 """
 
 import re
@@ -24,6 +25,9 @@ RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
 AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
+EVENTS_STREAM: Final = "SLUICE_EVENTS"
+EVENTS: Final = "sluice.events"
+ROUTER_DRIFT: Final = f"{EVENTS}.router_drift"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
