@@ -65,19 +65,19 @@ class Drift:
         meter.create_observable_gauge(
             names.METRIC_INPUT_DRIFT,
             [self._indices],
-            "1",
+            "",
             "Population stability index of predicted gains against those of held-out outcomes.",
         )
         meter.create_observable_gauge(
             names.METRIC_ACCURACY_BIAS,
             [self._biases],
-            "1",
+            "",
             "Mean of outcome less predicted chance; below 0 the router is too optimistic.",
         )
         meter.create_observable_gauge(
             names.METRIC_BRIER,
             [self._briers],
-            "1",
+            "",
             "Mean squared difference of outcome and predicted chance.",
         )
 

@@ -15,7 +15,7 @@ from sluice.processes.errors import SetupError
 from sluice.processes.ports import listen_problem, split_address
 from sluice.telemetry.tracing import resource_of
 
-SHUTDOWN_S: Final = 5.0
+SHUTDOWN_S: Final = 1.0
 """What the last export may take, seconds."""
 
 

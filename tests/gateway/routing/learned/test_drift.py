@@ -36,8 +36,19 @@ def test_chance_stays_below_its_limit_as_often_as_it_says(held_out: int, rows: i
         index = reference.stability_index(draw.normal(size=rows))
         for confidence in above:
             above[confidence] += index > reference.chance_index(rows, confidence)
-    assert above[0.5] == pytest.approx(500, abs=100)
-    assert above[0.95] == pytest.approx(50, abs=30)
+    # Somewhat less often: the blur takes some of the chance away.
+    assert 350 < above[0.5] < 600
+    assert 10 < above[0.95] < 80
+
+
+def test_gains_within_a_hair_of_the_same_are_the_same() -> None:
+    """As of two kinds of prompts that a router knows by heart."""
+    draw = np.random.default_rng(3)
+    kinds = draw.choice([-0.2, 0.6], 500)
+    reference = Reference(kinds + draw.normal(0, 0.002, 500))
+    assert reference.stability_index(kinds + draw.normal(0.005, 0.002, 500)) < 0.02
+    assert reference.stability_index(kinds + 0.2) > 0.25
+    assert reference.stability_index(np.full(500, 0.6)) > 1
 
 
 def test_scores_that_are_all_the_same_have_a_limit_too() -> None:
