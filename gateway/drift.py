@@ -5,15 +5,15 @@ The gateway's loop owns the monitors. Metrics are read on other threads, which l
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
-from opentelemetry.util.types import AttributeValue
 
+from gateway.router_health import attributes, described, fields
 from gateway.routing import plan as strategies
-from gateway.routing.learned.monitor import Change, Health, Monitor, Signal, State
+from gateway.routing.learned.monitor import Change, Health, Monitor, Signal
 from gateway.routing.scores import PROMPT, HeadId, Score
 from sluice.routing import DriftSettings
 from sluice.telemetry import names
@@ -21,15 +21,11 @@ from sluice.v1.admin_pb2 import (
     DRIFT_CHANGE_BEGAN,
     DRIFT_CHANGE_ENDED,
     DRIFT_CHANGE_RETIRED,
-    AccuracyDrift,
     DriftChange,
     DriftSignal,
-    DriftState,
     GetRouterHealthResponse,
-    InputDrift,
     RequestRecord,
     RouterDriftEvent,
-    RouterHealth,
 )
 from sluice.wire.clock import unix_ms
 
@@ -133,7 +129,7 @@ class Drift:
 
     def health(self) -> GetRouterHealthResponse:
         """Of every head in use."""
-        routers = [_described(by, monitor.health) for by, monitor in self._monitors.items()]
+        routers = [described(by, monitor.health) for by, monitor in self._monitors.items()]
         return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
 
     def _retire(self, by: HeadId, health: Health) -> None:
@@ -150,81 +146,35 @@ class Drift:
     ) -> None:
         word = _WORDS[change]
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
-        fields = " ".join(f"{name}={value}" for name, value in _fields(by, health, signal))
-        _log.log(level, "router drift %s: %s", word, fields)
+        said = " ".join(f"{name}={value}" for name, value in fields(by, health, signal))
+        _log.log(level, "router drift %s: %s", word, said)
         told = {names.DRIFT_SIGNAL: signal.value, names.DRIFT_CHANGE: word}
-        self._events.add(1, {**_attributes(by), **told})
+        self._events.add(1, {**attributes(by), **told})
         self._announce(
             RouterDriftEvent(
                 gateway=self._gateway_id,
                 occurred_unix_ms=unix_ms(),
                 signal=DriftSignal.Value(f"DRIFT_SIGNAL_{signal.name}"),
                 change=change,
-                router=_described(by, health),
+                router=described(by, health),
             )
         )
 
     def _indices(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.inputs.index is not None:
-                yield Observation(health.inputs.index, _attributes(by))
+                yield Observation(health.inputs.index, attributes(by))
 
     def _biases(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.bias, _attributes(by))
+                yield Observation(health.outcomes.found.bias, attributes(by))
 
     def _briers(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.brier, _attributes(by))
+                yield Observation(health.outcomes.found.brier, attributes(by))
 
     def _seen(self) -> Iterator[tuple[HeadId, Health]]:
         # The mapping is replaced as a whole, never changed: other threads may walk it.
         return ((by, monitor.health) for by, monitor in self._monitors.items())
-
-
-def _attributes(by: HeadId) -> dict[str, AttributeValue]:
-    return {
-        names.ROUTER_POLICY: by.policy,
-        names.ROUTER_VERSION: by.version,
-        names.ROUTER_HEAD: by.head,
-    }
-
-
-def _fields(by: HeadId, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
-    """What the log says."""
-    yield from (("policy", by.policy), ("version", by.version), ("head", by.head))
-    yield "signal", signal.value
-    inputs, found = health.inputs, health.outcomes.found
-    if signal is Signal.INPUTS and inputs.index is not None:
-        yield from (("index", f"{inputs.index:.3f}"), ("limit", f"{inputs.limit:.3f}"))
-        yield "rows", inputs.rows
-    elif found is not None:
-        yield from (("bias", f"{found.bias:+.3f}"), ("half_width", f"{found.half_width:.3f}"))
-        yield "rows", found.rows
-
-
-def _described(by: HeadId, health: Health) -> RouterHealth:
-    inputs, outcomes = health.inputs, health.outcomes
-    accuracy = AccuracyDrift(state=_state(outcomes.state), rows=outcomes.rows)
-    if outcomes.found is not None:
-        accuracy.bias = outcomes.found.bias
-        accuracy.half_width = outcomes.found.half_width
-        accuracy.brier = outcomes.found.brier
-    return RouterHealth(
-        policy=by.policy,
-        version=by.version,
-        head=by.head,
-        inputs=InputDrift(
-            state=_state(inputs.state),
-            rows=inputs.rows,
-            stability_index=inputs.index,
-            limit=inputs.limit,
-        ),
-        accuracy=accuracy,
-    )
-
-
-def _state(state: State) -> "DriftState.ValueType":
-    return DriftState.Value(f"DRIFT_STATE_{state.name}")
