@@ -11,10 +11,10 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from batcher.app import new_id, serve
-from batcher.connection import NatsUnreachable
 from sluice.settings import Settings, SettingsError, load
 from sluice.telemetry import names
 from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.wire.connection import NatsUnreachable
 
 
 def main() -> int:

@@ -7,12 +7,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
 from batcher.changes import check_change
-from batcher.connection import connect, disconnect
 from batcher.core.peers import Peers
 from batcher.delivery import Delivery
 from batcher.forsaken import Forsaken
@@ -23,8 +23,12 @@ from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2
 from sluice.reload import reloading
 from sluice.settings import ModelSettings, Settings, SettingsError
+from sluice.wire.connection import connect, disconnect
 
 log = logging.getLogger(__name__)
+
+PING_INTERVAL_S: Final = 10
+"""A dead link to NATS is noticed after two of these, seconds."""
 
 
 def new_id() -> str:
@@ -69,8 +73,8 @@ class Batcher:
         for line in self._lines:
             line.on_peers()
 
-    def on_reconnect(self) -> None:
-        """NATS stands again."""
+    def on_loss(self) -> None:
+        """NATS stands again, or messages were dropped: open pulls may be gone."""
         for line in self._lines:
             line.intake.restart()
 
@@ -145,13 +149,11 @@ async def _connected(settings: Settings, batcher: str, tracer: Tracer) -> AsyncI
         raise SettingsError("nats.url: is not set")
     processes: list[Batcher] = []
 
-    async def on_reconnect() -> None:
+    def on_loss() -> None:
         for process in processes:
-            process.on_reconnect()
+            process.on_loss()
 
-    nats_client = await connect(
-        settings.nats.url, settings.nats.connect_s, f"batcher {batcher}", on_reconnect
-    )
+    nats_client = await connect(settings.nats, f"batcher {batcher}", on_loss, PING_INTERVAL_S)
     try:
         processes.append(Batcher(nats_client, settings, batcher, tracer))
         yield processes[0]

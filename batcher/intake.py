@@ -24,7 +24,6 @@ from batcher.settlement import HeldMessages
 from sluice.internal.v1 import task_pb2
 from sluice.wire import clock, jetstream, subjects
 from sluice.wire.codec import MalformedMessage
-from sluice.wire.limits import TasksLimits
 
 SETTLE_S: Final = 3.0
 FRESH_MS: Final = 5000
@@ -72,7 +71,6 @@ class Intake:
         nats_client: Client,
         model: str,
         pending_max: int,
-        limits: TasksLimits,
         messages: HeldMessages,
         sink: Sink,
     ) -> None:
@@ -80,7 +78,6 @@ class Intake:
         self._js: JetStreamContext = nats_client.jetstream()
         self._model = model
         self._pending_max = pending_max
-        self._limits = limits
         self._messages = messages
         self._sink = sink
         self._asking: Counter[str] = Counter()
@@ -100,7 +97,6 @@ class Intake:
 
     async def prepare(self) -> None:
         """Makes sure that the consumers exist."""
-        await jetstream.ensure_streams(self._js, self._limits)
         for name in subjects.CLASSES:
             config = jetstream.tasks_consumer(self._model, name, self._pending_max)
             await self._js.add_consumer(subjects.TASKS_STREAM, config)

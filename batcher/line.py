@@ -49,7 +49,6 @@ class Line:
             process.nats_client,
             model.name,
             _pending_max(model, len(urls), settings.batcher),
-            settings.nats.tasks_limits,
             self._messages,
             self,
         )

@@ -1,10 +1,15 @@
 """What a routing decision costs, and what it is worth.
 
+`routed_accuracy_share` and `large_token_share`: the shipped tiers on the held-out tasks of `sluice eval`, through the
+embedded mesh, with every strategy of bench/support/strategies.py. The plain names are of the recommended cascade.
 `decision_p99_ms`: the learned router on one core, from the text of a prompt of 1 kB to its score, features included.
 `prompts_apgr` and others, with --outcomes: quality on recorded outcomes by repeated cross-validation, beside a router
 that goes by the length of the prompt; `cascade_...` where the rows have the small model's answers.
 
-    python bench/router.py [--json] [--runs N] [--outcomes FILE] [--folds N]
+    python bench/router.py [--json] [--runs N] [--tiers] [--n N] [--plot FILE.png] [--decision]
+        [--outcomes FILE] [--folds N]
+
+Without --tiers, --decision and --outcomes: tiers and decision.
 """
 
 import argparse
@@ -19,12 +24,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import uvloop
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.safety import CORPORA, prompts
+from bench.support import tier_runs, tradeoff_plot
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.tradeoffs import Tradeoff, table
 from gateway.routing.learned import curves, outcomes, training
 from gateway.routing.learned.head import Head, Score
 from gateway.routing.learned.outcomes import Outcome
@@ -46,11 +54,30 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=MIN_RUNS)
     parser.add_argument("--outcomes", type=Path)
     parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--decision", action="store_true", help="what a decision costs")
+    parser.add_argument("--tiers", action="store_true", help="the shipped tiers, by strategy")
+    parser.add_argument("--n", type=int, default=20, help="tasks per kind, level and round")
+    parser.add_argument("--plot", type=Path, help="a picture of the strategies")
     options = parser.parse_args()
-    figures = [decision(options.runs)]
+    everything = not (options.decision or options.tiers or options.outcomes)
+    figures = []
+    if options.decision or everything:
+        figures.append(decision(options.runs))
     if options.outcomes:
         figures += quality(options.outcomes, options.folds, options.runs)
+    if options.tiers or everything:
+        found = uvloop.run(tier_runs.run(options.runs, options.n))
+        figures += tier_runs.figures(found, options.runs, options.n)
+        show(found, options.plot, options.json)
     emit(figures, options.json)
+
+
+def show(found: Sequence[Tradeoff], picture: Path | None, as_json: bool) -> None:
+    """The table of all strategies, and their picture."""
+    if not as_json:
+        print(table(found), end="\n\n")
+    if picture is not None:
+        tradeoff_plot.draw(found, tier_runs.ACCURACY_MIN, tier_runs.TOKENS_MAX, picture)
 
 
 def decision(runs: int) -> Figure:

@@ -27,6 +27,7 @@ from sluice.settings import Settings, SettingsError
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
+from sluice.wire.connection import NatsUnreachable
 from sluice.wire.subjects import is_token
 
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream=sys.stderr,
         )
         uvloop.run(_serve(settings, gateway_id, options.config))
-    except (SettingsError, SetupError) as error:
+    except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     return 0

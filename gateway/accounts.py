@@ -7,6 +7,7 @@ from gateway.overload import Overload
 from gateway.routing.breaker import Breakers
 from gateway.routing.router import ModelFacts
 from gateway.routing.spending import Spending
+from gateway.streams.leg import Leg
 from gateway.streams.stream import Stream
 from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
 
@@ -32,8 +33,17 @@ class Accounts:
             tokens = leg.prompt_tokens, len(leg.transcript.token_ids)
             self.spending.add(tenant, self.models[leg.model].cost(*tokens), now)
             if leg is not stream.leg:
-                self.breakers.succeeded(leg.model, now)  # it answered, if not well
+                self._judge_aside(leg, now)
         self._judge(stream.leg.model, stream.error, now)
+
+    def _judge_aside(self, leg: Leg, now: float) -> None:
+        """What a leg says about its model where another one answered."""
+        if leg.error is not None:
+            self._judge(leg.model, leg.error, now)
+        elif leg.unused and not leg.assembler.heard:
+            self.breakers.abandoned(leg.model)
+        else:
+            self.breakers.succeeded(leg.model, now)  # it answered, if not well, or not to the end
 
     def _judge(self, model: str, error: SluiceError | None, now: float) -> None:
         if error is None:

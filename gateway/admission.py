@@ -53,8 +53,8 @@ class Work:
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
-    answer: AnswerInspection | None
-    """Of the safety policy; None when it leaves answers alone."""
+    inspect: Callable[[], AnswerInspection | None] | None
+    """Begins the inspection of an answer; None: answers are left alone."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Admission:
         model = self.catalog[name]
         token_ids = await prompts.encode(conversation, model)
         sampling = fit(request, model, len(token_ids))
-        answer = self._inspector.answer(safety.inspection, conversation.system_text)
-        return Work(model, token_ids, sampling, answer)
+        inspect = partial(self._inspector.answer, safety.inspection, conversation.system_text)
+        return Work(model, token_ids, sampling, inspect)
 
     async def _governed(
         self,

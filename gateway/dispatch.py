@@ -29,6 +29,7 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
 from sluice.wire.barrier import settle
 from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
+from sluice.wire.connection import disconnect
 
 _log = logging.getLogger(__name__)
 
@@ -87,12 +88,7 @@ class Dispatch:
         if self._publishing:
             await asyncio.wait(self._publishing.values(), timeout=PUBLISH_S)
         await self._flush()
-        if self._client.is_connected:
-            try:
-                await settle(self._client, _SETTLE_S)
-            except (TimeoutError, NatsError):
-                _log.warning("NATS: the last messages may not have been sent")
-        await self._client.close()
+        await disconnect(self._client)
 
     def submit(self, request_id: str, publishing: Coroutine[Any, Any, None]) -> None:
         """Runs ``publishing`` by itself: it outlives a call that leaves, for another call may have taken over."""

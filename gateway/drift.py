@@ -35,6 +35,8 @@ Announce = Callable[[RouterDriftEvent], None]
 HeldOut = Mapping[HeadId, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
+_WATCHED: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
+"""Strategies that keep an answer for what it says."""
 _WORDS: Final[Mapping[int, str]] = {
     DRIFT_CHANGE_BEGAN: "began",
     DRIFT_CHANGE_ENDED: "ended",
@@ -117,13 +119,13 @@ class Drift:
         The head that was asked last counts. In a cascade the prompt head does not: whether its small model's answer
         was kept depends on that answer, so those that were kept are better than what it predicted for all.
         """
-        scores, legs = record.route.scores, record.legs
-        if not scores or not legs or record.error_reason:
+        scores, models = record.route.scores, [leg.model for leg in record.legs if not leg.unused]
+        if not scores or not models or record.error_reason:
             return
-        last = scores[-1]
-        if last.head == PROMPT and record.route.strategy == strategies.CASCADE:
+        last, model = scores[-1], models[-1]
+        if last.head == PROMPT and record.route.strategy in _WATCHED:
             return
-        by, model = HeadId(last.policy, last.version, last.head), legs[-1].model
+        by = HeadId(last.policy, last.version, last.head)
         if model in last.chances:
             self.observed(by, last.chances[model], grade, record.request_id)
 

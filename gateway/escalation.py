@@ -1,7 +1,8 @@
-"""A cascade of one request: what `gateway.streams.stream.Cascade` asks, answered from the state of the gateway."""
+"""A cascade of one request: what `gateway.streams.ticket.Cascade` asks, answered from the state of the gateway."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 
 from gateway import prompts
 from gateway.accounts import Accounts
@@ -34,7 +35,7 @@ class Cascading:
 
 
 class Escalation:
-    """`gateway.streams.stream.Cascade` of one request."""
+    """`gateway.streams.ticket.Cascade` of one request."""
 
     def __init__(
         self,
@@ -43,13 +44,14 @@ class Escalation:
         admitted: Admitted,
         draft: Draft,
         stall_s: float,
-        send: Callable[[Stream, Work], None],
+        send: Callable[[Stream, Leg, Work], None],
     ) -> None:
-        """``send`` publishes the second row's task."""
+        """``send`` publishes the task of a second row."""
         assert admitted.plan.cascade is not None
         assert admitted.second is not None
         route = admitted.plan.cascade
         self.holds = route.mode == "hold" or not request.accept_replace
+        self.together = route.start == "together"
         self.watch = Watch(
             route,
             admitted.conversation.user_text,
@@ -62,20 +64,20 @@ class Escalation:
         self._work = admitted.second
         self._route: CascadeRoute = route
         self._draft = draft
+        # A row that begins anew needs another name: JetStream drops a task whose name it knows.
+        self._row_ids = (f"{draft.request_id}-{number}" for number in count(2))
         self._stall_s = stall_s
         self._send = send
         self._over = False
+        """Whether the second model works on the request."""
         shared.escalations.began(request.tenant)
 
-    def refusal(self, now: float) -> str:
+    def refusal(self, now: float, *, ahead: bool) -> str:
         """See `Cascade.refusal`."""
-        route, tenant = self._route, self._request.tenant
-        shared = self._shared
-        if not shared.escalations.may_go_over(tenant, route.max_in_flight_share):
-            return f"{tenant} has gone over with {route.max_in_flight_share:.0%} of its requests"
-        if self._cost() > (route.max_cost or float("inf")):
-            return f"{route.second} would cost more than is left of {route.max_cost:g}"
-        problem = shared.overload.problem(route.second, self._admitted.demand, now)
+        reason = "" if self._over else self._too_much(ahead)
+        if reason:
+            return reason
+        problem = self._shared.overload.problem(self._route.second, self._admitted.demand, now)
         return "" if problem is None else problem.message
 
     def second(self, draft: str, now: float) -> Leg:
@@ -84,13 +86,16 @@ class Escalation:
         self._shared.escalations.went_over(self._request.tenant)
         if self._route.hint:
             self._work = self._hinted(draft)
-        return leg_of(
-            self._request, self._work, f"{self._draft.request_id}-2", (), self._stall_s, now
-        )
+        return leg_of(self._request, self._work, next(self._row_ids), (), self._stall_s, now)
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, stream: Stream, leg: Leg) -> None:
         """See `Cascade.launch`."""
-        self._send(stream, self._work)
+        self._send(stream, leg, self._work)
+
+    def unneeded(self) -> None:
+        """See `Cascade.unneeded`."""
+        self._over = False
+        self._shared.escalations.came_back(self._request.tenant)
 
     def ended(self) -> None:
         """See `Cascade.ended`."""
@@ -100,11 +105,21 @@ class Escalation:
             self._draft.planned(replace(plan, scores=(*plan.scores, score)))
         self._shared.escalations.ended(self._request.tenant, over=self._over)
 
-    def _cost(self) -> float:
-        """Of both legs, the second one's answer at its longest."""
+    def _too_much(self, ahead: bool) -> str:
+        """Which bound of the cascade is reached."""
+        route, tenant = self._route, self._request.tenant
+        if not self._shared.escalations.may_go_over(tenant, route.max_in_flight_share):
+            return f"{tenant} has gone over with {route.max_in_flight_share:.0%} of its requests"
+        if self._cost(ahead) > (route.max_cost or float("inf")):
+            return f"{route.second} would cost more than is left of {route.max_cost:g}"
+        return ""
+
+    def _cost(self, ahead: bool) -> float:
+        """Of both legs, the second one's answer at its longest; ``ahead``: the first one's too."""
         facts, first = self._shared.accounts.models, self._admitted.first
         work = self._work
-        return facts[first.model.name].cost(len(first.prompt_token_ids), self.watch.tokens) + facts[
+        tokens = first.sampling.max_tokens if ahead else self.watch.tokens
+        return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
             work.model.name
         ].cost(len(work.prompt_token_ids), work.sampling.max_tokens)
 

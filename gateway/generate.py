@@ -24,10 +24,12 @@ from gateway.records.draft import Draft, Drafts
 from gateway.safety.dry_run import words_of
 from gateway.spans import CallSpans, finding_attributes
 from gateway.streams.endings import Hops
+from gateway.streams.leg import Leg
 from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.states import StreamState
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.tenants import tenant_of
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task
@@ -159,13 +161,14 @@ class _Call:
         """The row and the checks of its prompt run side by side."""
         if not stream.row_ended:
             self._submit(request, stream, admitted.first)
+            self._registry.stand_by(stream, time.monotonic())
         if stream.ticket.guards is not None:
             stream.ticket.guards.begin(stream)
 
     def _guards(self, request: ValidRequest, admitted: Admitted) -> Guarding | None:
         if not admitted.guards:
             return None
-        send = partial(self._submit_second, request)
+        send = partial(self._submit_governed, request)
         return Guarding(self._shared.asking, Asked(request, admitted, self._spans, send))
 
     def _open(self, request: ValidRequest, admitted: Admitted, draft: Draft) -> Stream:
@@ -192,21 +195,21 @@ class _Call:
         task = task_of(stream, request, work, dispatch.gateway_id)
         dispatch.submit(task.request_id, self._publish(stream, task))
 
-    def _submit_second(self, request: ValidRequest, stream: Stream, work: Work) -> None:
-        """As `_submit`, when the call waits for events already: what goes wrong ends the stream."""
+    def _submit_governed(self, request: ValidRequest, stream: Stream, work: Work) -> None:
+        self._submit_second(request, stream, stream.leg, work)
+
+    def _submit_second(self, request: ValidRequest, stream: Stream, leg: Leg, work: Work) -> None:
+        """As `_submit`, for another row than the first; what goes wrong is the stream's business."""
         self._shared.admission.sent(work, request.priority_class)
-        self._spans.server.set_attribute(names.ROUTE_ESCALATED, stream.legs[-2].handed_over)
         dispatch = self._shared.dispatch
-        task = task_of(stream, request, work, dispatch.gateway_id)
+        task = task_of(stream, request, work, dispatch.gateway_id, leg)
         dispatch.submit(task.request_id, self._publish_second(stream, task))
 
     async def _publish_second(self, stream: Stream, task: Task) -> None:
         try:
             await self._publish(stream, task)
         except SluiceError as error:
-            # Without an acknowledgement the task may have been stored all the same: frames are proof.
-            if stream.state is StreamState.PUBLISHING:
-                self._registry.fail(stream, error)
+            self._registry.unpublished(stream, task.request_id, error, time.monotonic())
 
     async def _publish(self, stream: Stream, task: Task) -> None:
         start = time.monotonic()
@@ -218,8 +221,7 @@ class _Call:
         with self._spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
             await self._shared.dispatch.publish(task, headers_of(span), stream.ticket.deadline)
         self._hops.publish_ms += (time.monotonic() - start) * 1000
-        if stream.row_id == task.request_id:  # another model may have taken over meanwhile
-            stream.published()
+        stream.published(task.request_id)
 
     async def _deliver(self, stream: Stream, reader: Reader, held_model: str) -> None:
         await self._wait_until_published(stream)
@@ -281,6 +283,9 @@ class _Call:
                     names.GEN_AI_OUTPUT_TOKENS: stream.finished.usage.completion_tokens,
                 }
             )
+        escalated = [leg.handed_over for leg in stream.legs if leg.handed_over]
+        if escalated:
+            self._spans.server.set_attribute(names.ROUTE_ESCALATED, escalated[-1])
         if stream.first_token_at is not None:
             ttft_s = stream.first_token_at - stream.ticket.hops.arrived_at
             self._spans.server.set_attribute(names.GEN_AI_TTFT, ttft_s)

@@ -8,7 +8,8 @@ from gateway.admission import Admitted, Work
 from gateway.door.requests import ValidRequest
 from gateway.streams.assembler import Assembler
 from gateway.streams.leg import Leg
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import RowTimings
@@ -47,12 +48,13 @@ def leg_of(
     """A model's leg of the answer; ``held`` are the tokens that the caller has been shown before."""
     tokenization = work.model.tokenization
     alternatives = request.sampling.logprobs
+    answer = None if work.inspect is None else work.inspect()
     transcript = Transcript(
         tokenization.detokenizer(),
         request.sampling.stops,
         tokenization.stop_token_ids,
         tokenization.token_text,
-        work.answer.filter if work.answer is not None else None,
+        None if answer is None else answer.filter,
         held,
         alternatives if alternatives is not None else 0,
     )
@@ -60,16 +62,17 @@ def leg_of(
         if not transcript.closed:  # a stop string may be in what the caller holds
             transcript.append(token_id)
     assembler = Assembler(len(transcript.token_ids), stall_s, now)
-    return Leg(
-        row_id, work.model.name, len(work.prompt_token_ids), transcript, assembler, work.answer
-    )
+    return Leg(row_id, work.model.name, len(work.prompt_token_ids), transcript, assembler, answer)
 
 
-def task_of(stream: Stream, request: ValidRequest, work: Work, gateway_id: str) -> Task:
-    """The task of the stream's leg."""
+def task_of(
+    stream: Stream, request: ValidRequest, work: Work, gateway_id: str, leg: Leg | None = None
+) -> Task:
+    """The task of ``leg``, or of the one whose answer the stream has now."""
+    leg = leg or stream.leg
     remaining_ms = (stream.ticket.deadline - time.monotonic()) * 1000
     return Task(
-        request_id=stream.row_id,
+        request_id=leg.row_id,
         gateway=gateway_id,
         model=work.model.name,
         tenant=request.tenant,
@@ -77,7 +80,7 @@ def task_of(stream: Stream, request: ValidRequest, work: Work, gateway_id: str) 
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
         prompt_token_ids=work.prompt_token_ids,
-        produced_token_ids=stream.transcript.token_ids,
+        produced_token_ids=leg.transcript.token_ids,
         sampling=work.sampling,
         workload=request.workload,
     )

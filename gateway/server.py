@@ -20,7 +20,6 @@ from gateway.admin import ADMIN_SERVICE, AdminService
 from gateway.admission import Admission
 from gateway.cascades.share import Escalations
 from gateway.catalog import Catalog
-from gateway.connection import connect
 from gateway.dispatch import Dispatch
 from gateway.drift import Drift
 from gateway.escalation import Cascading
@@ -45,12 +44,15 @@ from sluice.processes.ports import listen_problem, split_address
 from sluice.settings import RoutingSettings, Settings
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from sluice.wire.connection import connect
 
 _log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 """How often deadlines, silence and readiness are looked at, seconds."""
 RETRY_AFTER_S: Final = 1.0
+PING_INTERVAL_S: Final = 2
+"""Callers wait: a dead link to NATS is noticed after two of these, seconds."""
 _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 _KEEPALIVE_MS: Final = 30_000
@@ -123,11 +125,12 @@ class Gateway:
         """The port, NATS, then calls: a gateway that answers can publish.
 
         Raises:
-            SetupError: the port is taken, or NATS does not answer.
+            SetupError: the port is taken.
+            NatsUnreachable: NATS does not answer.
         """
         self._bind()
         client = await connect(
-            self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync
+            self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync, PING_INTERVAL_S
         )
         await self._start_recorder(client)
         await self._dispatch.start(client, self.registry, self._directory)
@@ -242,7 +245,7 @@ async def running(
     """A gateway that serves; on the way out it drains and closes.
 
     Raises:
-        SetupError: it cannot start.
+        SetupError, NatsUnreachable: it cannot start.
     """
     gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer, meter)
     try:

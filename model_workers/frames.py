@@ -1,6 +1,13 @@
 """What an engine did, as messages of the wire."""
 
-from model_workers.engine.protocol import Load, Refused, RowEnd, RowStep, TokenLogprobs
+from model_workers.engine.protocol import (
+    Load,
+    RankLoad,
+    Refused,
+    RowEnd,
+    RowStep,
+    TokenLogprobs,
+)
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
 ENGINE_FAILED = "ENGINE_FAILED"
@@ -37,6 +44,8 @@ def load(now: Load) -> worker_pb2.WorkerLoad:
         free_blocks=now.free_blocks,
         running_tokens=now.running_tokens,
         waiting_tokens=now.waiting_tokens,
+        ranks=[_rank(rank) for rank in now.ranks],
+        places=now.places,
     )
 
 
@@ -44,6 +53,15 @@ def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
     """Why a row was not taken."""
     error = frame_pb2.RowError(reason=refused.reason, message=refused.message)
     return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
+
+
+def _rank(now: RankLoad) -> worker_pb2.RankLoad:
+    return worker_pb2.RankLoad(
+        running=now.running,
+        waiting=now.waiting,
+        running_tokens=now.running_tokens,
+        waiting_tokens=now.waiting_tokens,
+    )
 
 
 def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:

@@ -21,6 +21,7 @@ _ALL_OFF: Final[Mapping[str, Any]] = {
     "by_class": False,
     "by_deadline": False,
     "by_tenant": False,
+    "takes_slots": False,
     "wait_adapts": False,
     "sends_to_idle": False,
     "waiting_tokens_max": math.inf,
@@ -30,7 +31,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fixed": {**_ALL_OFF, "max_rows": 8, "wait_s": 0.1, "batches_running_max": 1},
     "window": {**_ALL_OFF, "wait_s": 0.05},
     "adaptive": {**_ALL_OFF, "wait_s": 0.05, "latency_target_s": 1.0},
-    "priority": {**_ALL_OFF, "by_class": True, "max_rows": 16, "wait_s": 0.1},
+    "priority": {**_ALL_OFF, "by_class": True, "takes_slots": True, "max_rows": 16, "wait_s": 0.1},
     "length": {
         **_ALL_OFF,
         "by_class": True,
@@ -59,7 +60,8 @@ class ClassPolicy(_Section):
     aging_s: float = Field(math.inf, gt=0)
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     spare_rows: int = Field(0, ge=0)
-    """Rows of every worker that the class leaves free for more urgent ones, while such are seen."""
+    """Rows that the class leaves free for more urgent ones, while such are seen, in workers where it would not give
+    its slots to them."""
     prefill_s_max: float = Field(math.inf, ge=0)
     """What computing the prompts that wait in a worker may take with a task of the class added, while more urgent
     classes are seen; a prompt that takes longer goes when none waits there."""
@@ -98,6 +100,8 @@ class Policy(_Section):
     classes: ClassPolicies = ClassPolicies()
     aging_rows: int = Field(1, ge=1)
     """Rows that an overdue class may send before more urgent ones."""
+    takes_slots: bool = True
+    """Where there is no room, rows go to a worker in which those of less urgent classes give way to them."""
     spare_s: float = Field(10.0, ge=0)
     """How long after the last task of a more urgent class rows are left free for the next."""
     horizon_s: float = Field(60.0, gt=0)
@@ -130,7 +134,7 @@ class Policy(_Section):
     """No wait while a worker would idle."""
 
     # Where it goes.
-    batches_in_flight_max: int = Field(2, ge=1)
+    batches_in_flight_max: int = Field(4, ge=1)
     """Batches on their way to one worker that it has not answered."""
     batches_running_max: int | None = Field(None, ge=1)
     """Batches of which a worker still computes a row; unset: no limit."""

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Share = Annotated[float, Field(gt=0, le=1)]
+Check = Literal["finished", "json", "sums", "lists"]
 
 
 class _Section(BaseModel):
@@ -70,6 +71,8 @@ class CascadeRoute(_Section):
 
     first: Name
     second: Name
+    start: Literal["after", "together"] = "after"
+    """When the second model begins: "after" the first one is in doubt, or "together" with it (speculative)."""
     mode: Literal["hold", "replace"] = "hold"
     """"hold" sends nothing before the commit point; "replace" streams at once to callers that accept a replacement."""
     commit_tokens: int = Field(32, ge=1)
@@ -78,6 +81,8 @@ class CascadeRoute(_Section):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     min_margin: float = Field(0.0, ge=0, le=1)
     """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
+    checks: tuple[Check, ...] = ("finished", "json", "sums", "lists")
+    """What is looked at in an answer that ends before the commit point; docs/routing.md says what each finds."""
     artefact: str | None = None
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)
@@ -87,7 +92,14 @@ class CascadeRoute(_Section):
     hint: bool = False
     """Whether the second model sees the first one's draft."""
     max_in_flight_share: Share = 0.5
-    """Of a tenant's running requests that may have escalated; above it the first answer is kept."""
+    """Of a tenant's running requests that may have the second model at work; above it the first answer is kept, or
+    with ``start: together`` the second model begins only in doubt."""
+
+    @model_validator(mode="after")
+    def _draft_exists(self) -> Self:
+        if self.hint and self.start == "together":
+            raise ValueError("hint: there is no draft yet with start: together")
+        return self
 
 
 class Budget(_Section):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from tests.support.mesh import RunningMesh, mesh_on_a_thread
 from tests.support.nats import running_nats
@@ -12,6 +13,10 @@ from tests.support.nats import running_nats
 # Nothing here asks a model hub, and torch threads that spin would only slow each other down.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says more about the machine than about the code.
+hypothesis_settings.register_profile("suite", deadline=None)
+hypothesis_settings.load_profile("suite")
 
 
 @pytest.fixture

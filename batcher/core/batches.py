@@ -1,6 +1,5 @@
 """What the queue answers: a batch, and why it is what it is."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -48,8 +47,7 @@ class BatchRow(NamedTuple):
     """What it may need of the KV cache: prompt and expected answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Tasks that go to a worker together, most urgent first."""
 
     rows: tuple[BatchRow, ...]
@@ -66,8 +64,7 @@ class Batch:
     """Who waited longest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What to do now."""
 
     batch: Batch | None

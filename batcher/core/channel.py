@@ -1,11 +1,13 @@
 """What a batcher knows of a worker from its channel: whether frames are complete, and how much room there is."""
 
 import math
+from itertools import accumulate
 
 from batcher.core.pace import Pace
 from batcher.core.peers import Share
 from batcher.core.replicas import Replica
-from batcher.core.transit import Sent
+from batcher.core.rooms import Room, Use, rooms
+from batcher.core.transit import Flight, Sent
 from sluice.internal.v1 import worker_pb2
 
 
@@ -64,15 +66,35 @@ class Channel:
     def replica(self, name: str, sent: Sent, share: Share) -> Replica:
         """The worker as the queue sees it, without what is other batchers' share."""
         load = self._load
+        free_tokens = self._free_tokens(sent)
         return Replica(
             worker=name,
             free_rows=self._free_rows(sent, share),
-            free_tokens=self._free_tokens(sent) / share.batchers,
+            free_tokens=max(0, free_tokens) / share.batchers,
             waiting_tokens=load.waiting_tokens + sent.prefill_tokens_unanswered,
             running_rows=load.running + load.waiting,
             batches_in_flight=sent.batches_unanswered,
             step_s=self._pace.step_s,
             prefill_token_s=self._pace.prefill_token_s,
+            rooms=self._rooms(sent, share, free_tokens),
+        )
+
+    def _rooms(self, sent: Sent, share: Share, free_tokens: float) -> tuple[Room, ...]:
+        load = self._load
+        flights = sent.by_rank
+        if not self.live or self._refused or len(load.ranks) != len(flights):
+            return ()
+        uses = [_use(rank, flight) for rank, flight in zip(load.ranks, flights, strict=True)]
+        found = rooms(uses, load.slots, load.places, free_tokens)
+        ours = list(accumulate(flight.rows for flight in flights))
+        flying = list(accumulate(flight.unanswered for flight in flights))
+        return tuple(
+            Room(
+                share.of(load.slots, room.free_rows + flying[rank], ours[rank], flying[rank]),
+                max(0, room.free_tokens) / share.batchers,
+                room.waiting_tokens,
+            )
+            for rank, room in enumerate(found)
         )
 
     def _free_rows(self, sent: Sent, share: Share) -> int:
@@ -89,4 +111,14 @@ class Channel:
             return math.inf
         free = self._load.free_blocks * self._load.block_tokens
         # Rows that wait inside the worker have no blocks yet.
-        return max(0, free - self._load.waiting_tokens - sent.cache_tokens_unanswered)
+        return free - self._load.waiting_tokens - sent.cache_tokens_unanswered
+
+
+def _use(load: worker_pb2.RankLoad, flight: Flight) -> Use:
+    """The worker's own count may be older than what it has of us, so the larger one is believed."""
+    rows = max(flight.rows - flight.unanswered, load.running + load.waiting)
+    return Use(
+        rows + flight.unanswered,
+        load.waiting_tokens + flight.prefill_tokens_unanswered,
+        load.running_tokens + load.waiting_tokens + flight.cache_tokens_unanswered,
+    )

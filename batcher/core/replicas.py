@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from batcher.core.batches import Batch
+from batcher.core.rooms import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Replica:
     """What a step takes now; 0: not known."""
     prefill_token_s: float = 0.0
     """What a prompt token adds to it; 0: not known."""
+    rooms: tuple[Room, ...] = ()
+    """By class, most urgent first: what it finds when less urgent rows give way. Empty: they do not."""
 
     @property
     def idle(self) -> bool:
@@ -36,6 +39,18 @@ class Replica:
         tokens = self.waiting_tokens + prefill_tokens
         return steps * self.step_s + tokens * self.prefill_token_s
 
+    def giving_way(self, rank: int) -> "Replica | None":
+        """As it is for a class when less urgent rows give way; None: they do not."""
+        if rank >= len(self.rooms):
+            return None
+        room = self.rooms[rank]
+        return replace(
+            self,
+            free_rows=room.free_rows,
+            free_tokens=room.free_tokens,
+            waiting_tokens=room.waiting_tokens,
+        )
+
     def after(self, batch: Batch) -> "Replica":
         """As it is with ``batch`` on its way to ``batch.worker``."""
         if batch.worker != self.worker:
@@ -46,4 +61,5 @@ class Replica:
             free_tokens=self.free_tokens - batch.cache_tokens,
             waiting_tokens=self.waiting_tokens + batch.tokens,
             batches_in_flight=self.batches_in_flight + 1,
+            rooms=tuple(room.after(batch) for room in self.rooms),
         )

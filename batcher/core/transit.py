@@ -5,23 +5,53 @@ from dataclasses import dataclass, field
 
 from batcher.core.batches import Batch
 from batcher.core.rows import Row
+from sluice.wire.subjects import RANKS
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What a batcher has with one worker."""
+@dataclass(slots=True)
+class Flight:
+    """Rows that a batcher has with one worker."""
 
     rows: int = 0
     """In the worker, or on their way to it."""
-    batches_unanswered: int = 0
-    rows_unanswered: int = 0
+    unanswered: int = 0
     """Of these the worker's reports may know nothing yet."""
     prefill_tokens_unanswered: int = 0
     cache_tokens_unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What a batcher has with one worker."""
+
+    by_rank: tuple[Flight, ...] = ()
+    """By class, the most urgent first."""
+    batches_unanswered: int = 0
+
+    @property
+    def rows(self) -> int:
+        """In the worker, or on their way to it."""
+        return sum(flight.rows for flight in self.by_rank)
+
+    @property
+    def rows_unanswered(self) -> int:
+        """Of these the worker's reports may know nothing yet."""
+        return sum(flight.unanswered for flight in self.by_rank)
+
+    @property
+    def prefill_tokens_unanswered(self) -> int:
+        """Of these rows."""
+        return sum(flight.prefill_tokens_unanswered for flight in self.by_rank)
+
+    @property
+    def cache_tokens_unanswered(self) -> int:
+        """Of these rows."""
+        return sum(flight.cache_tokens_unanswered for flight in self.by_rank)
+
+
+@dataclass(frozen=True, slots=True)
 class _Member:
+    rank: int
     attempt: int
     prefill_tokens: int
     cache_tokens: int
@@ -31,6 +61,8 @@ class _Member:
 class _Worker:
     worker_id: str = ""
     rows: dict[str, Row] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=lambda: [0] * len(RANKS))
+    """Of the rows, by rank."""
     batches: dict[str, dict[str, _Member]] = field(default_factory=dict)
     """Batches that the worker has not answered, without the rows that were heard of."""
 
@@ -52,23 +84,26 @@ class Transit:
     def sent(self, worker: str) -> Sent:
         """What the worker has, or is about to get."""
         flight = self._workers[worker]
-        members = [member for batch in flight.batches.values() for member in batch.values()]
-        return Sent(
-            rows=len(flight.rows),
-            batches_unanswered=len(flight.batches),
-            rows_unanswered=len(members),
-            prefill_tokens_unanswered=sum(member.prefill_tokens for member in members),
-            cache_tokens_unanswered=sum(member.cache_tokens for member in members),
-        )
+        by_rank = tuple(Flight(rows) for rows in flight.counts)
+        for batch in flight.batches.values():
+            for member in batch.values():
+                of_rank = by_rank[member.rank]
+                of_rank.unanswered += 1
+                of_rank.prefill_tokens_unanswered += member.prefill_tokens
+                of_rank.cache_tokens_unanswered += member.cache_tokens
+        return Sent(by_rank, len(flight.batches))
 
     def start(self, batch_id: str, batch: Batch, rows: list[Row]) -> None:
         """A batch goes out."""
         flight = self._workers[batch.worker]
         flight.batches[batch_id] = {
-            row.id: _Member(row.attempt, place.prefill_tokens, place.cache_tokens)
+            row.id: _Member(_rank(row), row.attempt, place.prefill_tokens, place.cache_tokens)
             for row, place in zip(rows, batch.rows, strict=True)
         }
-        flight.rows.update((row.id, row) for row in rows)
+        for row in rows:
+            if row.id not in flight.rows:
+                flight.counts[_rank(row)] += 1
+            flight.rows[row.id] = row
 
     def answered(self, worker: str, batch_id: str) -> dict[str, int]:
         """The worker answered a batch: its rows that were not heard of before, with their attempts."""
@@ -83,8 +118,14 @@ class Transit:
 
     def land(self, row: Row) -> None:
         """The worker has nothing more to do for the row."""
-        self._workers[row.worker].rows.pop(row.id, None)
+        flight = self._workers[row.worker]
+        if flight.rows.pop(row.id, None) is not None:
+            flight.counts[_rank(row)] -= 1
 
     def lose(self, worker: str) -> list[Row]:
         """The worker is lost: the rows it had."""
         return list(self._workers.pop(worker, _Worker()).rows.values())
+
+
+def _rank(row: Row) -> int:
+    return RANKS[row.task.priority_class]

@@ -1,4 +1,4 @@
-"""How many requests of a tenant have gone over to a second model, of those that run."""
+"""How many requests of a tenant have a second model at work, of those that run."""
 
 from collections import Counter
 
@@ -17,6 +17,10 @@ class Escalations:
     def went_over(self, tenant: str) -> None:
         """One of them went over."""
         self._over[tenant] += 1
+
+    def came_back(self, tenant: str) -> None:
+        """The second model of one that went over is not needed any more."""
+        self._over[tenant] -= 1
 
     def ended(self, tenant: str, *, over: bool) -> None:
         """One of them ended; ``over``: it had gone over."""

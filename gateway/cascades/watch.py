@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from gateway.cascades.checks import has_wrong_sum, is_json
+from gateway.cascades.lists import is_as_asked
 from gateway.routing.scores import Score
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.routing import CascadeRoute
@@ -112,13 +113,17 @@ class Watch:
         return ""
 
     def _fault(self, text: str, truncated: bool) -> str:
-        if truncated:
+        checks = self._route.checks
+        if truncated and "finished" in checks:
             return "the answer is unfinished"
+        if self._wants_json and "json" in checks and not is_json(text):
+            return "the answer is not JSON"
+        as_asked = is_as_asked(self._prompt, text) if "lists" in checks else None
+        if as_asked is not None:  # worked out: what else there is to say are guesses
+            return "" if as_asked else "the numbers are not sorted or added up as asked"
         if self.tokens and (unsure := self._unsure()):
             return unsure
-        if self._wants_json and not is_json(text):
-            return "the answer is not JSON"
-        if has_wrong_sum(text):
+        if "sums" in checks and has_wrong_sum(text):
             return "a sum in the answer does not add up"
         return "" if self._judge is None else self._judged(self._judge, text)
 

@@ -19,7 +19,8 @@ from gateway.streams.assembler import Assembler
 from gateway.streams.endings import Hops
 from gateway.streams.leg import Leg
 from gateway.streams.registry import Registry
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.errors import (
     Cancelled,

@@ -44,7 +44,7 @@ class Asked:
 
 
 class Guarding:
-    """`gateway.streams.stream.Guards` of one request.
+    """`gateway.streams.ticket.Guards` of one request.
 
     Attributes:
         checks: which are due, and what came of them.

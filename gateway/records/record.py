@@ -67,6 +67,8 @@ def add_leg(record: RequestRecord, leg: streams.Leg, facts: ModelFacts) -> None:
         attempt=leg.assembler.attempt,
         handed_over=leg.handed_over,
         kept=leg.kept,
+        unused=leg.unused,
+        alone=leg.alone,
     )
     if leg.batch is not None:
         _add_batch(kept, leg.batch)

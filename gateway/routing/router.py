@@ -8,7 +8,7 @@ A request goes through these questions; the first that has an answer names the m
 4. What does the learned router say? Else the policy's default answers.
 5. Has the tenant spent its budget, or is the wait too long? Then the model named for that answers.
 6. Is the model's share of a canary drawn?
-7. May the answer of this model go over to a second one (cascade)?
+7. May the answer of this model go over to a second one (cascade, or speculative: both begin together)?
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,6 +30,7 @@ from gateway.routing.plan import (
     PINNED,
     RULES,
     SAFETY,
+    SPECULATIVE,
     Candidate,
     Plan,
 )
@@ -210,7 +211,9 @@ class PolicyRouter:
             named = not budget.tenants or features.tenant in budget.tenants
             if named and standing.spent(features.tenant) >= budget.per_hour:
                 reason = f"{features.tenant} has spent its {budget.per_hour:g} of this hour"
-                return self._instead(plan, budget.model, BUDGET, reason)
+                # Also where its model would answer anyhow: nothing may follow that costs more.
+                relieved = self._instead(plan, budget.model, BUDGET, reason)
+                return replace(relieved, strategy=BUDGET, reason=reason)
         load = policy.load
         if load is not None and (wait_s := standing.wait_s(plan.model)) > load.max_wait_s:
             reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
@@ -231,10 +234,12 @@ class PolicyRouter:
         others = tuple(one for one in plan.candidates if one.model != second.model)
         known = next((one for one in plan.candidates if one.model == second.model), second)
         candidates = (*others, replace(known, reason=second.reason))
-        reason = f"{plan.reason}; {cascade.second} where it is in doubt"
+        together = cascade.start == "together"
+        begins = ", and begins together with it" if together else ""
+        reason = f"{plan.reason}; {cascade.second} where it is in doubt{begins}"
         return replace(
             plan,
-            strategy=CASCADE,
+            strategy=SPECULATIVE if together else CASCADE,
             reason=reason,
             cascade=cascade,
             judge=self._judges.get(name),

@@ -53,6 +53,11 @@ class Assembler:
             return Taken(resend_from=self._ask(now), recovered=recovered)
         return self._accept(frame, recovered)
 
+    @property
+    def heard(self) -> bool:
+        """Whether a batcher has the row: a frame came."""
+        return self._seen_any
+
     def overdue(self, now: float) -> int | None:
         """The index to ask for when nothing came for ``stall_s``, else None."""
         if now - self._heard_at < self._stall_s:

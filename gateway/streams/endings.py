@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice import errors
-from sluice.errors import SluiceError
+from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1 import frame_pb2
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -70,4 +70,13 @@ def timings_of(hops: Hops, row: frame_pb2.RowTimings, first_at: float, now: floa
         decode_ms=row.decode_ms,
         time_to_first_token_ms=(first_at - hops.arrived_at) * 1000,
         total_ms=(now - hops.arrived_at) * 1000,
+    )
+
+
+def contradiction() -> SluiceError:
+    """The tokens that the caller resumed with are not those that it would be shown now."""
+    return InvalidRequest.of(
+        "resume.token_ids",
+        "are not the beginning of this answer: the model or the safety policy has changed since; "
+        "ask again without resume",
     )

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from gateway.streams.leg import Leg
-from gateway.streams.outbox import Outbox
+from gateway.streams.outbox import NOTHING, Outbox, Reaction, refused
 from gateway.streams.reader import Reader
 from gateway.streams.replays import Replays
 from gateway.streams.stream import Stream
@@ -21,7 +21,7 @@ from sluice.errors import (
     SluiceError,
 )
 from sluice.internal.v1.control_pb2 import HeldTokensResponse
-from sluice.internal.v1.frame_pb2 import ROW_END_CANCELLED, Frame
+from sluice.internal.v1.frame_pb2 import Frame
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Registry:
         self._outbox = outbox
         self._replays = replays
         self._live: dict[str, Stream] = {}
+        self._rows: dict[str, Stream] = {}
+        """Every row that was sent for a live stream, also those that it needs no more."""
         self._by_key: dict[str, Stream] = {}
 
     def __len__(self) -> int:
@@ -67,9 +69,10 @@ class Registry:
 
     def open(self, stream: Stream) -> None:
         """Adds a new stream; its key is free (`find` said so)."""
-        assert stream.row_id not in self._live, "request ids are unique"
+        assert stream.request_id not in self._live, "request ids are unique"
         assert stream.ticket.key not in self._by_key, "the key is free"
-        self._live[stream.row_id] = stream
+        self._live[stream.request_id] = stream
+        self._rows[stream.row_id] = stream
         if stream.ticket.key:
             self._by_key[stream.ticket.key] = stream
 
@@ -78,7 +81,7 @@ class Registry:
 
         What the reader holds is of ``model``.
         """
-        previous, stream.reader = stream.reader, None
+        previous = stream.detach()
         if previous is not None and previous is not reader:
             previous.displaced_by = Cancelled(
                 "a newer call with the same idempotency key took over"
@@ -90,37 +93,40 @@ class Registry:
         """The call of ``reader`` has ended. Without a reader nobody wants the row any more."""
         if stream.reader is not reader:
             return
-        stream.reader = None
-        if self._live.get(stream.row_id) is stream:
-            self._abandon(stream, Cancelled("the caller has gone"))
+        stream.detach()
+        self.fail(stream, Cancelled("the caller has gone"))
+
+    def stand_by(self, stream: Stream, now: float) -> None:
+        """``stream`` has begun: so does the row of a second model, where its cascade wants that."""
+        self._follow(stream, stream.stand_by(now), now)
+
+    def unpublished(self, stream: Stream, row_id: str, error: SluiceError, now: float) -> None:
+        """The task of a row of ``stream`` could not be stored, as far as is known."""
+        if self._is_live(stream):
+            self._follow(stream, stream.unpublished(row_id, error), now)
 
     def fail(self, stream: Stream, error: SluiceError) -> None:
         """Ends a stream for a reason of this gateway, unless it ended already."""
-        if self._live.get(stream.row_id) is stream:
+        if self._is_live(stream):
             self._abandon(stream, error)
 
     def released(self, stream: Stream, now: float) -> None:
         """A verdict of a guard came that lets the answer of ``stream`` go on."""
-        if self._live.get(stream.row_id) is stream:
+        if self._is_live(stream):
             stream.released(now)
-            if stream.ended:
-                self.close(stream, now)
+            self._follow(stream, NOTHING, now)
 
     def block(self, stream: Stream, rules: tuple[str, ...], now: float) -> None:
         """A guard objects to the answer of ``stream``: it ends with what a caller has of it."""
-        if self._live.get(stream.row_id) is stream:
-            self._stop_row(stream)
-            stream.block(rules, now)
-            self.close(stream, now)
+        if self._is_live(stream):
+            self._follow(stream, stream.block(rules, now), now)
 
     def reroute(self, stream: Stream, leg: Leg, reason: str) -> bool:
         """Another model answers with ``leg``; False: the stream has ended meanwhile."""
-        if self._live.get(stream.row_id) is not stream:
+        if not self._is_live(stream):
             return False
-        self._stop_row(stream)
-        del self._live[stream.row_id]
-        stream.reroute(leg, reason)
-        self._live[stream.row_id] = stream
+        self._rows[leg.row_id] = stream
+        self._outbox.tell(stream.reroute(leg, reason) + stream.dismissals())
         return True
 
     def fail_all(self, error: SluiceError) -> None:
@@ -130,28 +136,17 @@ class Registry:
 
     def take(self, frame: Frame, now: float) -> None:
         """Gives ``frame`` to its stream; nobody waiting for it is an answer too."""
-        stream = self._live.get(frame.request_id)
+        stream = self._rows.get(frame.request_id)
         if stream is None:
-            self._refuse(frame)
+            self._outbox.tell(refused(frame))
             return
         try:
             reaction = stream.take(frame, now)
         except Exception:  # one bad row must not stop the frames of all others
             _log.exception("request %s: frame could not be taken", frame.request_id)
-            self._abandon(stream, InternalError("the answer could not be assembled"))
-            return
-        if reaction.resend_from is not None:
-            self._outbox.resend(frame.request_id, reaction.resend_from)
-        if reaction.confirm:
-            self._outbox.confirm(frame.request_id)
-        if reaction.cancel:
-            self._outbox.cancel(frame.request_id)
-        if reaction.hand_over:
-            del self._live[frame.request_id]
-            stream.hand_over(now)
-            self._live[stream.row_id] = stream
-        if stream.ended:
-            self.close(stream, now)
+            error = InternalError("the answer could not be assembled")
+            reaction = stream.spoil(frame.request_id, error)
+        self._follow(stream, reaction, now)
 
     def close(self, stream: Stream, now: float) -> None:
         """Forgets a stream that has ended; a finished one with a key can be replayed."""
@@ -168,48 +163,49 @@ class Registry:
                 self._abandon(
                     stream, DeadlinePassed("the deadline passed before the answer was complete")
                 )
-            elif (index := stream.overdue(now)) is not None:
-                self._outbox.resend(stream.row_id, index)
+            else:
+                self._outbox.tell(stream.overdue(now))
         self._replays.expire(now)
 
     def resync(self, now: float) -> None:
         """Frames were lost on the way to this gateway: asks for those of every live stream."""
         for stream in self._live.values():
-            if not stream.row_ended:
-                self._outbox.resend(stream.row_id, stream.resync(now))
+            self._outbox.tell(stream.resync(now))
 
-    def held(self, request_id: str) -> HeldTokensResponse:
-        """What this gateway has of a request, for a batcher that got its task again."""
-        stream = self._live.get(request_id)
-        if stream is None or stream.row_ended:
+    def held(self, row_id: str) -> HeldTokensResponse:
+        """What this gateway has of a row, for a batcher that got its task again."""
+        stream = self._rows.get(row_id)
+        leg = None if stream is None else stream.held(row_id)
+        if leg is None:
             return HeldTokensResponse(waiting=False)
         return HeldTokensResponse(
-            waiting=True, token_ids=stream.transcript.token_ids, attempt=stream.attempt
+            waiting=True, token_ids=leg.transcript.token_ids, attempt=leg.assembler.attempt
         )
 
-    def _refuse(self, frame: Frame) -> None:
-        """Ends what the caller gave up before the batcher had the task: that cancel found no row."""
-        if not frame.HasField("final"):
-            self._outbox.cancel(frame.request_id)
-        elif frame.final.end != ROW_END_CANCELLED:
-            self._outbox.confirm(frame.request_id)
-
-    def _stop_row(self, stream: Stream) -> None:
-        if not stream.row_ended:
-            self._outbox.cancel(stream.row_id)
+    def _is_live(self, stream: Stream) -> bool:
+        return self._live.get(stream.request_id) is stream
 
     def _abandon(self, stream: Stream, error: SluiceError) -> None:
-        self._outbox.cancel(stream.row_id)
+        self._outbox.tell(stream.abandon(error) + stream.dismissals())
         self._forget(stream)
-        if not stream.ended:
-            stream.fail(error)
         self._report(stream)
+
+    def _follow(self, stream: Stream, reaction: Reaction, now: float) -> None:
+        """Does what follows from something that ``stream`` took in."""
+        self._outbox.tell(reaction)
+        self._outbox.tell(stream.dismissals())
+        if reaction.began:
+            self._rows[reaction.began] = stream
+        if stream.ended:
+            self.close(stream, now)
 
     def _report(self, stream: Stream) -> None:
         if stream.ticket.on_end is not None:
             stream.ticket.on_end(stream)
 
     def _forget(self, stream: Stream) -> None:
-        self._live.pop(stream.row_id, None)
+        self._live.pop(stream.request_id, None)
+        for leg in stream.legs:
+            self._rows.pop(leg.row_id, None)
         if self._by_key.get(stream.ticket.key) is stream:
             del self._by_key[stream.ticket.key]

@@ -45,7 +45,7 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_tokens: int, *, prefix_cache: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self._prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -112,7 +112,7 @@ class BlockManager:
     def computed(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
         """The first ``count`` of ``tokens`` are in the cache: blocks that are full now become known."""
         full = count // self.block_tokens
-        if full <= table.known or not self._prefix_cache:
+        if full <= table.known or not self.prefix_cache:
             return
         self._hash(table, tokens, count)
         for place in range(table.known, full):
@@ -136,7 +136,7 @@ class BlockManager:
         return self.close(table)
 
     def _hash(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
-        if not self._prefix_cache:
+        if not self.prefix_cache:
             return
         size, hashes = self.block_tokens, table.hashes
         for place in range(len(hashes), count // size):

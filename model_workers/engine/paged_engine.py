@@ -106,7 +106,9 @@ class PagedEngine:
 
     def load(self) -> Load:
         """See `Engine.load`."""
-        return self._scheduler.load(self._steps)
+        load = self._scheduler.load(self._steps)
+        # Without a prefix cache a row that gives way is computed again as a whole: it had better wait elsewhere.
+        return load if self._scheduler.blocks.prefix_cache else replace(load, ranks=())
 
     @property
     def preemptions(self) -> int:

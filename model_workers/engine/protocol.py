@@ -7,7 +7,7 @@ It is driven by one thread and never looks at a clock: ``now`` is monotonic seco
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from sluice.internal.v1 import frame_pb2
 
@@ -98,6 +98,20 @@ class RowStep:
     error: str = ""
 
 
+RANKS: Final = 3
+"""Classes that a load tells apart; rows of higher ranks count with the last."""
+
+
+@dataclass(slots=True)
+class RankLoad:
+    """What rows of one rank do to an engine; fields as in the wire's ``RankLoad``."""
+
+    running: int = 0
+    waiting: int = 0
+    running_tokens: int = 0
+    waiting_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """How busy an engine is; fields as in the wire's ``WorkerLoad``."""
@@ -112,6 +126,8 @@ class Load:
     free_blocks: int = 0
     running_tokens: int = 0
     waiting_tokens: int = 0
+    ranks: tuple[RankLoad, ...] = ()
+    places: int = 0
 
 
 class Refused(Exception):

@@ -22,9 +22,10 @@ alone a row always fits, because the cache holds at least one row as long as the
 
 import bisect
 from collections.abc import Collection
+from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import Load, RowEnd, RowSpec
+from model_workers.engine.protocol import RANKS, Load, RankLoad, RowEnd, RowSpec
 from model_workers.engine.roster import Limits, Roster
 from model_workers.engine.rows import Row, RowState
 
@@ -40,7 +41,7 @@ class Scheduler:
         """Blocks to copy, (from, to), before the step is computed."""
         self.preemptions = 0
         self._queue: list[Row] = []
-        self._queued_tokens = 0
+        self._queued = [RankLoad() for _ in range(RANKS)]
         self._running: list[Row] = []
         self._rows = Roster(limits)
         self._plan: dict[Row, int] = {}
@@ -106,7 +107,7 @@ class Scheduler:
 
     def load(self, steps: int) -> Load:
         """The load now."""
-        pending = (row.pending for row in self._running)
+        ranks = self._ranks()
         return Load(
             self.limits.slots,
             len(self._running),
@@ -116,9 +117,21 @@ class Scheduler:
             self.blocks.block_tokens,
             self.blocks.num_blocks,
             self.blocks.free_blocks,
-            sum(len(row.tokens) for row in self._running),
-            self._queued_tokens + sum(tokens for tokens in pending if tokens > 1),
+            sum(rank.running_tokens for rank in ranks),
+            sum(rank.waiting_tokens for rank in ranks),
+            ranks,
+            self.limits.slots + self.limits.max_waiting,
         )
+
+    def _ranks(self) -> tuple[RankLoad, ...]:
+        ranks = tuple(replace(queued) for queued in self._queued)
+        for row in self._running:
+            rank, tokens = ranks[_rank(row)], row.pending
+            rank.running += 1
+            rank.running_tokens += len(row.tokens)
+            if tokens > 1:
+                rank.waiting_tokens += tokens
+        return ranks
 
     def _make_room(self, row: Row) -> bool:
         """Blocks for all tokens of a running row, at the cost of less urgent ones; False: it was preempted itself."""
@@ -167,7 +180,7 @@ class Scheduler:
         self.copies += copies
         row.computed = self.blocks.cached_tokens(row.table, len(row.tokens))
         self._queue.pop(0)
-        self._queued_tokens -= len(row.tokens)
+        self._queued_by(-1, row)
         row.move(RowState.RUNNING)
         bisect.insort(self._running, row, key=_urgency)
         return True
@@ -196,16 +209,25 @@ class Scheduler:
 
     def _enqueue(self, row: Row) -> None:
         bisect.insort(self._queue, row, key=_urgency)
-        self._queued_tokens += len(row.tokens)
+        self._queued_by(1, row)
+
+    def _queued_by(self, rows: int, row: Row) -> None:
+        queued = self._queued[_rank(row)]
+        queued.waiting += rows
+        queued.waiting_tokens += rows * len(row.tokens)
 
     def _leave(self, row: Row) -> None:
         if row.state is RowState.RUNNING:
             self._running.remove(row)
         else:
             self._queue.remove(row)
-            self._queued_tokens -= len(row.tokens)
+            self._queued_by(-1, row)
         row.move(RowState.ENDED)
         self._rows.remove(row)
+
+
+def _rank(row: Row) -> int:
+    return min(row.spec.rank, RANKS - 1)
 
 
 def _urgency(row: Row) -> tuple[int, int]:

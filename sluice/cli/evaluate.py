@@ -1,19 +1,28 @@
-"""`sluice eval`: how well each model answers held-out questions of the support desk, through the whole mesh."""
+"""`sluice eval`: how well each model answers questions that can be graded, through the whole mesh, and at what cost."""
 
 import asyncio
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
 from sluice.cli import failure, options, output, scores
+from sluice.cli.asking import ask_all
+from sluice.cli.outcomes import OutcomesFile
+from sluice.cli.questions import Question, Split, of_desk, of_file
+from sluice.cli.scores import Result, Score, Trade
 from sluice.client.aio import AsyncClient
+from sluice.client.request import GenerateOptions
 from sluice.defaults import AUTO
-from sluice.errors import SluiceError
 
-if TYPE_CHECKING:
-    from model_workers.desk.example import Example
+HEADERS: Final = (
+    *("model", "kind", "level", "n", "right", "answers", "escalated", "tokens"),
+    *("ttft p50 ms", "latency p50 ms", "p95 ms"),
+)
 
 
 def evaluate(
@@ -28,30 +37,102 @@ def evaluate(
             help='May be repeated.  [default: every model, and "auto"]',
         ),
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask these instead: prompt, answer, optionally prompt_id, kind, level, max_tokens.",
+        ),
+    ] = None,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Ask --weak and --strong training questions; write how they did, for `sluice router train`.",
+        ),
+    ] = None,
+    weak: Annotated[
+        str, typer.Option(metavar="NAME", help="The small model of outcomes.")
+    ] = "small",
+    strong: Annotated[
+        str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
+    ] = "large",
+    label: options.Label = None,
+    accept_replace: Annotated[
+        bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that are asked at once.")] = 16,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Deadline of each answer.")
     ] = 120.0,
+    tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
-    """Ask held-out questions and print how many answers are right.
+    """Ask questions and print how many answers are right, what they cost, and what routing saves.
 
-    The questions are none that the shipped tiers were trained on. They are answered greedily, graded exactly, and shown
-    per model, kind and level with the tokens and the mean latency of an answer.
+    The questions of the support desk are none that the shipped tiers were trained on; with --outcomes they are of the
+    other side of the split, so that a router that learns from them can be judged here. They are asked in a mixed order,
+    answered greedily, graded exactly, and shown per model, kind and level. Tokens are those of prompts and answers, by
+    the model that computed them.
     """
-    from model_workers.desk.tasks import heldout
+    if outcomes is not None and (model or weak == strong):
+        raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
+    given: GenerateOptions = {
+        "temperature": 0.0,
+        "priority": "standard",
+        "timeout_s": timeout,
+        "labels": options.labels_of(label),
+        "accept_replace": accept_replace,
+    }
+    side: Split = "heldout" if outcomes is None else "train"
+    found = of_desk(side, n, seed) if questions is None else of_file(questions)
+    about: dict[str, Any] = (
+        {"n": n, "seed": seed} if questions is None else {"questions": str(questions)}
+    )
+    ask = partial(_ask, address, tenant, found, concurrency, given)
+    if outcomes is None:
+        results = asyncio.run(ask(model or []))
+    else:
+        with closing(OutcomesFile(outcomes)) as file:
+            results = asyncio.run(ask([weak, strong]))
+            rows = file.write(found, results[: len(found)], results[len(found) :])
+        about |= {"outcomes": str(outcomes), "rows": rows}
+    _write(results, about, strong, as_json)
 
-    examples = heldout(n, seed)
-    results = asyncio.run(_ask_all(address, model or [], examples, concurrency, timeout))
-    _write(results, {"n": n, "seed": seed}, as_json)
+
+async def _ask(
+    address: str,
+    tenant: str | None,
+    questions: Sequence[Question],
+    concurrency: int,
+    given: GenerateOptions,
+    wanted: Sequence[str],
+) -> list[Result]:
+    """All questions to one model after the other, so that none slows another one down."""
+    results: list[Result] = []
+    async with AsyncClient(address, tenant=tenant) as client:
+        models = wanted or [*(m.name for m in await client.list_models()), AUTO]
+        for model in models:
+            to_model: GenerateOptions = {**given, "model": model}
+            results += await ask_all(client, model, questions, concurrency, to_model)
+    return results
 
 
-def _write(results: Sequence[scores.Result], about: dict[str, Any], as_json: bool) -> None:
+def _write(results: Sequence[Result], about: dict[str, Any], strong: str, as_json: bool) -> None:
     table = scores.tabulate(results)
-    done = {**about, "scores": [score.described() for score in table]}
+    trades = scores.trades(table, strong)
+    done = {
+        **about,
+        "scores": [score.described() for score in table],
+        "trades": [asdict(trade) for trade in trades],
+    }
     if not as_json:
-        output.write_table(scores.HEADERS, [score.cells() for score in table])
+        output.write_table(HEADERS, [_cells(score) for score in table])
+        for trade in trades:
+            print(_sentence(trade))
+        if about.get("rows"):
+            print(f"{about['outcomes']}: {about['rows']} rows")
     if errors := [result.error for result in results if result.error]:
         message = f"{len(errors)} of {len(results)} questions got no answer: {errors[0]}"
         raise failure.CommandFailed("UNANSWERED", message, done)
@@ -59,45 +140,37 @@ def _write(results: Sequence[scores.Result], about: dict[str, Any], as_json: boo
         output.write_json(done)
 
 
-async def _ask_all(
-    address: str,
-    wanted: Sequence[str],
-    examples: "Sequence[Example]",
-    concurrency: int,
-    timeout_s: float,
-) -> list[scores.Result]:
-    room = asyncio.Semaphore(concurrency)
-    async with AsyncClient(address) as client:
-        models = wanted or [*(m.name for m in await client.list_models()), AUTO]
-
-        async def ask(model: str, example: "Example") -> scores.Result:
-            async with room:
-                return await _ask(client, model, example, timeout_s)
-
-        return await asyncio.gather(*(ask(m, e) for m in models for e in examples))
-
-
-async def _ask(
-    client: AsyncClient, model: str, example: "Example", timeout_s: float
-) -> scores.Result:
-    began = time.monotonic()
-    try:
-        answer = await client.generate(
-            example.prompt,
-            model=model,
-            max_tokens=example.max_tokens,
-            temperature=0.0,
-            priority="standard",
-            timeout_s=timeout_s,
-        ).answer()
-    except SluiceError as error:
-        return scores.Result(model, example.kind, example.level, error=f"{error.reason}: {error}")
-    return scores.Result(
-        model,
-        example.kind,
-        example.level,
-        right=example.grade(answer.text),
-        tier=answer.tier,
-        tokens=answer.usage.completion_tokens,
-        latency_s=time.monotonic() - began,
+def _cells(score: Score) -> tuple[str, ...]:
+    latency = score.latency_ms
+    return (
+        score.asked,
+        score.kind,
+        score.level,
+        str(len(score.results)),
+        f"{score.right_share:.1%}",
+        _counts(score.models),
+        f"{score.escalated_share:.0%}",
+        _counts(score.tokens),
+        _whole(score.ttft_ms.p50),
+        _whole(latency.p50),
+        _whole(latency.p95),
     )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name}:{count}" for name, count in sorted(counts.items()))
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _sentence(trade: Trade) -> str:
+    return (
+        f"{trade.model}: {_percent(trade.right_share)} of {trade.strong}'s right answers with"
+        f" {_percent(trade.token_share)} of its tokens ({_percent(trade.answer_token_share)} of its answer tokens)"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

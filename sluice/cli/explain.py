@@ -162,6 +162,10 @@ def _leg(leg: Leg) -> Iterator[str]:
         )
     if leg.handed_over:
         yield f"          handed over: {leg.handed_over}"
+    if leg.alone:
+        yield f"          began alone: {leg.alone}"
+    if leg.unused:
+        yield f"          not used: {leg.unused}"
     if leg.kept:
         yield f"          kept although {leg.kept}"
 

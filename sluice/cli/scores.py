@@ -1,25 +1,39 @@
-"""Adds up graded answers: one line per model, kind and level, and one for each model as a whole."""
+"""Adds up graded answers: one line per model, kind and level, one for each model as a whole, and what it saves."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Final, TypeVar
+
+from sluice.client.events import LegUsage
+from sluice.simulation.summary import Percentiles, percentiles
 
 _T = TypeVar("_T")
 
 ALL: Final = "all"
-HEADERS: Final = ("model", "kind", "level", "n", "right", "tokens", "mean ms", "tiers")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One question to one model; `error` says why there is no answer, latency is seconds."""
+    """One question to one model.
 
-    model: str
+    Attributes:
+        asked: the model of the request, or what the results are listed under.
+        model: whose answer it is.
+        legs: tokens of every model that worked on it.
+        ttft_s: until the first text came, which a cascade in mode "replace" may take back.
+        error: why there is no answer.
+    """
+
+    asked: str
     kind: str
     level: str
     right: bool = False
-    tier: str = ""
-    tokens: int = 0
+    model: str = ""
+    legs: tuple[LegUsage, ...] = ()
+    text: str = ""
+    ttft_s: float = 0.0
     latency_s: float = 0.0
     error: str = ""
 
@@ -28,7 +42,7 @@ class Result:
 class Score:
     """The results of one cell, or of a whole model where kind and level are "all"."""
 
-    model: str
+    asked: str
     kind: str
     level: str
     results: tuple[Result, ...]
@@ -36,65 +50,131 @@ class Score:
     @property
     def right_share(self) -> float:
         """Right answers of all questions; without an answer it is not right."""
-        return sum(result.right for result in self.results) / len(self.results)
+        return fmean(result.right for result in self.results)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(result.tokens for result in self.results)
+    def escalated_share(self) -> float:
+        """Of the questions, those on which two models worked."""
+        return fmean(len(result.legs) > 1 for result in self.results)
 
     @property
-    def mean_latency_ms(self) -> float | None:
-        """Of those that were answered; None when none was."""
-        times = [result.latency_s for result in self.results if not result.error]
-        return sum(times) / len(times) * 1000 if times else None
+    def tokens(self) -> dict[str, int]:
+        """Of prompts and answers, by the model that computed them."""
+        return dict(self._added(prompts=True))
 
     @property
-    def tiers(self) -> dict[str, int]:
-        """How many answers each tier gave."""
-        names = [result.tier for result in self.results if not result.error]
-        return {name: names.count(name) for name in sorted(set(names))}
+    def answer_tokens(self) -> dict[str, int]:
+        """Of answers alone, by the model that computed them; also those that no caller saw."""
+        return dict(self._added(prompts=False))
 
-    def cells(self) -> tuple[str, ...]:
-        """The line of the table, under `HEADERS`."""
-        mean_ms = self.mean_latency_ms
-        return (
-            self.model,
-            self.kind,
-            self.level,
-            str(len(self.results)),
-            f"{self.right_share:.1%}",
-            str(self.tokens),
-            "-" if mean_ms is None else f"{mean_ms:.0f}",
-            " ".join(f"{tier}:{count}" for tier, count in self.tiers.items()),
-        )
+    @property
+    def models(self) -> dict[str, int]:
+        """How many answers are of each model."""
+        return dict(Counter(result.model for result in self.answered))
+
+    @property
+    def answered(self) -> list[Result]:
+        """Those that have an answer."""
+        return [result for result in self.results if not result.error]
+
+    @property
+    def latency_ms(self) -> Percentiles:
+        """Of the answered ones."""
+        return percentiles(result.latency_s * 1000 for result in self.answered)
+
+    @property
+    def ttft_ms(self) -> Percentiles:
+        """Of the answered ones."""
+        return percentiles(result.ttft_s * 1000 for result in self.answered)
 
     def described(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """For JSON."""
+        latency, ttft = self.latency_ms, self.ttft_ms
         return {
-            "model": self.model,
+            "model": self.asked,
             "kind": self.kind,
             "level": self.level,
             "n": len(self.results),
             "right_share": self.right_share,
             "tokens": self.tokens,
-            "mean_latency_ms": self.mean_latency_ms,
-            "tiers": self.tiers,
-            "errors": sum(bool(result.error) for result in self.results),
+            "answer_tokens": self.answer_tokens,
+            "answers": self.models,
+            "escalated_share": self.escalated_share,
+            "mean_ttft_ms": _mean_ms(r.ttft_s for r in self.answered),
+            "ttft_ms": asdict(ttft),
+            "mean_latency_ms": _mean_ms(r.latency_s for r in self.answered),
+            "latency_ms": asdict(latency),
+            "errors": len(self.results) - len(self.answered),
         }
+
+    def _added(self, *, prompts: bool) -> Counter[str]:
+        added: Counter[str] = Counter()
+        for result in self.results:
+            for leg in result.legs:
+                added[leg.model] += leg.usage.completion_tokens
+                added[leg.model] += leg.usage.prompt_tokens if prompts else 0
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """A model, or routing, beside the strong model alone on the same questions; None where that had nothing.
+
+    Attributes:
+        right_share: its right answers, of the strong model's.
+        token_share: tokens of prompts and answers that the strong model computes for it, of those that it computes
+            alone.
+        answer_token_share: the same, of answers alone.
+    """
+
+    model: str
+    strong: str
+    right_share: float | None
+    token_share: float | None
+    answer_token_share: float | None
+
+
+def trade(score: Score, alone: Score) -> Trade:
+    """``score`` beside ``alone``, the strong model on the same questions."""
+    strong = alone.asked
+    return Trade(
+        score.asked,
+        strong,
+        _share(score.right_share, alone.right_share),
+        _share(score.tokens.get(strong, 0), alone.tokens.get(strong, 0)),
+        _share(score.answer_tokens.get(strong, 0), alone.answer_tokens.get(strong, 0)),
+    )
+
+
+def trades(table: Sequence[Score], strong: str) -> list[Trade]:
+    """Of every model as a whole beside ``strong``; none where that was not asked."""
+    whole = [score for score in table if score.kind == ALL]
+    alone = next((score for score in whole if score.asked == strong), None)
+    if alone is None:
+        return []
+    return [trade(score, alone) for score in whole if score is not alone]
 
 
 def tabulate(results: Sequence[Result]) -> list[Score]:
     """The scores: model by model in the order of the results, cell by cell, then the whole model."""
     table = []
-    for model in _in_order(result.model for result in results):
-        mine = [result for result in results if result.model == model]
+    for asked in _in_order(result.asked for result in results):
+        mine = [result for result in results if result.asked == asked]
         for kind, level in _in_order((result.kind, result.level) for result in mine):
             cell = (result for result in mine if (result.kind, result.level) == (kind, level))
-            table.append(Score(model, kind, level, tuple(cell)))
-        table.append(Score(model, ALL, ALL, tuple(mine)))
+            table.append(Score(asked, kind, level, tuple(cell)))
+        table.append(Score(asked, ALL, ALL, tuple(mine)))
     return table
 
 
 def _in_order(items: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(items))
+
+
+def _mean_ms(seconds: Iterable[float]) -> float | None:
+    values = list(seconds)
+    return fmean(values) * 1000 if values else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

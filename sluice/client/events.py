@@ -123,10 +123,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LegUsage:
-    """What one model used."""
+    """What one model used; ``unused``: it began together with another one, and its work was thrown away."""
 
     model: str
     usage: Usage
+    unused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ def finished_of(message: pb.Finished) -> Finished:
         message.stop,
         tuple(message.rules),
         message.model,
-        tuple(LegUsage(leg.model, _usage_of(leg.usage)) for leg in message.legs),
+        tuple(LegUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.legs),
     )
 
 

@@ -7,9 +7,15 @@ the most urgent first; a row joins when a slot and cache are there, if need be t
 import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
+from batcher.core.rooms import Use
 from sluice.simulation.cost import StepCost
 from sluice.simulation.engine import EngineLimits, EngineLoad, EngineRow, Progress, Stretch
+from sluice.wire.subjects import CLASSES
+
+BLOCK_TOKENS: Final = 16
+"""Of the prefix cache, as in the shipped engine."""
 
 
 class ContinuousEngine:
@@ -96,7 +102,19 @@ class ContinuousEngine:
             waiting_tokens=unfinished + sum(waits),
             cache_tokens=cache,
             free_tokens=max(0, cache - used),
+            places=self._limits.slots + self._limits.waiting,
         )
+
+    def uses(self) -> Sequence[Use]:
+        """See `Engine`."""
+        if not self._limits.preempts:
+            return ()
+        found = [Use() for _ in CLASSES]
+        for row in self._rows.values():
+            rows, waiting, cached = found[row.rank]
+            to_compute = 0 if row.request_id in self._decoding else row.length - row.computed
+            found[row.rank] = Use(rows + 1, waiting + to_compute, cached + self._length(row))
+        return found
 
     # Slots.
 
@@ -149,8 +167,10 @@ class ContinuousEngine:
         return row.length if end is None else row.prompt + row.answer - (end - self._steps)
 
     def _preempt(self, row: EngineRow) -> None:
+        """Whole blocks stay in the cache as long as nobody needs their place; with a limit that is not looked into."""
+        cached = row.computed if row.request_id in self._prefilling else self._length(row) - 1
         self._leave_slot(row)
-        row.computed = 0
+        row.computed = 0 if self._limits.cache_tokens else cached // BLOCK_TOKENS * BLOCK_TOKENS
         self._wait(row)
 
     def _evict(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from batcher.core.rooms import Use
+
 
 @dataclass(slots=True)
 class EngineRow:
@@ -83,6 +85,8 @@ class EngineLoad:
     waiting_tokens: int
     cache_tokens: int = 0
     free_tokens: int = 0
+    places: int = 0
+    """Rows that it takes in all; 0: it does not matter, as none gives way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +121,6 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """How busy it is."""
+
+    def uses(self) -> Sequence[Use]:
+        """What rows of each rank take, the most urgent first; empty: none gives its slot to a more urgent one."""

@@ -7,6 +7,7 @@ over n rows as the longest answer has more tokens. Its rows are answered togethe
 from collections import deque
 from collections.abc import Sequence
 
+from batcher.core.rooms import Use
 from sluice.simulation.cost import StepCost
 from sluice.simulation.engine import EngineLimits, EngineLoad, EngineRow, Progress, Stretch
 
@@ -79,6 +80,10 @@ class PaddedEngine:
             running_tokens=sum(row.length for row in self._batch),
             waiting_tokens=sum(row.length for row in waiting),
         )
+
+    def uses(self) -> Sequence[Use]:
+        """See `Engine`; a batch runs to its end."""
+        return ()
 
     @property
     def _idle(self) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batcher.core.replicas import Replica
+from batcher.core.rooms import Room, Use, rooms
 from sluice.simulation.cost import StepCost
-from sluice.simulation.engine import Engine, EngineRow, Progress, Stretch
+from sluice.simulation.engine import Engine, EngineLoad, EngineRow, Progress, Stretch
 from sluice.simulation.events import Events
 
 
@@ -49,6 +50,7 @@ class SimulatedWorker:
         self._started_at = 0.0
         self._turn = 0
         self._leaving: list[str] = []
+        self._arrived: list[Sequence[EngineRow]] = []
         self._sent: dict[str, int] = {}
         """Rows that the batcher believes to be here, with the tokens they may need of the cache."""
         self._travelling: dict[str, EngineRow] = {}
@@ -62,18 +64,29 @@ class SimulatedWorker:
         if load.cache_tokens:
             coming = sum(self._sent[row.request_id] for row in travelling)
             # Rows that wait inside the worker have no place in its cache yet.
-            free = max(0.0, load.free_tokens - load.waiting_tokens - coming)
+            free = load.free_tokens - load.waiting_tokens - coming
         present = max(len(self._sent), load.running + load.waiting + len(self._travelling))
         return Replica(
             worker=self.name,
             free_rows=max(0, load.slots - present),
-            free_tokens=free,
+            free_tokens=max(0.0, free),
             waiting_tokens=load.waiting_tokens + sum(row.length for row in travelling),
             running_rows=load.running + load.waiting,
             batches_in_flight=self._unanswered,
             step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
             prefill_token_s=self._cost.prefill_token_s,
+            rooms=self._rooms(load, free),
         )
+
+    def _rooms(self, load: EngineLoad, free_tokens: float) -> tuple[Room, ...]:
+        uses = list(self._engine.uses())
+        if not uses:
+            return ()
+        for row in self._travelling.values():
+            rows, waiting, cached = uses[row.rank]
+            promised = self._sent.get(row.request_id, 0)
+            uses[row.rank] = Use(rows + 1, waiting + row.length, cached + promised)
+        return rooms(uses, load.slots, load.places, free_tokens)
 
     @property
     def running(self) -> int:
@@ -107,13 +120,17 @@ class SimulatedWorker:
         self._events.at(self._events.now + self._send_s, act)
 
     def _receive(self, rows: Sequence[EngineRow]) -> None:
+        """The engine looks at what came between two steps."""
+        self._arrived.append(rows)
+        self._cut_short()
+        if self._stretch is None:
+            self._start()
+
+    def _admit(self, rows: Sequence[EngineRow]) -> None:
         for row in rows:
             del self._travelling[row.request_id]
         refused = self._engine.admit(rows)
         self._later(lambda: self._answer(refused))
-        self._cut_short()
-        if self._stretch is None:
-            self._start()
 
     def _answer(self, refused: Sequence[str]) -> None:
         self._unanswered -= 1
@@ -125,6 +142,9 @@ class SimulatedWorker:
         for request_id in self._leaving:
             self._engine.cancel(request_id)
         self._leaving.clear()
+        for rows in self._arrived:
+            self._admit(rows)
+        self._arrived.clear()
         self._stretch, self._started_at = self._engine.stretch(), self._events.now
         if self._stretch is not None:
             self._finish_behind(self._stretch.steps)

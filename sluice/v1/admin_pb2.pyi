@@ -675,6 +675,8 @@ class Leg(_message.Message):
     LONGEST_WAITED_MS_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
     prompt_tokens: _builtins.int
@@ -703,6 +705,10 @@ class Leg(_message.Message):
     """Why its work ended, when it is not the last leg: the reason of the escalation."""
     kept: _builtins.str
     """Why its answer was kept although it was in doubt."""
+    unused: _builtins.str
+    """Why its work was thrown away, where the second model of a speculative cascade was not needed."""
+    alone: _builtins.str
+    """Why the second model of a speculative cascade did not begin together with this leg."""
     def __init__(
         self,
         *,
@@ -720,10 +726,12 @@ class Leg(_message.Message):
         longest_waited_ms: _builtins.float = ...,
         handed_over: _builtins.str = ...,
         kept: _builtins.str = ...,
+        unused: _builtins.str = ...,
+        alone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "handed_over", b"handed_over", "kept", b"kept", "longest_waited_ms", b"longest_waited_ms", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "handed_over", b"handed_over", "kept", b"kept", "longest_waited_ms", b"longest_waited_ms", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "unused", b"unused", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

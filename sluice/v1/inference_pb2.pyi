@@ -777,7 +777,9 @@ class Finished(_message.Message):
 
     @_builtins.property
     def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegUsage]:
-        """What every model used that worked on the answer, in order; usage is that of the last one."""
+        """What every model used that worked on the answer, in the order in which they began; usage is that of the one whose
+        answer it is.
+        """
 
     def __init__(
         self,
@@ -806,8 +808,11 @@ class LegUsage(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
+    unused: _builtins.bool
+    """Whether its work was thrown away: it began together with another model, and was not needed."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens used."""
@@ -817,10 +822,11 @@ class LegUsage(_message.Message):
         *,
         model: _builtins.str = ...,
         usage: Global___Usage | None = ...,
+        unused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "unused", b"unused", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

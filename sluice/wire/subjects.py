@@ -15,6 +15,7 @@
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 TASKS_STREAM: Final = "SLUICE_TASKS"
@@ -38,6 +39,8 @@ ALL_FRAMES: Final = f"{FRAMES}.*"
 
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
+RANKS: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
+"""Their places."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

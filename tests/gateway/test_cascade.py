@@ -1,21 +1,17 @@
 """A cascade on a call's way: what each batcher's side gets, and what the caller sees; before a real nats-server."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame, Logprobs, RowEnd
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Logprobs
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ExplainRequest
-from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
 
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
-GOOD, BAD = "hello world hello world", "world world world world"
 
 
 @pytest.fixture
@@ -23,22 +19,6 @@ async def cascade(nats_url: str, model_folder: Path) -> AsyncIterator[Wire]:
     routing = {"default": "small", "cascade": CASCADE}
     async with open_wire(nats_url, model_folder, routing=routing) as wire:
         yield wire
-
-
-def saying(
-    wire: Wire, text: str, logprob: float, *, end: "RowEnd.ValueType | None" = None
-) -> Frame:
-    """All tokens of ``text``, each as sure as ``logprob``."""
-    tokens = wire.tokens(text)
-    values = [
-        Logprobs(logprob=logprob, top_token_ids=[one, 0], top_logprobs=[logprob, -9.0])
-        for one in tokens
-    ]
-    return frame(0, tokens, logprobs=values, end=end)
-
-
-def notices(events: Sequence[pb.GenerateResponse]) -> list[pb.Notice]:
-    return [event.notice for event in events if event.HasField("notice")]
 
 
 async def test_a_sure_answer_is_committed_and_streams_on(cascade: Wire) -> None:
@@ -97,6 +77,23 @@ async def test_what_ends_before_the_commit_point_is_checked_whole(cascade: Wire)
     task = await cascade.batcher.task("small")
     await cascade.batcher.send(task, saying(cascade, "hello", -0.01, end=ROW_END_STOP))
     assert text_of(await events_of(call)) == "hello"
+
+
+async def test_an_answer_that_the_policy_ends_before_its_commit_point_ends(
+    nats_url: str, model_folder: Path
+) -> None:
+    safety = {"policies": {"default": {"actions": {"secret.*": "block"}}}}
+    routing = {"default": "small", "cascade": CASCADE | {"commit_tokens": 64}}
+    async with open_wire(nats_url, model_folder, routing=routing, safety=safety) as wire:
+        call = wire.stub.Generate(prompt(model=""))
+        task = await wire.batcher.task("small")
+        await wire.batcher.send(
+            task, saying(wire, "The key is AKIAQ3ZK7WPX2MNB5TRD, keep it.", -0.01)
+        )
+        await wire.batcher.cancelled(task)
+        events = await events_of(call)
+    assert events[-1].finished.reason == pb.FINISH_REASON_CONTENT_FILTER
+    assert "AKIA" not in text_of(events)
 
 
 async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
@@ -217,13 +214,3 @@ async def test_a_caller_that_leaves_while_nothing_is_shown_stops_the_first_row(
     await call.read()
     call.cancel()
     await cascade.batcher.cancelled(first)
-
-
-async def explained(wire: Wire, request_id: str) -> Any:
-    stub: Any = AdminServiceStub(wire.channel)
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                return (await stub.Explain(ExplainRequest(request_id=request_id))).record
-            except Exception:
-                await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice.processes.mesh import running_mesh
+from sluice.routing import CascadeRoute, RoutingPolicy, Selection
 from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
@@ -43,6 +44,27 @@ class RunningMesh:
     otlp: OtlpReceiver
 
 
+TOGETHER: Final = {"cascade": "together"}
+"""Labels of a request that both tiers begin together."""
+_ROUTING: Final = Settings.model_fields["routing"].default.model_copy(
+    update={
+        "policies": {
+            "together": RoutingPolicy(
+                cascade=CascadeRoute(
+                    first="small",
+                    second="large",
+                    start="together",
+                    commit_tokens=12,
+                    min_logprob=-0.05,
+                    max_in_flight_share=1.0,
+                )
+            )
+        },
+        "select": (Selection(policy="together", labels=TOGETHER),),
+    }
+)
+
+
 def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
     """Both shipped tiers and an echo model, few slots, free ports, spans sent soon."""
     return Settings(
@@ -51,6 +73,7 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
             ModelSettings(name="large", tier="large", path="builtin:large", slots=8),
             ModelSettings(name="echo", tier="echo", path="builtin:small", engine="echo", slots=64),
         ),
+        routing=_ROUTING,
         gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
         batcher=BatcherSettings(drain_s=2.0),
         triton=TritonSettings(start_s=90.0),

@@ -7,7 +7,7 @@ Each list is what one call of Generate does, in order of the calls; the last lis
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,14 +66,22 @@ def delta(index: int, text: str, token_ids: Sequence[int] | None = None) -> pb.G
 
 
 def finished(
-    tokens: int = 3, reason: "pb.FinishReason" = pb.FINISH_REASON_STOP
+    tokens: int = 3,
+    reason: "pb.FinishReason" = pb.FINISH_REASON_STOP,
+    legs: Mapping[str, int] | None = None,
 ) -> pb.GenerateResponse:
-    """The last event."""
+    """The last event; ``legs`` are answer tokens by model, of which the last one has the answer."""
+    by_model = list((legs or {}).items())
     return pb.GenerateResponse(
         finished=pb.Finished(
             reason=reason,
             usage=pb.Usage(prompt_tokens=5, completion_tokens=tokens),
             timings=pb.Timings(time_to_first_token_ms=1.5, total_ms=4.25),
+            model=by_model[-1][0] if by_model else "",
+            legs=[
+                pb.LegUsage(model=model, usage=pb.Usage(prompt_tokens=5, completion_tokens=count))
+                for model, count in by_model
+            ],
         )
     )
 

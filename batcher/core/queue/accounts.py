@@ -21,7 +21,7 @@ class Account:
     Attributes:
         time: virtual time, tokens by weight.
         waiting: its tasks that wait.
-        tokens: of them.
+        tokens: of them, prompt and expected answer.
     """
 
     __slots__ = ("time", "tokens", "waiting", "weight")
@@ -68,20 +68,14 @@ class Accounts:
         """The tenant's account, if there is one."""
         return self._accounts.get(tenant if self._weights is not None else "")
 
-    def enter(self, account: Account, tokens: int) -> None:
-        """A task of the tenant begins to wait."""
-        if not account.waiting:
-            account.time = max(account.time, self.time)
-            self.weight += account.weight
-        account.waiting += 1
-        account.tokens += tokens
+    def enters(self, account: Account) -> None:
+        """Something of a tenant begins to wait that had nothing waiting."""
+        account.time = max(account.time, self.time)
+        self.weight += account.weight
 
-    def leave(self, account: Account, tokens: int) -> None:
-        """A task of the tenant waits no more."""
-        account.waiting -= 1
-        account.tokens -= tokens
-        if not account.waiting:
-            self.weight -= account.weight
+    def leaves(self, account: Account) -> None:
+        """Nothing of the tenant waits any more."""
+        self.weight -= account.weight
 
     def _open(self, key: str) -> Account:
         if len(self._accounts) >= self._clean_at:

@@ -1,11 +1,12 @@
-"""A task inside the queue, and its records.
+"""A task inside the queue, and records of it.
 
-A task may stop waiting in many ways, and its records are not looked for then: they stay until they surface. A record
-counts while it carries the number that its entry has now; an entry gets a new one each time it begins to wait.
+A task may stop waiting in many ways, and its records are not looked for then: they stay until they surface. An entry
+waits once, what comes back gets a new one, so a record counts while its entry waits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -25,20 +26,19 @@ STALE_MIN: Final = 1024
 
 
 class Entry:
-    """One task from `Queue.add` until it is forgotten; lengths in tokens.
+    """One task from the moment it begins to wait until it is forgotten or waits again; lengths in tokens.
 
     Attributes:
-        number: of its valid records; 0 while it does not wait.
-        order: its place among those of its tenant, ties by number.
-        since: when it began to wait.
-        sent_at: when it was handed out last.
-        tokens: prompt and expected answer.
         prefill: prompt and answer so far.
-        cache: what it may need of a worker's KV cache.
-        guessed: whether these two are, because nothing was known of such answers.
         charged: what its tenant was charged for it.
         returned: whether it came back from a worker.
-        batch: the batch it was handed out with, while it is out.
+        number: of its arrival; 0: it does not wait any more.
+        since: when it began to wait.
+        tokens: prompt and expected answer.
+        cache: what it may need of a worker's KV cache.
+        guessed: whether these two are, because nothing was known of such answers.
+        order: its place among those of its tenant, ties by number.
+        batch: the batch it was handed out with.
     """
 
     __slots__ = (
@@ -52,34 +52,51 @@ class Entry:
         "order",
         "prefill",
         "returned",
-        "sent_at",
         "since",
         "task",
         "tokens",
     )
 
+    # Set when it begins to wait.
+    number: int
+    since: float
+    tokens: int
+    cache: int
+    guessed: bool
     account: Account
     lane: Lane
+    order: float
+    # Set when it is handed out.
+    batch: OpenBatch
 
     def __init__(self, task: QueuedTask) -> None:
         self.task = task
-        self.number = 0
-        self.order = self.since = self.sent_at = 0.0
-        self.tokens = self.cache = self.charged = 0
         self.prefill = task.prompt_tokens + task.produced
-        self.returned = self.guessed = False
-        self.batch: OpenBatch | None = None
+        self.charged = 0
+        self.returned = False
+
+    def again(self, produced: int) -> Entry:
+        """The same task when it comes back from a worker; ``produced`` tokens of its answer exist."""
+        entry = Entry(self.task)
+        entry.prefill = self.task.prompt_tokens + produced
+        entry.charged = self.charged
+        entry.returned = True
+        return entry
 
 
 class Records:
     """Records by their order.
 
     What comes in order, as most does, is kept in a run, whose ends cost nothing; the rest in a heap.
+
+    Attributes:
+        earliest: no record that counts is before this; it may be too early, but not too late.
     """
 
-    __slots__ = ("_heap", "_run")
+    __slots__ = ("_heap", "_run", "earliest")
 
     def __init__(self) -> None:
+        self.earliest = math.inf
         self._run: deque[Record] = deque()
         self._heap: list[Record] = []
 
@@ -94,27 +111,40 @@ class Records:
             run.append(record)
         else:
             heappush(self._heap, record)
+        if record[0] < self.earliest:
+            self.earliest = record[0]
 
     def first(self) -> Record | None:
         """The first that counts; drops those before it."""
         run, heap = self._run, self._heap
-        while run and run[0][1] != run[0][2].number:
+        while run and not run[0][2].number:
             run.popleft()
-        while heap and heap[0][1] != heap[0][2].number:
+        while heap and not heap[0][2].number:
             heappop(heap)
-        if not heap:
-            return run[0] if run else None
-        return run[0] if run and run[0] < heap[0] else heap[0]
+        first = run[0] if run else None
+        if heap and (first is None or heap[0] < first):
+            first = heap[0]
+        self.earliest = math.inf if first is None else first[0]
+        return first
 
-    def drop(self, record: Record) -> None:
-        """Drops the one that is `first`."""
+    def pop_until(self, moment: float) -> Record | None:
+        """Takes out the first that counts, if it is not after ``moment``."""
+        if self.earliest > moment:
+            return None
+        record = self.first()
+        if record is None or record[0] > moment:
+            return None
         if self._run and self._run[0] is record:
-            self._run.popleft()
-        else:
-            heappop(self._heap)
+            return self._run.popleft()
+        return heappop(self._heap)
+
+    def tidy(self, counting: int) -> None:
+        """Drops those that do not count if they are most; ``counting`` at most do."""
+        if len(self._run) + len(self._heap) > 4 * counting + STALE_MIN:
+            self.clean()
 
     def clean(self) -> None:
         """Drops all that do not count. O(n): for when these are most."""
-        self._run = deque(record for record in self._run if record[1] == record[2].number)
-        self._heap = [record for record in self._heap if record[1] == record[2].number]
+        self._run = deque(record for record in self._run if record[2].number)
+        self._heap = [record for record in self._heap if record[2].number]
         heapify(self._heap)

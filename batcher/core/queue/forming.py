@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from batcher.core.batches import Batch, BatchCause, BatchLimit
 from batcher.core.queue.classes import WaitingClass
-from batcher.core.queue.concurrency import Concurrency
+from batcher.core.queue.concurrency import Concurrency, OpenBatch
 from batcher.core.queue.entries import Entry
-from batcher.core.queue.filling import Filling
-from batcher.core.queue.placement import Placement, spared
+from batcher.core.queue.filling import Filling, FillingLimits
+from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn, Waiting
 from batcher.core.replicas import Replica
 from sluice.batching import Policy
@@ -27,6 +27,7 @@ class Former:
 
     def __init__(self, policy: Policy, waiting: Waiting) -> None:
         self._policy = policy
+        self._limits = FillingLimits.of(policy)
         self._waiting = waiting
         self._concurrency = Concurrency(policy)
         self._placement = Placement(policy, self._concurrency)
@@ -34,6 +35,7 @@ class Former:
     def reconfigure(self, policy: Policy, waiting: Waiting) -> None:
         """Goes on under another policy, with what waits now."""
         self._policy = policy
+        self._limits = FillingLimits.of(policy)
         self._waiting = waiting
         self._concurrency.reconfigure(policy)
         self._placement.reconfigure(policy)
@@ -47,22 +49,30 @@ class Former:
         first = turn.members.head(now)
         assert first is not None
         replica = self._placement.choose(first, replicas, turn)
+        if replica is None and (taken := self._taken(first, replicas, turn)) is not None:
+            # Less urgent classes have no room in it.
+            replica, turns = taken, turns[:1]
         if replica is None:
             return self._waiting.spares_until(turn.members) if turn.is_modest else None
-        if self._policy.pads:
+        if self._limits.pads:
             return self._form_of_one_length(now, turns, first, replica)
         cause = self._cause(now, turn, first, replica)
         if not isinstance(cause, BatchCause):
             return cause
         filling = self._filling(replica, now)
-        self._fill(filling, turns, now)
+        self._fill(filling, first, turns, now)
         return filling.batch(cause)
 
-    def landed(self, entry: Entry, now: float | None) -> None:
-        """``entry`` is with its worker no more; without ``now`` that tells nothing about latencies."""
-        if entry.batch is not None:
-            self._concurrency.row_ended(entry.batch, now)
-            entry.batch = None
+    def _taken(self, first: Entry, replicas: Sequence[Replica], turn: Turn) -> Replica | None:
+        """A worker with room for ``first`` when less urgent rows give way, as it is then."""
+        if not (self._policy.takes_slots and self._policy.by_class):
+            return None
+        seen = [replica.giving_way(turn.members.rank) for replica in replicas]
+        return self._placement.choose(first, [one for one in seen if one is not None], turn)
+
+    def landed(self, batch: OpenBatch, now: float | None) -> None:
+        """A row of ``batch`` is with its worker no more; without ``now`` that tells nothing about latencies."""
+        self._concurrency.row_ended(batch, now)
 
     # When.
 
@@ -73,7 +83,10 @@ class Former:
         if self._policy.sends_to_idle and replica.idle:
             return BatchCause.WORKER_IDLE
         enough = self._rows_max(replica, turn)
-        if self._waiting.count >= enough or self._waiting.tokens >= self._policy.batch_tokens_max:
+        if (
+            self._waiting.count >= enough
+            or self._waiting.prefill_tokens >= self._policy.batch_tokens_max
+        ):
             return BatchCause.FULL
         due_at = min(
             members.passed_since + self._window_s(members, first, replica)
@@ -90,25 +103,31 @@ class Former:
         return min(policy.wait_s, max(0.0, policy.wait_share * left_s))
 
     def _rows_max(self, replica: Replica, turn: Turn) -> int:
-        return min(self._concurrency.max_rows, replica.free_rows - spared(replica, turn))
+        return min(
+            self._concurrency.max_rows, replica.free_rows - self._placement.spared(replica, turn)
+        )
 
     def _narrow(self, filling: Filling, turn: Turn) -> None:
         replica = filling.replica
-        free_rows = replica.free_rows - spared(replica, turn)
+        free_rows = replica.free_rows - self._placement.spared(replica, turn)
         prefill_max = self._placement.prefill_max(replica, turn)
         filling.narrow(self._concurrency.max_rows, free_rows, prefill_max)
 
     # With which rows.
 
     def _filling(self, replica: Replica, now: float) -> Filling:
-        return Filling(self._policy, replica, self._concurrency.open(replica.worker, now))
+        return Filling(self._limits, replica, self._concurrency.open(replica.worker, now))
 
-    def _fill(self, filling: Filling, turns: Sequence[Turn], now: float) -> None:
+    def _fill(self, filling: Filling, first: Entry, turns: Sequence[Turn], now: float) -> None:
+        """With ``first`` and who follows it, class by class."""
+        self._take(filling, first, now)
+        taken = 1
         for turn in turns:
             self._narrow(filling, turn)
-            members, rows = turn.members, turn.rows
+            head, rows = turn.members.head, turn.rows - taken
+            taken = 0
             while rows > 0:
-                entry = members.head(now)
+                entry = head(now)
                 if entry is None:
                     break
                 if not filling.takes(entry):
@@ -118,7 +137,8 @@ class Former:
 
     def _take(self, filling: Filling, entry: Entry, now: float) -> None:
         self._waiting.take(entry, now)
-        self._placement.sent(entry, filling.replica.worker)
+        if entry.task.prefix:
+            self._placement.sent(entry, filling.replica.worker)
         filling.put(entry, now)
 
     # Of about one length.

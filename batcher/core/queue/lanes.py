@@ -5,21 +5,60 @@ Virtual times change outside; a key in the heap that has become too small is cor
 become too large by `moved_back`.
 """
 
-from heapq import heappop, heappush, heapreplace
+from collections import deque
+from heapq import heapify, heappop, heappush, heapreplace
 
 from batcher.core.queue.accounts import Account
-from batcher.core.queue.entries import Entry, Records
+from batcher.core.queue.entries import Entry, Record
 
 
 class _Line:
-    """Tasks of one tenant; ``key`` is that of its valid place in the lane's heap, None: it has none."""
+    """Tasks of one tenant, the least `Entry.order` first, in order of arrival where that is the same.
 
-    __slots__ = ("account", "key", "records")
+    What comes in order, as most does, is kept in a run, whose ends cost nothing; the rest in a heap.
+
+    Attributes:
+        key: of its valid place in the lane's heap; None: it has none.
+    """
+
+    __slots__ = ("_heap", "_run", "account", "key")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.key: float | None = None
-        self.records = Records()
+        self._run: deque[Entry] = deque()
+        self._heap: list[Record] = []
+
+    def __len__(self) -> int:
+        """Tasks, those that do not wait any more included."""
+        return len(self._run) + len(self._heap)
+
+    def push(self, entry: Entry) -> None:
+        """``entry``, the latest to arrive, waits."""
+        run = self._run
+        if not run or run[-1].order <= entry.order:
+            run.append(entry)
+        else:
+            heappush(self._heap, (entry.order, entry.number, entry))
+
+    def first(self) -> Entry | None:
+        """Who goes first of those that wait; drops the others before it."""
+        run, heap = self._run, self._heap
+        while run and not run[0].number:
+            run.popleft()
+        if not heap:
+            return run[0] if run else None
+        while heap and not heap[0][2].number:
+            heappop(heap)
+        if run and (not heap or (run[0].order, run[0].number) < heap[0][:2]):
+            return run[0]
+        return heap[0][2] if heap else None
+
+    def clean(self) -> None:
+        """Drops all that do not wait. O(n): for when these are most."""
+        self._run = deque(entry for entry in self._run if entry.number)
+        self._heap = [record for record in self._heap if record[2].number]
+        heapify(self._heap)
 
 
 class Lane:
@@ -39,11 +78,12 @@ class Lane:
 
     def push(self, entry: Entry) -> None:
         """``entry`` waits; among those of its tenant the least order goes first."""
+        self.waiting += 1
         account = entry.account
         line = self._lines.get(account)
         if line is None:
             line = self._lines[account] = _Line(account)
-        line.records.push((entry.order, entry.number, entry))
+        line.push(entry)
         if line.key is None:
             self._place(line)
 
@@ -60,9 +100,9 @@ class Lane:
                 line.key = time
                 heapreplace(places, (time, number, line))
                 continue
-            record = line.records.first()
-            if record is not None:
-                return record[2]
+            entry = line.first()
+            if entry is not None:
+                return entry
             heappop(places)
             line.key = None
             del self._lines[line.account]
@@ -77,9 +117,9 @@ class Lane:
                 self._renew_places()
 
     def clean(self) -> None:
-        """Drops records that do not count."""
+        """Drops what does not wait."""
         for line in self._lines.values():
-            line.records.clean()
+            line.clean()
 
     def _place(self, line: _Line) -> None:
         line.key = line.account.time

@@ -67,23 +67,21 @@ class OutputLengths:
         An answer that has outlived what was expected will grow by as much again.
         """
         task = entry.task
-        seen = self._known(task)
+        prompt, most = task.prompt_tokens, task.max_tokens
+        seen = self._seen.get((task.tenant, task.workload))
+        if seen is None or seen.answers < TRUSTED_FROM:
+            seen = self._of_others(task)
         entry.guessed = seen is None
         if seen is None:
-            entry.tokens = task.prompt_tokens + min(task.max_tokens, GUESS_TOKENS)
-            entry.cache = task.prompt_tokens + task.max_tokens
+            entry.tokens = prompt + min(most, GUESS_TOKENS)
+            entry.cache = prompt + most
             return
-        expected, reserved, most = seen.expected, seen.reserved, task.max_tokens
-        produced = entry.prefill - task.prompt_tokens
+        expected, reserved = seen.expected, seen.reserved
+        produced = entry.prefill - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
-        entry.tokens = task.prompt_tokens + (expected if expected < most else most)
-        entry.cache = task.prompt_tokens + (reserved if reserved < most else most)
-
-    def estimate_again(self, entry: Entry) -> None:
-        """The same, if nothing was known before."""
-        if entry.guessed:
-            self.estimate(entry)
+        entry.tokens = prompt + (expected if expected < most else most)
+        entry.cache = prompt + (reserved if reserved < most else most)
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
         """An answer of ``tokens`` has ended by itself."""
@@ -96,10 +94,6 @@ class OutputLengths:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = _Seen(tokens)
 
-    def _known(self, task: QueuedTask) -> _Seen | None:
-        seen = self._seen.get((task.tenant, task.workload))
-        if seen is None or seen.answers < TRUSTED_FROM:
-            seen = self._seen.get((None, task.workload))
-            if seen is None or seen.answers < TRUSTED_FROM:
-                return None
-        return seen
+    def _of_others(self, task: QueuedTask) -> _Seen | None:
+        seen = self._seen.get((None, task.workload))
+        return None if seen is None or seen.answers < TRUSTED_FROM else seen

@@ -42,6 +42,15 @@ class Placement:
                 return replica
         return soonest
 
+    def spared(self, replica: Replica, turn: Turn) -> int:
+        """Rows that stay free for more urgent classes: at most a quarter, so that small workers do not stand still.
+
+        None where rows of this class would give way to them.
+        """
+        if not turn.spare_rows or (self._policy.takes_slots and replica.rooms):
+            return 0
+        return min(turn.spare_rows, (replica.free_rows + replica.running_rows) // 4)
+
     def prefill_max(self, replica: Replica, turn: Turn) -> float:
         """Prompt tokens that may wait in a worker."""
         most = self._policy.waiting_tokens_max
@@ -50,10 +59,8 @@ class Placement:
         return most
 
     def sent(self, entry: Entry, worker: str) -> None:
-        """``entry`` goes to ``worker``."""
+        """``entry``, whose prompt's beginning is known, goes to ``worker``."""
         prefix = entry.task.prefix
-        if not prefix:
-            return
         self._workers.pop(prefix, None)
         self._workers[prefix] = worker
         if len(self._workers) > PREFIXES_MAX:
@@ -61,7 +68,7 @@ class Placement:
 
     def _has_room(self, replica: Replica, entry: Entry, turn: Turn) -> bool:
         policy = self._policy
-        if replica.free_rows <= spared(replica, turn):
+        if replica.free_rows <= self.spared(replica, turn):
             return False
         if replica.batches_in_flight >= policy.batches_in_flight_max:
             return False
@@ -74,11 +81,6 @@ class Placement:
         if waiting_tokens and waiting_tokens + entry.prefill > self.prefill_max(replica, turn):
             return False
         return entry.cache <= replica.free_tokens
-
-
-def spared(replica: Replica, turn: Turn) -> int:
-    """Rows that stay free: at most a quarter, so that small workers do not stand still."""
-    return min(turn.spare_rows, (replica.free_rows + replica.running_rows) // 4)
 
 
 def _wait(replica: Replica, entry: Entry) -> tuple[float, int, float]:

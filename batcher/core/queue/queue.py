@@ -38,9 +38,10 @@ class Queue:
 
     def add(self, task: QueuedTask, now: float) -> None:
         """Takes a task that the queue does not hold."""
-        assert task.request_id not in self._entries, task.request_id
-        entry = self._entries[task.request_id] = Entry(task)
-        self._wait(entry, task.produced, now)
+        entry = Entry(task)
+        held = self._entries.setdefault(task.request_id, entry)
+        assert held is entry, task.request_id
+        self._wait(entry, now)
 
     def cancel(self, request_id: str) -> None:
         """Forgets a task, waiting or handed out; unknown ones are ignored."""
@@ -50,7 +51,7 @@ class Queue:
         if entry.number:
             self._waiting.forget(entry)
         else:
-            self._former.landed(entry, None)
+            self._former.landed(entry.batch, None)
 
     def finish(
         self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
@@ -66,9 +67,9 @@ class Queue:
         members = self._waiting.of(entry.task.priority_class)
         members.settle(entry, entry.task.prompt_tokens + output_tokens)
         if whole:
-            members.served(now - entry.sent_at)
+            members.served(now - entry.batch.sent_at)
             self._lengths.observe(entry.task, output_tokens)
-        self._former.landed(entry, now if whole else None)
+        self._former.landed(entry.batch, now if whole else None)
 
     def requeue(self, request_id: str, produced: int, now: float) -> None:
         """Puts a task that was handed out back to the head of its class.
@@ -78,9 +79,9 @@ class Queue:
         entry = self._entries[request_id]
         assert not entry.number, request_id
         assert produced >= entry.task.produced, request_id
-        self._former.landed(entry, None)
-        entry.returned = True
-        self._wait(entry, produced, now)
+        self._former.landed(entry.batch, None)
+        entry = self._entries[request_id] = entry.again(produced)
+        self._wait(entry, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Goes on under another policy: what waits keeps its time, what is out stays out; shares begin anew."""
@@ -94,27 +95,31 @@ class Queue:
         for entry in sorted(waiting, key=_number):
             self._waiting.push(entry, entry.since)
 
-    def _wait(self, entry: Entry, produced: int, now: float) -> None:
-        entry.prefill = entry.task.prompt_tokens + produced
-        self._lengths.estimate(entry)
+    def _wait(self, entry: Entry, now: float) -> None:
+        self._numbers = entry.number = self._numbers + 1
         entry.since = now
-        self._numbers += 1
-        entry.number = self._numbers
+        self._lengths.estimate(entry)
         self._waiting.push(entry, now)
 
     # Decisions.
 
     def next_batch(self, now: float, replicas: Sequence[Replica]) -> Decision:
         """Forms one batch for one of ``replicas``, the live workers of the model."""
-        expired = tuple(entry.task.request_id for entry in self._waiting.pop_expired(now))
-        for request_id in expired:
-            del self._entries[request_id]
+        expired = self._expire(now)
         before = self._waiting.handed_out
         formed = self._former.form(now, replicas)
         self._rate.decided(self._waiting.handed_out - before, self._waiting.count, now)
         if isinstance(formed, Batch):
             return Decision(formed, expired, now)
         return Decision(None, expired, self._wake_at(formed))
+
+    def _expire(self, now: float) -> tuple[str, ...]:
+        expired = self._waiting.pop_expired(now)
+        if not expired:
+            return ()
+        for entry in expired:
+            del self._entries[entry.task.request_id]
+        return tuple([entry.task.request_id for entry in expired])
 
     def _wake_at(self, at: float | None) -> float | None:
         deadline = self._waiting.next_deadline()

@@ -336,6 +336,8 @@ class WorkerLoad(_message.Message):
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     RUNNING_TOKENS_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -356,6 +358,14 @@ class WorkerLoad(_message.Message):
     """Tokens of prompt and answer, so far, of the rows it computes."""
     waiting_tokens: _builtins.int
     """Tokens of prompts that are still to be computed, those of waiting rows included."""
+    places: _builtins.int
+    """Rows that it takes in all, computed and waiting; 0: not told."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
+        """The same by class, most urgent first, of an engine in which a row takes the slot of a less urgent one when none is
+        free; empty: it does not.
+        """
+
     def __init__(
         self,
         *,
@@ -369,11 +379,47 @@ class WorkerLoad(_message.Message):
         free_blocks: _builtins.int = ...,
         running_tokens: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankLoad] | None = ...,
+        places: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "places", b"places", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class RankLoad(_message.Message):
+    """What rows of one class do to an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    running: _builtins.int
+    """Rows that it computes."""
+    waiting: _builtins.int
+    """Rows that wait inside it."""
+    running_tokens: _builtins.int
+    """Tokens of prompt and answer, so far, of the rows it computes."""
+    waiting_tokens: _builtins.int
+    """Tokens of prompts that are still to be computed, those of waiting rows included."""
+    def __init__(
+        self,
+        *,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        running_tokens: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["running", b"running", "running_tokens", b"running_tokens", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015

@@ -4,7 +4,8 @@ import pytest
 
 from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.peers import Share
-from batcher.core.transit import Sent
+from batcher.core.rooms import Room
+from batcher.core.transit import Flight, Sent
 from sluice.internal.v1 import worker_pb2
 
 
@@ -61,7 +62,7 @@ def test_room_is_what_neither_its_count_nor_ours_uses(
     channel = Channel()
     load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
     channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
-    assert free_rows(channel, Sent(rows=in_flight, rows_unanswered=unanswered)) == room
+    assert free_rows(channel, Sent((Flight(in_flight, unanswered),))) == room
 
 
 def test_after_a_refusal_nothing_is_sent_until_its_next_word() -> None:
@@ -88,13 +89,7 @@ def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
         slots=8, block_tokens=16, cache_blocks=100, free_blocks=50, waiting_tokens=100
     )
     channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
-    sent = Sent(
-        rows=2,
-        batches_unanswered=1,
-        rows_unanswered=2,
-        prefill_tokens_unanswered=30,
-        cache_tokens_unanswered=200,
-    )
+    sent = Sent((Flight(2, 2, 30, 200),), batches_unanswered=1)
     replica = channel.replica("name", sent, Share(batchers=2))
     assert replica.free_tokens == (800 - 100 - 200) / 2
     assert replica.waiting_tokens == 130
@@ -105,3 +100,42 @@ def test_without_a_paged_cache_only_rows_limit_it() -> None:
     channel = Channel()
     channel.step(report(0), 0.0)
     assert channel.replica("name", Sent(), Share()).free_tokens == math.inf
+
+
+def ranks(*rows: tuple[int, int]) -> list[worker_pb2.RankLoad]:
+    """Rows that run and wait, of each class; each has ten tokens, and waiting ones compute them all."""
+    return [
+        worker_pb2.RankLoad(
+            running=running,
+            waiting=waiting,
+            running_tokens=10 * running,
+            waiting_tokens=10 * waiting,
+        )
+        for running, waiting in rows
+    ]
+
+
+def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
+    channel = Channel()
+    load = worker_pb2.WorkerLoad(
+        slots=8,
+        places=12,
+        running=8,
+        waiting=1,
+        waiting_tokens=10,
+        block_tokens=10,
+        cache_blocks=20,
+        free_blocks=6,
+        ranks=ranks((1, 0), (2, 0), (5, 1)),
+    )
+    channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    # One interactive row more is on its way; all bulk rows are of another batcher.
+    sent = Sent((Flight(2, 1, 5, 20), Flight(2), Flight()), batches_unanswered=1)
+    replica = channel.replica("name", sent, Share())
+    assert (replica.free_rows, replica.free_tokens, replica.waiting_tokens) == (0, 30, 15)
+    # Ten rows are here or on their way, so two places are left.
+    assert replica.rooms == (Room(2, 60 + 20 - 20 + 50, 5), Room(2, 30 + 60, 5))
+    assert not any(room.free_rows for room in channel.replica("n", sent, Share(1, 3)).rooms[1:])
+    unable = worker_pb2.WorkerLoad(slots=8, running=8)
+    channel.admitted(worker_pb2.Admission(load=unable))
+    assert channel.replica("name", sent, Share()).rooms == ()

@@ -75,6 +75,35 @@ def test_json_is_checked_only_where_it_was_asked_for() -> None:
     assert watch().end('{"a": 1', truncated=False) is Verdict.COMMIT
 
 
+def test_what_can_be_worked_out_is_not_guessed_at() -> None:
+    sort, total = "Sort 31, 7, 19", "What is the total of 27, 54?"
+    for prompt, text, verdict in (
+        (sort, "7, 31, 19", Verdict.DOUBT),
+        (sort, "7, 19, 31", Verdict.COMMIT),
+        # Its working is in a notation that "sums" takes for wrong.
+        (total, "Units first: 7200 +4500 =1800\nTotal: 81", Verdict.COMMIT),
+        (total, "Units first: 7200 +4500 =1800\nTotal: 82", Verdict.DOUBT),
+    ):
+        made = Watch(route(), prompt, wants_json=False)
+        assert made.end(text, truncated=False) is verdict, text
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "truncated"),
+    [
+        ("finished", "and so", True),
+        ("json", "{", False),
+        ("sums", "2 + 2 = 5", False),
+        ("lists", "3, 1", False),
+    ],
+)
+def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
+    prompt = "Sort 3, 1" if check == "lists" else "prompt"
+    for checks, verdict in (((check,), Verdict.DOUBT), ((), Verdict.COMMIT)):
+        made = Watch(route(checks=checks), prompt, wants_json=True)
+        assert made.end(text, truncated=truncated) is verdict
+
+
 def test_the_learned_part_has_the_last_word() -> None:
     class Judge:
         def judge(self, prompt: str, answer: str) -> Judgement:
@@ -98,4 +127,8 @@ def test_the_share_of_a_tenant_is_bounded_and_a_single_request_may_always_go_ove
     assert escalations.may_go_over("b", 0.01)
     escalations.ended("a", over=True)
     escalations.began("a")
+    assert escalations.may_go_over("a", 0.5)
+    escalations.went_over("a")
+    assert not escalations.may_go_over("a", 0.5)
+    escalations.came_back("a")
     assert escalations.may_go_over("a", 0.5)

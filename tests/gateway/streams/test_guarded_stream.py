@@ -14,7 +14,8 @@ from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.replays import Replays
 from gateway.streams.states import StreamState
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started

@@ -12,7 +12,8 @@ from gateway.streams.reader import Reader
 from gateway.streams.registry import Registry
 from gateway.streams.replays import Replays
 from gateway.streams.states import LEGAL_MOVES, StreamState
-from gateway.streams.stream import Stream, Ticket
+from gateway.streams.stream import Stream
+from gateway.streams.ticket import Ticket
 from gateway.streams.transcript import Transcript
 from sluice.errors import (
     Cancelled,

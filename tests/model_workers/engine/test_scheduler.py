@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import (
     EngineFull,
+    RankLoad,
     RowEnd,
     RowInvalid,
     RowSpec,
@@ -274,6 +275,20 @@ class AnyOrder(RuleBasedStateMachine):
         waiting = [row.pending for row in rows if row.state is not RowState.RUNNING]
         prompts = [row.pending for row in rows if row.state is RowState.RUNNING and row.pending > 1]
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
+        assert load.ranks == tuple(self.rank_load(rank) for rank in range(3))
+
+    def rank_load(self, rank: int) -> RankLoad:
+        rows = [row for row in self.rows() if row.spec.rank == rank]
+        running = [row for row in rows if row.state is RowState.RUNNING]
+        to_compute = [
+            row.pending for row in rows if row.pending > 1 or row.state is not RowState.RUNNING
+        ]
+        return RankLoad(
+            len(running),
+            len(rows) - len(running),
+            sum(len(row.tokens) for row in running),
+            sum(to_compute),
+        )
 
     def teardown(self) -> None:
         for _ in range(2000):

@@ -87,7 +87,9 @@ RECORD = admin_pb2.RequestRecord(
             padding_share=0.25,
             waited_ms=1.5,
             longest_waited_ms=4,
-        )
+            alone="acme has gone over with 50% of its requests",
+        ),
+        admin_pb2.Leg(model="huge", prompt_tokens=20, unused="the first answer passed its point"),
     ],
     timings=Timings(queue_ms=1.5, time_to_first_token_ms=8, total_ms=20),
     finish_reason=FINISH_REASON_STOP,
@@ -152,6 +154,9 @@ async def test_for_people(cli: Cli) -> None:
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
         "model     large: 20 + 5 tokens, cost 0.001, attempt 1",
         "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
+        "          began alone: acme has gone over with 50% of its requests",
+        "model     huge: 20 + 0 tokens, cost 0, attempt 0",
+        "          not used: the first answer passed its point",
         "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
         " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
         "end       stop",

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gateway.routing.learned import growing
 from sluice.cli.record import Recorder
 from tests.sluice.cli.commands import Cli
 from tests.support.mesh import RunningMesh
@@ -81,7 +82,25 @@ async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
     assert ran.code == 0, ran.err
     totals = [s for s in json.loads(ran.out)["scores"] if s["kind"] == "all"]
     assert [total["model"] for total in totals] == ["small", "auto"]
-    assert all(total["errors"] == 0 and total["tokens"] > 0 for total in totals)
+    assert all(total["errors"] == 0 and total["tokens"]["small"] > 0 for total in totals)
+    assert totals[1]["tokens"]["large"] > 0, "four numbers go to the large model"
+
+
+async def test_outcomes_are_learned_from(
+    cli: Cli, mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "TREES", 10)
+    table, router = tmp_path / "outcomes.csv", tmp_path / "desk.router"
+    ran = await cli(
+        *("eval", "--n", "6", "--outcomes", str(table), "--json", "--address", mesh.address)
+    )
+    assert ran.code == 0, ran.err
+    rows = json.loads(ran.out)["rows"]
+    ran = await cli("router", "train", str(table), "--out", str(router), "--cascade", "--json")
+    assert ran.code == 0, ran.err
+    heads = json.loads(ran.out)["heads"]
+    assert heads["prompts"]["rows"] == heads["cascade"]["rows"] == rows
+    assert heads["prompts"]["held_out"]["strong"] > heads["prompts"]["held_out"]["weak"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from batcher.core.effects import Effects, Formed, Move
 from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
 from sluice.batching import Policy
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 
 class Checks:
@@ -31,10 +31,24 @@ class Checks:
             formed = first.get(move.row.id) if move.after is RowState.SENT else None
             if formed is not None:
                 worker = formed.batch.worker
-                self.check_budgets(formed, known[worker])
+                self.check_budgets(formed, self.seen(formed, known[worker]))
                 self.check_turns(formed, now)
                 known[worker] = known[worker].after(formed.batch)
             self.follow(move, now)
+
+    def seen(self, formed: Formed, replica: Replica) -> Replica:
+        """As the class of the batch sees it: less urgent rows give way where there is no room for the first row."""
+        first = formed.batch.rows[0]
+        waiting = replica.waiting_tokens + first.prefill_tokens
+        fits = replica.free_rows > 0 and first.cache_tokens <= replica.free_tokens
+        fits = fits and (not replica.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
+        if fits or replica.idle or not (self.policy.takes_slots and self.policy.by_class):
+            return replica
+        classes = {row.task.priority_class for row in formed.rows}
+        assert len(classes) == 1
+        seen = replica.giving_way(RANKS[classes.pop()])
+        assert seen is not None
+        return seen
 
     def follow(self, move: Move, now: float) -> None:
         name = move.row.task.priority_class

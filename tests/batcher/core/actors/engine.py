@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from batcher.core.rows import Row
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.wire.subjects import CLASSES, RANKS
 from tests.batcher.core.actors.requests import token
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tests.batcher.core.world import World
 
 SLOTS: Final = 6
+WAITING: Final = 3
+"""Rows beyond those."""
 STEP_S: Final = 0.05
 PREFILL_TOKENS: Final = 40
 """Of one step."""
@@ -81,7 +84,24 @@ class Engine:
             cache_blocks=BLOCKS,
             free_blocks=max(0, BLOCKS - used),
             waiting_tokens=sum(row.to_prefill for row in self.rows.values()),
+            ranks=[self.rank_load(name) for name in CLASSES],
+            places=SLOTS + WAITING,
         )
+
+    def rank_load(self, priority_class: str) -> worker_pb2.RankLoad:
+        running, load = self.running(), worker_pb2.RankLoad()
+        for row in self.rows.values():
+            if row.task.priority_class == priority_class:
+                runs = row in running
+                load.running += runs
+                load.waiting += not runs
+                load.running_tokens += runs * row.blocks * BLOCK_TOKENS
+                load.waiting_tokens += row.to_prefill
+        return load
+
+    def running(self) -> list[Computed]:
+        """Rows in slots: the most urgent ones; others have given way."""
+        return sorted(self.rows.values(), key=lambda row: RANKS[row.task.priority_class])[:SLOTS]
 
     def when_awake(self, act: Callable[[], None]) -> bool:
         """A stalled worker finds its messages when it wakes."""
@@ -105,7 +125,7 @@ class Engine:
         admission = worker_pb2.Admission()
         for row in rows:
             lot = self.world.chance.random()
-            if self.has_newer(row) or len(self.rows) >= SLOTS + 2 or lot < 0.05:
+            if self.has_newer(row) or len(self.rows) >= SLOTS + WAITING or lot < 0.05:
                 admission.refused.add(request_id=row.task.request_id, retryable=True)
             elif lot < 0.98:  # The rest is not mentioned.
                 admission.accepted.append(row.task.request_id)
@@ -134,7 +154,7 @@ class Engine:
             return
         self.steps += bool(self.rows)
         frames: dict[str, list[frame_pb2.Frame]] = {name: [] for name in self.channels}
-        running = list(self.rows.values())[:SLOTS]
+        running = self.running()
         self.prefill(running)
         drawn = [(row.owner, self.draw(row)) for row in running if not row.to_prefill]
         ended = [(row.owner, cancelled(row)) for row in self.endings]

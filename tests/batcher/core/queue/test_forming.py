@@ -2,12 +2,14 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from batcher.core.batches import Batch, BatchCause, BatchLimit
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
+from batcher.core.rooms import Room
 from batcher.core.tasks import QueuedTask
 from sluice.batching import PRESETS, Policy
 
@@ -100,6 +102,55 @@ def test_what_presses_does_not_wait(why: str) -> None:
         fill(queue, 5, priority_class="bulk", now=1.0, deadline=due)
     at = 1.3 if why == "overdue" else 1.0
     assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
+
+
+def full_of_bulk(urgent_rows: int = 3) -> Replica:
+    """No slot is free, but bulk rows would give theirs."""
+    room = Room(urgent_rows, math.inf, 0)
+    return busy(free_rows=0, running_rows=16, rooms=(room, room))
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "rows"), [("interactive", 3), ("standard", 3), ("bulk", None)]
+)
+def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> None:
+    queue = Queue(policy(wait_s=0))
+    fill(queue, *[5] * 4, priority_class=priority_class)
+    batch = queue.next_batch(0.0, [full_of_bulk()]).batch
+    assert (batch and len(batch.rows)) == rows
+
+
+def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> None:
+    queue = Queue(policy(wait_s=0))
+    fill(queue, 5, priority_class="standard")
+    fill(queue, 5, priority_class="interactive")
+    batch = batch_of(queue, 0.0, full_of_bulk())
+    assert len(batch.rows) == 1
+    assert queue.waiting("standard") == 1
+
+
+def test_a_free_slot_is_better_than_a_taken_one() -> None:
+    queue = Queue(policy(wait_s=0))
+    fill(queue, 5, priority_class="interactive")
+    free = replace(busy(free_rows=1, running_rows=15), worker="free")
+    assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
+
+
+def test_without_the_switch_nobody_gives_way() -> None:
+    queue = Queue(policy(wait_s=0, takes_slots=False))
+    fill(queue, 5, priority_class="interactive")
+    assert queue.next_batch(0.0, [full_of_bulk()]).batch is None
+
+
+def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
+    room = Room(16, math.inf, 0)
+    for rooms, rows in (((), 4), ((room, room), 8)):
+        queue = Queue(policy(wait_s=0, classes={"bulk": {"prefill_s_max": 9.0}}))
+        fill(queue, 5, priority_class="interactive")
+        batch_of(queue, 0.0, Replica("w", 1))
+        fill(queue, *[5] * 20, priority_class="bulk")
+        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, rooms=rooms))
+        assert len(batch.rows) == rows
 
 
 def test_nothing_goes_before_what_fits_nowhere() -> None:

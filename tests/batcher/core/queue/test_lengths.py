@@ -75,16 +75,14 @@ def test_what_has_outlived_expectations_is_expected_to_double() -> None:
     assert expected(lengths, task(max_tokens=150), produced=100) == (150, 150)
 
 
-def test_what_was_guessed_is_estimated_again_and_nothing_else() -> None:
+def test_what_was_guessed_is_told_from_what_is_known() -> None:
     lengths = OutputLengths(0.9)
-    guessed = Entry(task())
-    lengths.estimate(guessed)
+    entry = Entry(task())
+    lengths.estimate(entry)
+    assert entry.guessed
     learn(lengths, task(), 20, 30)
-    lengths.estimate_again(guessed)
-    assert guessed.tokens == 40
-    learn(lengths, task(), 200, 300)
-    lengths.estimate_again(guessed)
-    assert guessed.tokens == 40
+    lengths.estimate(entry)
+    assert (entry.guessed, entry.tokens) == (False, 40)
 
 
 def test_memory_is_bounded_whatever_callers_call_their_workloads() -> None:

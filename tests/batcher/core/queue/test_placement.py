@@ -5,7 +5,8 @@ import pytest
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
-from batcher.core.queue.placement import Placement, spared
+from batcher.core.queue.lengths import OutputLengths
+from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
@@ -24,7 +25,7 @@ def placement(policy: Policy | None = None) -> Placement:
 
 
 def turn(spare_rows: int = 0) -> Turn:
-    members = WaitingClass(Policy(), "bulk", {})
+    members = WaitingClass(Policy(), "bulk", {}, OutputLengths(0.9))
     return Turn(members, math.inf, False, spare_rows, prefill_s_max=math.inf, is_modest=True)
 
 
@@ -47,7 +48,7 @@ def busy(worker: str, **values: float) -> Replica:
         (busy("w", free_tokens=200), True),
         (busy("w", waiting_tokens=900), True),
         (busy("w", waiting_tokens=901), False),
-        (busy("w", batches_in_flight=2), False),
+        (busy("w", batches_in_flight=4), False),
         (busy("w", running_rows=0, free_tokens=5), True),  # Idle: it says itself what does not fit.
     ],
 )
@@ -98,9 +99,9 @@ def test_a_worker_that_knows_the_prompt_may_be_slower_by_what_the_prompt_takes(
 def test_rows_are_left_free_but_never_more_than_a_quarter() -> None:
     small = Replica("small", 2, running_rows=1)
     large = Replica("large", 2, running_rows=30)
-    assert spared(small, turn(4)) == 0
-    assert spared(large, turn(2)) == 2
-    assert spared(large, turn(99)) == 8
+    assert placement().spared(small, turn(4)) == 0
+    assert placement().spared(large, turn(2)) == 2
+    assert placement().spared(large, turn(99)) == 8
     assert chosen(placement(), entry(), large, spare_rows=2) is None
     assert chosen(placement(), entry(), large, spare_rows=1) == "large"
 

@@ -50,6 +50,25 @@ def test_what_comes_back_goes_before_what_is_new_in_its_class() -> None:
     assert taken(queue, 2.5) == ["urgent", "lost", "new"]
 
 
+def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_else() -> None:
+    queue = Queue(Policy())
+
+    def add(name: str, answers: int, tokens: int) -> None:
+        queue.add(QueuedTask(name, "bulk", prompt_tokens=10, max_tokens=100), 0.0)
+        for number in range(answers):
+            request_id = f"{name} {number}"
+            queue.add(QueuedTask(request_id, "interactive", max_tokens=100), 0.0)
+            assert taken(queue, capacity=1) == [request_id]
+            queue.finish(request_id, tokens, 0.0)
+
+    add("guessed", 50, 20)
+    add("known", 50, 70)
+    batch = queue.next_batch(0.0, [Replica("w", 2)]).batch
+    assert batch is not None
+    guessed, known = (row.cache_tokens for row in batch.rows)
+    assert known < 50 < guessed < 110
+
+
 def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
     queue = Queue(Policy(max_rows=8))
     queue.add(QueuedTask("a", "bulk"), 1.0)
@@ -139,7 +158,7 @@ class Known:
     def order(self) -> tuple[int, bool, float, int]:
         rank = CLASSES.index(self.task.priority_class)
         due = min(self.task.deadline, self.since + HORIZON_S)
-        return rank, not self.returned, -math.inf if self.returned else due, self.number
+        return rank, not self.returned, self.task.deadline if self.returned else due, self.number
 
 
 class Model:

@@ -21,11 +21,13 @@ from typing import Any
 from batcher.core.batches import Batch, BatchRow
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
+from batcher.core.rooms import Use, rooms
 from batcher.core.tasks import QueuedTask
 from sluice.batching import PRESETS, Policy
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 SLOTS = 8
+PLACES = 12
 CACHE_TOKENS = 2000
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
@@ -57,22 +59,32 @@ class Worker:
     alive: bool = True
     stalled_until: float = 0.0
     rows: dict[str, BatchRow] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    gives_way: bool = True
     unanswered: list[int] = field(default_factory=list)
     batches: dict[int, set[str]] = field(default_factory=dict)
     life: int = 0
 
     def replica(self) -> Replica:
         fresh = [row for name, row in self.rows.items() if self.is_new(name)]
+        free_tokens = CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())
+        uses = [self.use(rank) for rank in range(len(CLASSES))]
         return Replica(
             self.name,
             free_rows=max(0, SLOTS - len(self.rows)),
-            free_tokens=CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values()),
+            free_tokens=free_tokens,
             waiting_tokens=sum(row.prefill_tokens for row in fresh),
             running_rows=len(self.rows),
             batches_in_flight=len(self.unanswered),
             step_s=0.01,
             prefill_token_s=0.0001,
+            rooms=rooms(uses, SLOTS, PLACES, free_tokens) if self.gives_way else (),
         )
+
+    def use(self, rank: int) -> Use:
+        names = [name for name in self.rows if self.ranks[name] == rank]
+        waiting = sum(self.rows[name].prefill_tokens for name in names if self.is_new(name))
+        return Use(len(names), waiting, sum(self.rows[name].cache_tokens for name in names))
 
     def is_new(self, request_id: str) -> bool:
         return any(request_id in self.batches[number] for number in self.unanswered)
@@ -91,7 +103,10 @@ class Yard:
         self.batches = 0
         self.tasks: dict[str, Known] = {}
         self.served_at = dict.fromkeys(CLASSES, 0.0)
-        self.workers = [Worker(f"w{n}") for n in range(self.chance.randrange(1, 4))]
+        gives_way = self.chance.random() < 0.7
+        self.workers = [
+            Worker(f"w{n}", gives_way=gives_way) for n in range(self.chance.randrange(1, 4))
+        ]
         self.plan()
 
     def plan(self) -> None:
@@ -222,13 +237,27 @@ class Yard:
             if decision.batch is None:
                 break
             (replica,) = [r for r in replicas if r.worker == decision.batch.worker]
-            self.check_batch(decision.batch, replica)
+            self.check_batch(decision.batch, self.seen(replica, decision.batch))
             self.send(decision.batch)
             self.check_books()
         self.check_books()
         self.check_alive(decision.wake_at, replicas)
         if decision.wake_at is not None:
             self.at(max(0.0, decision.wake_at - self.now), lambda: None)
+
+    def seen(self, replica: Replica, batch: Batch) -> Replica:
+        """As the class of the batch sees it: others give way only where its first row has no room."""
+        first = batch.rows[0]
+        waiting = replica.waiting_tokens + first.prefill_tokens
+        fits = replica.free_rows > 0 and first.cache_tokens <= replica.free_tokens
+        fits = fits and (not replica.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
+        if fits or replica.idle or not (self.policy.takes_slots and self.policy.by_class):
+            return replica
+        classes = {self.tasks[row.request_id].task.priority_class for row in batch.rows}
+        assert len(classes) == 1
+        seen = replica.giving_way(RANKS[classes.pop()])
+        assert seen is not None
+        return seen
 
     def check_expired(self, expired: set[str]) -> None:
         late = {k for k, t in self.tasks.items() if t.waits and t.task.deadline <= self.now}
@@ -297,6 +326,7 @@ class Yard:
         self.at(self.chance.random() * 0.2, lambda: self.answer(worker, life, number))
         for row in batch.rows:
             known = self.tasks[row.request_id]
+            worker.ranks[row.request_id] = RANKS[known.task.priority_class]
             known.worker = worker
             worker.rows[row.request_id] = row
             self.served_at[known.task.priority_class] = self.now

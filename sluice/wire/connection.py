@@ -1,6 +1,7 @@
-"""The gateway's connection to NATS: reconnects for ever, and says when something may have been lost."""
+"""A process's connection to NATS: made anew for ever once it stood, and it says when something may have been lost."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -11,29 +12,39 @@ from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from sluice.processes.errors import SetupError
 from sluice.settings import NatsSettings
+from sluice.wire.barrier import settle
 from sluice.wire.jetstream import ensure_streams
 from sluice.wire.limits import TasksLimits
 
 _log = logging.getLogger(__name__)
 
+PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+"""What may wait to be written while NATS is away; what is dropped beyond it is asked for again."""
+CLOSE_S: Final = 2.0
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
-# A dead link is noticed after two missed pings.
-_PING_INTERVAL_S: Final = 2
 
 
-async def connect(settings: NatsSettings, name: str, on_loss: Callable[[], None]) -> Client:
+class NatsUnreachable(ConnectionError):
+    """No NATS server with JetStream answered at the start; the message says where and what to do."""
+
+
+async def connect(
+    settings: NatsSettings, name: str, on_loss: Callable[[], None], ping_interval_s: int
+) -> Client:
     """A connection to ``settings.url`` whose streams exist.
 
-    ``on_loss`` is called when messages to this process may have been dropped.
+    Args:
+        name: what the server's monitoring calls the connection.
+        on_loss: called when messages to this process may have been dropped.
+        ping_interval_s: a dead link is noticed after two pings without an answer.
 
     Raises:
-        SetupError: nobody answered within ``settings.connect_s`` seconds.
+        NatsUnreachable: nobody answered within ``settings.connect_s`` seconds.
     """
     url, connect_s = settings.url, settings.connect_s
-    assert url is not None, "main checks it"
+    assert url is not None, "checked before"
     client = Client()
 
     async def on_error(error: Exception) -> None:
@@ -49,7 +60,7 @@ async def connect(settings: NatsSettings, name: str, on_loss: Callable[[], None]
         on_loss()
 
     async def on_disconnected() -> None:
-        if not client.is_closed:
+        if not (client.is_draining or client.is_closed):
             _log.warning("NATS: connection lost")
 
     try:
@@ -59,8 +70,9 @@ async def connect(settings: NatsSettings, name: str, on_loss: Callable[[], None]
                 name=name,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
-                ping_interval=_PING_INTERVAL_S,
+                ping_interval=ping_interval_s,
                 max_outstanding_pings=2,
+                pending_size=PENDING_BYTES_MAX,
                 error_cb=on_error,
                 reconnected_cb=on_reconnected,
                 disconnected_cb=on_disconnected,
@@ -68,10 +80,22 @@ async def connect(settings: NatsSettings, name: str, on_loss: Callable[[], None]
             await _ensure_streams(client, settings.tasks_limits)
     except (TimeoutError, OSError, NatsError) as error:
         await client.close()
-        raise SetupError(
-            f"NATS with JetStream at {url} does not answer within {connect_s:g} s; start it or set nats.url"
+        raise NatsUnreachable(
+            f"NATS with JetStream at {url} does not answer within {connect_s:g} s; start one or set nats.url"
         ) from error
     return client
+
+
+async def disconnect(client: Client) -> None:
+    """Sends what waits to be sent if there is a server to take it, and closes the connection."""
+    if client.is_connected:
+        try:
+            await settle(client, CLOSE_S)
+        except (TimeoutError, NatsError):
+            _log.warning("NATS: the last messages may not have been sent")
+    # Between two tries to reconnect nats-py writes what waits to a transport that is closed; uvloop minds.
+    with contextlib.suppress(RuntimeError):
+        await client.close()
 
 
 async def _ensure_streams(client: Client, limits: TasksLimits) -> None:

@@ -1,0 +1,144 @@
+"""Runs every strategy of routing on the embedded mesh: the held-out tasks of `sluice eval`, in interleaved rounds."""
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Final
+
+from bench.support.harness import Figure, machine
+from bench.support.strategies import (
+    LABEL,
+    PRICES,
+    STRONG,
+    WEAK,
+    Strategy,
+    mesh_settings,
+    strategies,
+)
+from bench.support.tradeoffs import Tradeoff, tradeoffs
+from gateway.routing.learned import artefact, outcomes, training
+from sluice.cli import tables
+from sluice.cli.asking import ask_all
+from sluice.cli.outcomes import OutcomesFile
+from sluice.cli.questions import Question, of_desk
+from sluice.cli.scores import Result
+from sluice.client.aio import AsyncClient
+from sluice.client.request import GenerateOptions
+from sluice.processes.mesh import running_mesh
+
+CALLERS: Final = 8
+TRAINING_SEED: Final = 77
+LEARN_FROM: Final = 100
+"""Tasks of every kind and level, of the training side of the split."""
+HELDOUT_SEED: Final = 1001
+"""Of the first round."""
+HEADLINE: Final = "cascade-hold"
+"""What docs/routing.md recommends for the shipped tiers: there is nothing to train."""
+ACCURACY_MIN: Final = 0.99
+TOKENS_MAX: Final = 0.4
+
+_ASK: Final[GenerateOptions] = {"temperature": 0.0, "priority": "standard", "timeout_s": 120.0}
+
+
+async def run(runs: int, n: int) -> list[Tradeoff]:
+    """Learns a router, then plays ``runs`` rounds of ``n`` new tasks of every kind and level with every strategy."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        router = Path(folder, "desk.router")
+        async with _mesh({}) as client:
+            await _learn(client, router)
+        named = strategies(router)
+        rounds: dict[str, list[list[Result]]] = {name: [] for name in named}
+        async with _mesh(named) as client:
+            await _play(client, named, of_desk("heldout", 2, 0))  # warms up
+            for round_ in range(runs):
+                found = await _play(
+                    client, _turned(named, round_), of_desk("heldout", n, HELDOUT_SEED + round_)
+                )
+                for name, results in found.items():
+                    rounds[name].append(results)
+    return tradeoffs(rounds, STRONG, PRICES)
+
+
+def figures(found: Sequence[Tradeoff], runs: int, n: int) -> list[Figure]:
+    """Accuracy and tokens of the recommended strategy under their own names, of the others with theirs behind."""
+    order = sorted(found, key=lambda one: one.strategy != HEADLINE)
+    compared = (one for one in order if one.strategy not in PRICES)
+    return [figure for one in compared for figure in _figures(one, runs, n)]
+
+
+def _figures(one: Tradeoff, runs: int, n: int) -> list[Figure]:
+    suffix = "" if one.strategy == HEADLINE else f"_{one.strategy.replace('-', '_')}"
+    low, high = one.accuracy_band
+    note = (
+        f"the peer is the bound; strategy {one.strategy}; {runs} rounds of {n} held-out tasks of every kind and level,"
+        f" {CALLERS} callers; right {one.accuracy:.2%}, 95 % of bootstrap draws {low:.2%} to {high:.2%} of large's;"
+        f" large's answer tokens alone {one.answer_token_share:.2%}; cost of 1,000 {one.cost:.4f}"
+        f" at {PRICES[WEAK]:g} and {PRICES[STRONG]:g} per million tokens; escalated {one.escalated_share:.1%};"
+        f" TTFT p50 {one.ttft.p50:.0f}, p95 {one.ttft.p95:.0f} ms;"
+        f" latency p50 {one.latency.p50:.0f}, p95 {one.latency.p95:.0f} ms"
+    )
+    accuracy = one.accuracy_share / ACCURACY_MIN
+    tokens = TOKENS_MAX / one.token_share if one.token_share else None
+    values = (
+        (
+            "routed_accuracy_share",
+            one.accuracy_share,
+            ACCURACY_MIN,
+            accuracy,
+            "of large's right answers",
+        ),
+        ("large_token_share", one.token_share, TOKENS_MAX, tokens, "of large's tokens alone"),
+    )
+    return [
+        Figure(f"{name}{suffix}", ours, bound, ratio, unit, runs, machine(), note)
+        for name, ours, bound, ratio, unit in values
+    ]
+
+
+@asynccontextmanager
+async def _mesh(named: Mapping[str, Strategy]) -> AsyncIterator[AsyncClient]:
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with (
+            running_mesh(mesh_settings(named), state_dir=Path(folder)) as mesh,
+            AsyncClient(mesh.address) as client,
+        ):
+            yield client
+
+
+async def _learn(client: AsyncClient, router: Path) -> None:
+    """`sluice eval --outcomes`, then `sluice router train --cascade`."""
+    questions = of_desk("train", LEARN_FROM, TRAINING_SEED)
+    answers = [
+        await ask_all(client, model, questions, CALLERS, {**_ASK, "model": model})
+        for model in (WEAK, STRONG)
+    ]
+    path = router.with_suffix(".csv")
+    with closing(OutcomesFile(path)) as file:
+        file.write(questions, *answers)
+    with tables.open_table(path) as (columns, rows):
+        read = outcomes.gather([outcomes.Source(path.name, columns, rows)])
+    artefact.save_to(training.train(read), router)
+
+
+async def _play(
+    client: AsyncClient, named: Mapping[str, Strategy], questions: Sequence[Question]
+) -> dict[str, list[Result]]:
+    """The same questions with one strategy after the other."""
+    return {
+        name: await ask_all(
+            client,
+            name,
+            questions,
+            CALLERS,
+            {**_ASK, "labels": {LABEL: name}, "accept_replace": strategy.accept_replace},
+        )
+        for name, strategy in named.items()
+    }
+
+
+def _turned(named: Mapping[str, Strategy], by: int) -> dict[str, Strategy]:
+    """Another one begins in each round."""
+    items = list(named.items())
+    by %= len(items)
+    return dict(items[by:] + items[:by])

@@ -1,0 +1,145 @@
+"""What strategies of routing give and cost, out of the graded answers of interleaved rounds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Final
+
+import numpy as np
+
+from sluice.cli.scores import ALL, Result, Score, trade
+
+DRAWS: Final = 2_000
+HEADERS: Final = (
+    *("strategy", "right", "of large's (95 %)", "large's tokens", "answer tokens alone"),
+    *("cost", "escalated", "TTFT mean / p50 / p95 ms", "latency mean / p50 / p95 ms"),
+)
+
+Rounds = Sequence[Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds: medians over rounds."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tradeoff:
+    """One strategy.
+
+    Attributes:
+        accuracy: right answers of all questions.
+        accuracy_share: of those of the strong model alone, on the same questions.
+        accuracy_band: what 95 % of bootstrap draws of the questions give for it.
+        token_share: tokens of prompts and answers that the strong model computed, of those that it computes alone.
+        answer_token_share: the same without prompts.
+        cost: of 1,000 questions.
+        ttft: until the first text came, which a cascade may take back.
+    """
+
+    strategy: str
+    accuracy: float
+    accuracy_share: float
+    accuracy_band: tuple[float, float]
+    token_share: float
+    answer_token_share: float
+    cost: float
+    escalated_share: float
+    ttft: Times
+    latency: Times
+
+
+def tradeoffs(
+    rounds: Mapping[str, Rounds], strong: str, prices: Mapping[str, float]
+) -> list[Tradeoff]:
+    """One for each strategy; all have answered the same questions.
+
+    Args:
+        strong: the strategy that is the strong model alone.
+        prices: by model, per million tokens.
+
+    Raises:
+        ValueError: a question got no answer, or the strong model got none right.
+    """
+    alone = _score(rounds[strong], strong)
+    if not alone.right_share:
+        raise ValueError(f"{strong} got no answer right")
+    return [_tradeoff(name, found, alone, prices) for name, found in rounds.items()]
+
+
+def table(found: Sequence[Tradeoff]) -> str:
+    """The table of the documentation."""
+    lines = [HEADERS, ("---",) * len(HEADERS), *(_cells(one) for one in found)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _tradeoff(name: str, rounds: Rounds, alone: Score, prices: Mapping[str, float]) -> Tradeoff:
+    score = _score(rounds, name)
+    beside = trade(score, alone)
+    assert beside.right_share is not None
+    assert beside.token_share is not None
+    assert beside.answer_token_share is not None
+    cost = sum(prices[model] * count for model, count in score.tokens.items()) / 1e6
+    return Tradeoff(
+        name,
+        score.right_share,
+        beside.right_share,
+        _band(score.results, alone.results),
+        beside.token_share,
+        beside.answer_token_share,
+        cost / len(score.results) * 1_000,
+        score.escalated_share,
+        _times(rounds, lambda result: result.ttft_s),
+        _times(rounds, lambda result: result.latency_s),
+    )
+
+
+def _score(rounds: Rounds, name: str) -> Score:
+    results = tuple(result for round_ in rounds for result in round_)
+    error = next((result.error for result in results if result.error), None)
+    if error:
+        raise ValueError(f"{name}: {error}")
+    return Score(name, ALL, ALL, results)
+
+
+def _band(results: Sequence[Result], alone: Sequence[Result]) -> tuple[float, float]:
+    """Questions are drawn again, with the answers of both to each."""
+    right = np.array(
+        [(ours.right, theirs.right) for ours, theirs in zip(results, alone, strict=True)]
+    )
+    drawn = np.random.default_rng(0).integers(len(right), size=(DRAWS, len(right)))
+    ours, theirs = right[drawn].sum(axis=1).T
+    low, high = np.quantile(ours / np.maximum(theirs, 1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _times(rounds: Rounds, pick: Callable[[Result], float]) -> Times:
+    each = [sorted(pick(result) * 1_000 for result in round_) for round_ in rounds]
+    return Times(
+        median(fmean(ms) for ms in each),
+        median(median(ms) for ms in each),
+        median(float(np.quantile(ms, 0.95)) for ms in each),
+    )
+
+
+def _cells(one: Tradeoff) -> tuple[str, ...]:
+    low, high = one.accuracy_band
+    return (
+        one.strategy,
+        f"{one.accuracy:.1%}",
+        f"{one.accuracy_share:.1%} ({low:.1%} to {high:.1%})",
+        f"{one.token_share:.1%}",
+        f"{one.answer_token_share:.1%}",
+        f"{one.cost:.4f}",
+        f"{one.escalated_share:.0%}",
+        _shown(one.ttft),
+        _shown(one.latency),
+    )
+
+
+def _shown(times: Times) -> str:
+    return f"{times.mean:.0f} / {times.p50:.0f} / {times.p95:.0f}"

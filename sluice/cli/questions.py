@@ -1,0 +1,96 @@
+"""What `sluice eval` asks: tasks of the shipped support desk, or a table of one's own."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from sluice.cli import tables
+from sluice.cli.failure import CommandFailed
+
+Split = Literal["train", "heldout"]
+
+OWN_KIND: Final = "own"
+_REQUIRED: Final = ("prompt", "answer")
+_FIRST_ROW: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt whose answer can be graded; kind and level are the lines of the table it counts in."""
+
+    prompt_id: str
+    kind: str
+    level: str
+    prompt: str
+    grade: Callable[[str], bool]
+    max_tokens: int | None = None
+
+
+def of_desk(split: Split, n: int, seed: int) -> list[Question]:
+    """``n`` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
+    from model_workers.desk.example import CELLS
+    from model_workers.desk.tasks import generate
+
+    return [
+        Question(
+            f"{split}-{seed}-{kind}-{level}-{number}",
+            kind,
+            level,
+            example.prompt,
+            example.grade,
+            example.max_tokens,
+        )
+        for kind, level in CELLS
+        for number, example in enumerate(generate(seed, n, (kind, level), split))
+    ]
+
+
+def of_file(path: Path) -> list[Question]:
+    """The rows of a CSV file: prompt, answer, and optionally prompt_id, kind, level, max_tokens.
+
+    An answer is right when it equals that of the row, white space at both ends aside.
+
+    Raises:
+        CommandFailed: the file cannot be read, or a row cannot be asked; the message names it.
+    """
+    with tables.open_table(path) as (columns, rows):
+        missing = [column for column in _REQUIRED if column not in columns]
+        if missing:
+            raise _bad(f"{path.name} row 1: no column {', '.join(missing)}")
+        questions = list(_read(path.name, rows))
+    if not questions:
+        raise _bad(f"{path.name}: no questions")
+    return questions
+
+
+def _read(name: str, rows: Iterable[Mapping[str, str | None]]) -> Iterator[Question]:
+    seen: set[str] = set()
+    for row, cells in enumerate(rows, _FIRST_ROW):
+        question = _question(f"{name} row {row}", str(row - 1), cells)
+        if question.prompt_id in seen:
+            raise _bad(f"{name} row {row}: prompt_id {question.prompt_id!r} comes twice")
+        seen.add(question.prompt_id)
+        yield question
+
+
+def _question(place: str, default_id: str, cells: Mapping[str, str | None]) -> Question:
+    for column in _REQUIRED:
+        if not (cells.get(column) or "").strip():
+            raise _bad(f"{place}: {column} is empty")
+    expected = (cells["answer"] or "").strip()
+    most = cells.get("max_tokens") or ""
+    if most and not (most.isascii() and most.isdigit() and int(most) > 0):
+        raise _bad(f"{place}: max_tokens is {most!r}, not a number of tokens")
+    return Question(
+        cells.get("prompt_id") or default_id,
+        cells.get("kind") or OWN_KIND,
+        cells.get("level") or "-",
+        cells["prompt"] or "",
+        lambda text: text.strip() == expected,
+        int(most) if most else None,
+    )
+
+
+def _bad(message: str) -> CommandFailed:
+    return CommandFailed("BAD_QUESTIONS", message)

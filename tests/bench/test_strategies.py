@@ -1,0 +1,36 @@
+"""Every strategy is a policy that a gateway loads, and requests find it by its label."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.support.strategies import LABEL, STRONG, WEAK, mesh_settings, strategies
+from gateway.routes import load_router
+from gateway.routing.features import Features
+from gateway.routing.learned import artefact, growing, training
+from gateway.routing.router import Idle, ModelFacts
+from tests.gateway.routing.learned.made_up import outcomes
+
+
+def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "TREES", 5)
+    file = tmp_path / "desk.router"
+    artefact.save_to(training.train(outcomes(60, answers=True)), file)
+    named = strategies(file)
+    settings = mesh_settings(named)
+    facts = {model.name: ModelFacts(model.tier, model.prompt_price) for model in settings.models}
+    router = load_router(settings, facts)
+
+    def plan(name: str, text: str) -> tuple[str, str]:
+        found = router.plan(Features(None, text, labels={LABEL: name}), Idle())
+        return found.model, found.strategy
+
+    assert {name: plan(name, "Sort 4, 3, 2, 1")[0] for name in ("rules", "rules-short")} == {
+        "rules": STRONG,
+        "rules-short": STRONG,
+    }
+    assert plan(WEAK, "Sort 4, 3, 2, 1") == (WEAK, "rules")
+    assert plan(STRONG, "Hello") == (STRONG, "rules")
+    assert plan("learned-share", "Hello")[1] == "learned"
+    for name in ("cascade-hold", "cascade-replace", "cascade-judged"):
+        assert plan(name, "Hello") == (WEAK, "cascade")

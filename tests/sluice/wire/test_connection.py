@@ -1,0 +1,63 @@
+"""A process's connection, before a server that comes and goes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sluice.processes.ports import free_port
+from sluice.settings import NatsSettings
+from sluice.wire import subjects
+from sluice.wire.connection import NatsUnreachable, connect, disconnect
+from tests.support.nats import running_nats
+
+BOUND_S = 10.0
+
+
+def nothing() -> None:
+    pass
+
+
+async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
+    client = await connect(NatsSettings(url=nats_url), "test", nothing, ping_interval_s=2)
+    for stream in (subjects.TASKS_STREAM, subjects.DEAD_LETTERS_STREAM):
+        await client.jetstream().stream_info(stream)
+    await disconnect(client)
+    assert client.is_closed
+
+
+async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    with pytest.raises(NatsUnreachable, match=f"{url}.* 0.2 s; .*nats.url"):
+        await connect(NatsSettings(url=url, connect_s=0.2), "test", nothing, ping_interval_s=2)
+
+
+async def test_a_server_that_comes_back_may_have_lost_something(tmp_path: Path) -> None:
+    lost = asyncio.Event()
+    async with running_nats(tmp_path) as url:
+        client = await connect(NatsSettings(url=url), "test", lost.set, ping_interval_s=2)
+        assert not lost.is_set()
+    async with running_nats(tmp_path, int(url.rsplit(":", 1)[1])), asyncio.timeout(BOUND_S):
+        await lost.wait()
+        await disconnect(client)
+
+
+async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
+    settings = NatsSettings(url=nats_url)
+    first = await connect(settings, "first", nothing, ping_interval_s=2)
+    second = await connect(settings, "second", nothing, ping_interval_s=2)
+    heard = await first.subscribe("word")
+    await first.flush()
+    await second.publish("word", b"last")
+    await disconnect(second)
+    assert (await heard.next_msg(timeout=BOUND_S)).data == b"last"
+    await disconnect(first)
+
+
+async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
+    async with running_nats(tmp_path) as url:
+        client = await connect(NatsSettings(url=url), "test", nothing, ping_interval_s=2)
+    async with asyncio.timeout(BOUND_S):
+        await client.publish("word", b"never sent")
+        await disconnect(client)
+    assert client.is_closed
