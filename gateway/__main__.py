@@ -24,6 +24,7 @@ from sluice import settings as configuration
 from sluice.processes.errors import SetupError
 from sluice.reload import reloading
 from sluice.settings import Settings, SettingsError
+from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
@@ -57,16 +58,22 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     catalog = load_catalog(settings)
     inspector = await asyncio.to_thread(load_inspector, settings, path)
     router = await asyncio.to_thread(load_router, settings, catalog.facts)
-    provider = start_tracing(SERVICE_GATEWAY)
-    try:
-        traces = tracer(SERVICE_GATEWAY)
-        async with running(settings, gateway_id, catalog, inspector, router, traces) as gateway:
-            with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
-                await stop.wait()
-        if inspector.dry_run is not None:
-            logging.getLogger(__name__).info("%s", inspector.dry_run)
-    finally:
-        await asyncio.to_thread(provider.shutdown)
+    page = settings.telemetry.prometheus.gateway
+    with measuring(SERVICE_GATEWAY, gateway_id, page, "telemetry.prometheus.gateway") as metrics:
+        if metrics.page is not None:
+            logging.getLogger(__name__).info("metrics at http://%s/metrics", metrics.page)
+        provider = start_tracing(SERVICE_GATEWAY)
+        try:
+            telemetry = tracer(SERVICE_GATEWAY), metrics.meter
+            async with running(
+                settings, gateway_id, catalog, inspector, router, *telemetry
+            ) as gateway:
+                with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
+                    await stop.wait()
+            if inspector.dry_run is not None:
+                logging.getLogger(__name__).info("%s", inspector.dry_run)
+        finally:
+            await asyncio.to_thread(provider.shutdown)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from contextlib import aclosing
 from typing import Any, Final
 
+from gateway.drift import Drift
 from gateway.records.outcome_store import OutcomeStore
 from gateway.records.record import audit_response
 from gateway.records.recorder import Recorder
@@ -15,6 +16,8 @@ from sluice.v1.admin_pb2 import (
     FeedbackResponse,
     GetAuditRequest,
     GetAuditResponse,
+    GetRouterHealthRequest,
+    GetRouterHealthResponse,
     Grade,
     ListOutcomesRequest,
 )
@@ -28,9 +31,10 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """The methods."""
 
-    def __init__(self, recorder: Recorder, outcomes: OutcomeStore) -> None:
+    def __init__(self, recorder: Recorder, outcomes: OutcomeStore, drift: Drift) -> None:
         self._recorder = recorder
         self._outcomes = outcomes
+        self._drift = drift
 
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
@@ -45,7 +49,8 @@ class AdminService(AdminServiceServicer):
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
-        await self._recorder.grade(_request_id(request.request_id), grade)
+        record = await self._recorder.grade(_request_id(request.request_id), grade)
+        self._drift.graded(record, grade.grade)
         return FeedbackResponse()
 
     # A coroutine that writes: see InferenceService.Generate.
@@ -57,6 +62,12 @@ class AdminService(AdminServiceServicer):
         async with aclosing(listed):
             async for response in listed:
                 await context.write(response)
+
+    async def GetRouterHealth(
+        self, request: GetRouterHealthRequest, context: Any
+    ) -> GetRouterHealthResponse:
+        """See the proto."""
+        return self._drift.health()
 
 
 def _request_id(given: str) -> str:

@@ -12,8 +12,10 @@ from gateway.cascades.watch import Watch
 from gateway.door.conversation import Turn
 from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
+from gateway.drift import Drift
 from gateway.opening import leg_of
 from gateway.overload import Overload
+from gateway.records.draft import Draft
 from gateway.streams.leg import Leg
 from gateway.streams.stream import Stream
 from sluice.errors import SluiceError
@@ -29,6 +31,7 @@ class Cascading:
     overload: Overload
     accounts: Accounts
     escalations: Escalations
+    drift: Drift
 
 
 class Escalation:
@@ -39,7 +42,7 @@ class Escalation:
         shared: Cascading,
         request: ValidRequest,
         admitted: Admitted,
-        request_id: str,
+        draft: Draft,
         stall_s: float,
         send: Callable[[Stream, Leg, Work], None],
     ) -> None:
@@ -60,8 +63,9 @@ class Escalation:
         self._admitted = admitted
         self._work = admitted.second
         self._route: CascadeRoute = route
+        self._draft = draft
         # A row that begins anew needs another name: JetStream drops a task whose name it knows.
-        self._row_ids = (f"{request_id}-{number}" for number in count(2))
+        self._row_ids = (f"{draft.request_id}-{number}" for number in count(2))
         self._stall_s = stall_s
         self._send = send
         self._attempt = shared.escalations.began(request.tenant)
@@ -88,6 +92,13 @@ class Escalation:
     def unneeded(self) -> None:
         """See `Cascade.unneeded`."""
         self._attempt.over = False
+
+    def ended(self) -> None:
+        """See `Cascade.ended`."""
+        score, plan = self.watch.score, self._admitted.plan
+        if score is not None:
+            self._shared.drift.scored(score)
+            self._draft.planned(replace(plan, scores=(*plan.scores, score)))
 
     def _too_much(self, ahead: bool) -> str:
         """Which bound of the cascade is reached."""

@@ -14,9 +14,11 @@ from gateway.accounts import Accounts
 from gateway.admission import Admission, Admitted, Work
 from gateway.dispatch import Dispatch
 from gateway.door.requests import ValidRequest, validate
+from gateway.drift import Drift
 from gateway.escalation import Cascading, Escalation
 from gateway.guards.asking import Asking
 from gateway.guards.guarding import Asked, Guarding
+from gateway.metrics import RequestMetrics
 from gateway.opening import new_request_id, open_stream, started_of, task_of
 from gateway.records.draft import Draft, Drafts
 from gateway.safety.dry_run import words_of
@@ -63,6 +65,8 @@ class Generator:
     cascading: Cascading
     asking: Asking
     shadowing: Shadowing
+    drift: Drift
+    metrics: RequestMetrics
     tracer: Tracer
 
     def ended(
@@ -74,11 +78,14 @@ class Generator:
         stream: Stream,
     ) -> None:
         """A stream ended: writes its record, and learns from it."""
+        if stream.ticket.cascade is not None:
+            stream.ticket.cascade.ended()
         if stream.ticket.guards is not None:
             stream.ticket.guards.close()
         draft.ended(stream)
         self.accounts.ended(request.tenant, stream, time.monotonic())
         self.shadowing.ended(Ended(request, admitted, draft, spans, stream))
+        self.metrics.ended(request, stream)
 
     async def answer(
         self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
@@ -144,11 +151,14 @@ class _Call:
             admitted = await self._shared.admission.admit(request, self._spans, self._hops, draft)
         except SluiceError as error:
             draft.failed(error)
+            self._shared.metrics.refused(request.priority_class, error.reason)
             raise error.of_request(draft.request_id) from error
         # Another call with the same key may have come while this one was tokenized.
         found = self._find(request)
         if found is not None:
             return found
+        for score in admitted.plan.scores:
+            self._shared.drift.scored(score)
         stream = self._open(request, admitted, draft)
         self._registry.open(stream)
         if stream.ended:
@@ -175,8 +185,8 @@ class _Call:
         stall_s = self._shared.settings.stall_s
         cascade = None
         if admitted.second is not None:
-            name, send = draft.request_id, partial(self._submit_second, request)
-            cascade = Escalation(self._shared.cascading, request, admitted, name, stall_s, send)
+            send = partial(self._submit_second, request)
+            cascade = Escalation(self._shared.cascading, request, admitted, draft, stall_s, send)
         ticket = Ticket(
             started=started_of(draft.request_id, admitted, self._spans.trace_id),
             deadline=self._hops.arrived_at + request.timeout_s,

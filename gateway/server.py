@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
 from gateway.accounts import Accounts
@@ -20,14 +21,16 @@ from gateway.admission import Admission
 from gateway.cascades.share import Escalations
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatch
+from gateway.drift import Drift
 from gateway.escalation import Cascading
 from gateway.generate import Generator
 from gateway.guards.asking import Asking
 from gateway.health import SERVICE, Health
 from gateway.interceptor import ErrorInterceptor
+from gateway.metrics import RequestMetrics
 from gateway.models import Directory
 from gateway.overload import Overload
-from gateway.records.draft import Drafts, Observer
+from gateway.records.draft import Drafts
 from gateway.records.outcome_store import OutcomeStore
 from gateway.records.recorder import Recorder
 from gateway.routing.breaker import Breakers
@@ -76,6 +79,7 @@ class Gateway:
         inspector: Inspector,
         router: Router,
         tracer: Tracer,
+        meter: Meter,
     ) -> None:
         limits = settings.gateway
         self.address = limits.address
@@ -98,10 +102,12 @@ class Gateway:
         )
         admission = Admission(catalog, self._overload, inspector, router, accounts)
         self._admission = admission
-        cascading = Cascading(self._overload, accounts, Escalations())
+        self._drift = Drift(gateway_id, self._recorder.announce, meter)
+        self._drift.use(router.held_out, settings.routing.drift)
+        cascading = Cascading(self._overload, accounts, Escalations(), self._drift)
         rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
         asking = Asking(rows, self._overload, accounts)
-        self._shadowing = Shadowing(rows, self._overload, accounts, self._recorder)
+        self._shadowing = Shadowing(rows, self._overload, accounts, self._recorder, self._drift)
         generator = Generator(
             limits,
             admission,
@@ -112,6 +118,8 @@ class Gateway:
             cascading,
             asking,
             self._shadowing,
+            self._drift,
+            RequestMetrics(meter),
             tracer,
         )
         self._service = InferenceService(generator, admission, self._directory)
@@ -135,10 +143,6 @@ class Gateway:
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
 
-    def observe(self, observer: Observer) -> None:
-        """``observer`` is told of every comparison of two models' answers from now on."""
-        self._drafts.observe = observer
-
     async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
         """Requests that come from now on are routed by ``router``.
 
@@ -150,6 +154,7 @@ class Gateway:
         except (TimeoutError, NatsError) as error:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
         self._admission.use_router(router)
+        self._drift.use(router.held_out, routing.drift)
         self._overload.fallbacks = routing.fallbacks
         self._breakers.settings = routing.breaker
 
@@ -219,7 +224,8 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        add_AdminServiceServicer_to_server(AdminService(self._recorder, self._outcomes), server)
+        admin = AdminService(self._recorder, self._outcomes, self._drift)
+        add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -249,13 +255,14 @@ async def running(
     inspector: Inspector,
     router: Router,
     tracer: Tracer,
+    meter: Meter,
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves; on the way out it drains and closes.
 
     Raises:
         SetupError, NatsUnreachable: it cannot start.
     """
-    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer)
+    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer, meter)
     try:
         await gateway.start()
         ticking = asyncio.ensure_future(gateway.run())

@@ -18,6 +18,7 @@ from gateway.accounts import Accounts
 from gateway.admission import Admitted, Work
 from gateway.door.fit import fit
 from gateway.door.requests import ValidRequest
+from gateway.drift import Drift
 from gateway.opening import leg_of
 from gateway.overload import Demand, Overload
 from gateway.records.draft import Draft
@@ -67,13 +68,19 @@ class Shadowing:
     """
 
     def __init__(
-        self, rows: Rows, overload: Overload, accounts: Accounts, recorder: Recorder
+        self,
+        rows: Rows,
+        overload: Overload,
+        accounts: Accounts,
+        recorder: Recorder,
+        drift: Drift,
     ) -> None:
         self.dropped: Counter[str] = Counter()
         self._rows = rows
         self._overload = overload
         self._accounts = accounts
         self._recorder = recorder
+        self._drift = drift
         self._running: set[asyncio.Task[None]] = set()
 
     def ended(self, ended: Ended) -> None:
@@ -164,22 +171,21 @@ class Shadowing:
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, stream.leg, agreed):
             self._recorder.outcome(outcome)
-        shadow.ended.draft.shadowed(run, _qualities(shadow, agreed))
+        shadow.ended.draft.shadowed(run)
+        self._observe(shadow, agreed)
+
+    def _observe(self, shadow: "_Shadow", agreed: float) -> None:
+        """Tells how the weak one of the two models that are compared did; of others routers say nothing."""
+        plan, answered = shadow.ended.admitted.plan, shadow.ended.stream.leg.model
+        assert plan.learning is not None, "it has shadows"
+        pair = plan.learning.pair
+        if pair is not None and {answered, shadow.run.model} == set(pair):
+            self._drift.compared(plan, pair[0], agreed, shadow.row_id)
 
     def _drop(self, shadow: "_Shadow", reason: str) -> None:
         self.dropped[reason] += 1
         shadow.run.dropped = reason
         shadow.ended.draft.shadowed(shadow.run)
-
-
-def _qualities(shadow: "_Shadow", agreed: float) -> dict[str, float] | None:
-    """What the comparison says of the two models that are compared; None where it is between others."""
-    learning, answered = shadow.ended.admitted.plan.learning, shadow.ended.stream.leg.model
-    assert learning is not None, "it has shadows"
-    if learning.pair is None or {answered, shadow.run.model} != set(learning.pair):
-        return None
-    weak, strong = learning.pair
-    return {weak: agreed, strong: 1.0}
 
 
 @dataclass(frozen=True)

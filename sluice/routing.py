@@ -228,6 +228,32 @@ class OutcomeSettings(_Section):
         return self
 
 
+class DriftSettings(_Section):
+    """When a learned router is said to have drifted: docs/routing.md, "Drift"."""
+
+    window: int = Field(1000, ge=50, le=100_000)
+    """Newest predictions of a head, and newest outcomes, that are looked at."""
+    min_rows: int = Field(200, ge=20)
+    """Predictions before its inputs are judged."""
+    judge_every: int = Field(100, ge=1)
+    """Predictions from one judgement to the next."""
+    stability_max: float = Field(0.25, gt=0)
+    """Population stability index above which its inputs have shifted."""
+    min_outcomes: int = Field(50, ge=10)
+    """Outcomes before its accuracy is judged."""
+    confidence: float = Field(0.99, ge=0.5, lt=1)
+    """That a bias of its predictions is no chance."""
+    shadows: bool = False
+    """Comparisons of shadows count as outcomes of the small model; only for routers that learned from such, since to
+    others "right" is something else than "as the large model says"."""
+
+    @model_validator(mode="after")
+    def _fits_window(self) -> Self:
+        if max(self.min_rows, self.min_outcomes) > self.window:
+            raise ValueError("min_rows and min_outcomes must fit into the window")
+        return self
+
+
 class RoutingSettings(RoutingPolicy):
     """The policy of requests that no selection takes, and what all policies share."""
 
@@ -238,6 +264,8 @@ class RoutingSettings(RoutingPolicy):
     """By model: smaller ones that may answer when it could not in time, and the caller allows it; in this order."""
     breaker: BreakerSettings = BreakerSettings()
     outcomes: OutcomeSettings = OutcomeSettings()
+    drift: DriftSettings = DriftSettings()
+    """Of all learned routers."""
 
     @model_validator(mode="after")
     def _outcomes_have_a_pair(self) -> Self:

@@ -207,11 +207,19 @@ class RecordsSettings(_Section):
     """Tenants that want the text of their prompts in the audit."""
 
 
+class PrometheusSettings(_Section):
+    """Pages of metrics for Prometheus, by process; unset: none."""
+
+    gateway: str | None = None
+    """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
+
+
 class TelemetrySettings(_Section):
-    """Where traces go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches them on."""
+    """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See docs/telemetry.md."""
 
     otlp_http_endpoint: str | None = None
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
+    prometheus: PrometheusSettings = PrometheusSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -6,11 +6,13 @@ passes it after ``commit_tokens`` tokens without doubt, or at its end when the c
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
 from gateway.cascades.checks import has_wrong_sum, is_json
 from gateway.cascades.lists import is_as_asked
+from gateway.routing.scores import Score
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.routing import CascadeRoute
 
@@ -32,8 +34,17 @@ class Verdict(Enum):
 class Judge(Protocol):
     """A learned cascade: predicts what the better model would gain."""
 
-    def doubt(self, prompt: str, answer: str) -> str:
-        """Why the better model should answer, one sentence without any text; empty when it need not."""
+    def judge(self, prompt: str, answer: str) -> "Judgement":
+        """Of a whole answer."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge says."""
+
+    doubt: str
+    """Why the better model should answer, one sentence without any text; empty when it need not."""
+    score: Score
 
 
 class Watch:
@@ -42,12 +53,14 @@ class Watch:
     Attributes:
         reason: why it is in doubt, one sentence without any text of the answer.
         tokens: how many have come.
+        score: what the judge predicted, when it was asked.
     """
 
     def __init__(
         self, route: CascadeRoute, prompt: str, *, wants_json: bool, judge: Judge | None = None
     ) -> None:
         self.reason = ""
+        self.score: Score | None = None
         self._route = route
         self._prompt = prompt
         self._wants_json = wants_json
@@ -112,7 +125,12 @@ class Watch:
             return unsure
         if "sums" in checks and has_wrong_sum(text):
             return "a sum in the answer does not add up"
-        return "" if self._judge is None else self._judge.doubt(self._prompt, text)
+        return "" if self._judge is None else self._judged(self._judge, text)
+
+    def _judged(self, judge: Judge, text: str) -> str:
+        judgement = judge.judge(self._prompt, text)
+        self.score = judgement.score
+        return judgement.doubt
 
 
 def _margin(one: Logprobs) -> float:

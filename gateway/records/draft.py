@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.door.requests import ValidRequest
@@ -24,16 +24,9 @@ from sluice.wire.clock import unix_ms
 TEXT_BYTES_MAX: Final = 256 * 1024
 """Of the turns of one request in the audit; the rest is cut off."""
 
-Observer = Callable[[RequestRecord, Mapping[str, float]], None]
-"""Is told how good the answers to a request turned out to be, 0 to 1 by model, with all that was predicted of it."""
-
 
 class Drafts:
-    """Opens drafts; holds what all of them share.
-
-    Attributes:
-        observe: told of each comparison of a shadow's answer, as an answer of its own.
-    """
+    """Opens drafts; holds what all of them share."""
 
     def __init__(
         self,
@@ -45,7 +38,6 @@ class Drafts:
         self.settings = settings
         self.recorder = recorder
         self.models = models
-        self.observe: Observer = _nobody
         self._gateway_id = gateway_id
 
     def open(self, request: ValidRequest, request_id: str, trace_id: str) -> "Draft":
@@ -117,12 +109,10 @@ class Draft:
             self._record.error_reason = stream.error.reason
         self._write()
 
-    def shadowed(self, run: ShadowRun, qualities: Mapping[str, float] | None = None) -> None:
-        """A shadow was asked, or dropped, after the request had ended; ``qualities`` are what it says, by model."""
+    def shadowed(self, run: ShadowRun) -> None:
+        """A shadow was asked, or dropped, after the request had ended."""
         self._record.shadows.append(run)
         self._shared.recorder.keep(self._record)
-        if qualities is not None:
-            self._shared.observe(self._record, qualities)
 
     def _guarded(self, checks: Checks) -> None:
         for decided in checks.decided:
@@ -158,10 +148,6 @@ class Draft:
         if self._entry is not None and self._entry.decisions:
             self._entry.decided_unix_ms = unix_ms()
             self._shared.recorder.audit(self._entry)
-
-
-def _nobody(record: RequestRecord, qualities: Mapping[str, float]) -> None:
-    """The observer until there is one."""
 
 
 def _hmac(key: str | None, turns: Sequence[str]) -> bytes:

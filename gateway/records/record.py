@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.routing.plan import Candidate, Plan
 from gateway.routing.router import ModelFacts
+from gateway.routing.scores import Score
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Decided, outcome_of
 from gateway.streams import leg as streams
@@ -16,6 +17,7 @@ from sluice.v1.admin_pb2 import (
     RequestRecord,
     RouteCandidate,
     RouteRecord,
+    RouterScore,
     SafetyDecision,
 )
 from sluice.v1.inference_pb2 import SAFETY_ACTION_UNSPECIFIED, Finished, SafetyAction
@@ -49,6 +51,7 @@ def add_route(record: RequestRecord, plan: Plan) -> None:
             degraded=plan.degraded,
             candidates=[_candidate(one) for one in plan.candidates],
             versions=plan.versions,
+            scores=[_score(one) for one in plan.scores],
         )
     )
 
@@ -139,6 +142,16 @@ def _candidate(one: Candidate) -> RouteCandidate:
         cost=one.cost,
         wait_ms=one.wait_s * 1e3,
         reason=one.reason,
+    )
+
+
+def _score(one: Score) -> RouterScore:
+    return RouterScore(
+        policy=one.by.policy,
+        version=one.by.version,
+        head=one.by.head,
+        gain=one.gain,
+        chances=one.chances,
     )
 
 

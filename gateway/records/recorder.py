@@ -21,7 +21,7 @@ from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.settings import RecordsSettings
-from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord
+from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord, RouterDriftEvent
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
 
@@ -36,7 +36,7 @@ _RETRY_S: Final = 1.0
 
 
 class Recorder:
-    """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT` and `SLUICE_OUTCOMES` in this process.
+    """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
 
     Attributes:
         outcomes: reads what is written of outcomes.
@@ -63,6 +63,7 @@ class Recorder:
         """
         self._js = client.jetstream()
         kept = self._settings
+        await ensure(self._js, jetstream.events_stream())
         if kept.enabled:
             limits = kept.max_mib * MIB, kept.max_age_h * 3600
             await ensure(self._js, jetstream.records_stream(*limits))
@@ -86,6 +87,10 @@ class Recorder:
         """Will write ``outcome``, in place of an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
         self._put(subject, outcome, subject)
+
+    def announce(self, event: RouterDriftEvent) -> None:
+        """Will tell operators of ``event``."""
+        self._put(subjects.ROUTER_DRIFT, event)
 
     async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
         """Stores ``grade``, with the record and with the outcome; returns when it is stored, with the record.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.cascades.watch import Judge
+from gateway.routing.scores import Score
 from sluice.routing import CascadeRoute, Trial
 
 PINNED: Final = "pinned"
@@ -68,6 +69,7 @@ class Plan:
         judge: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
         learning: what may be learned from the answer; None: nothing, the safety policy decided.
+        scores: what learned routers said, in the order in which they were asked.
     """
 
     model: str
@@ -80,3 +82,4 @@ class Plan:
     judge: Judge | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     learning: Learning | None = None
+    scores: tuple[Score, ...] = ()

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gateway.cascades.watch import Judge
 from gateway.routing.conditions import holds, selects
 from gateway.routing.features import Features
@@ -32,8 +35,9 @@ from gateway.routing.plan import (
     Learning,
     Plan,
 )
+from gateway.routing.scores import PROMPT, HeadId, Score, policy_key
 from gateway.routing.trials import drawn
-from sluice.routing import RoutingPolicy, RoutingSettings
+from sluice.routing import LearnedRoute, RoutingPolicy, RoutingSettings
 
 CHARS_PER_TOKEN: Final = 4
 
@@ -57,12 +61,14 @@ class Prediction:
 
     Attributes:
         strong: whether the strong model shall answer.
+        gain: what the strong model is worth.
         quality_weak: predicted chance that the weak model's answer is right.
         quality_strong: the same of the strong model.
         reason: one sentence, with the score and the threshold.
     """
 
     strong: bool
+    gain: float
     quality_weak: float
     quality_strong: float
     reason: str
@@ -108,6 +114,10 @@ class Router(Protocol):
     def needs_prompt_tokens(self) -> bool:
         """Whether `Features.prompt_tokens` matters; counting them costs time."""
 
+    @property
+    def held_out(self) -> Mapping[HeadId, NDArray[np.float32]]:
+        """The gains that each learned head predicted for the rows held out of its training."""
+
     def plan(self, features: Features, standing: Standing) -> Plan:
         """The plan for a request with ``features``. A pure function."""
 
@@ -120,6 +130,7 @@ class PolicyRouter:
         predictors: by the name of the policy that has a learned router; "" is the section itself.
         judges: by the name of the policy whose cascade has a learned part.
         version: of the section.
+        held_out: see `Router.held_out`.
     """
 
     def __init__(
@@ -129,7 +140,9 @@ class PolicyRouter:
         predictors: Mapping[str, Predictor],
         judges: Mapping[str, Judge],
         version: str = "",
+        held_out: Mapping[HeadId, NDArray[np.float32]] | None = None,
     ) -> None:
+        self.held_out = held_out or {}
         self._settings = settings
         self._models = models
         self._predictors = predictors
@@ -171,24 +184,25 @@ class PolicyRouter:
             if holds(rule, features):
                 return self._plan(rule.model, RULES, rule.reason)
         if policy.learned is not None:
-            return self._predicted(self._predictors[name], policy, features)
+            return self._predicted(name, policy.learned, features)
         return self._plan(policy.default, RULES, "no rule applies: the default model")
 
-    def _predicted(self, predictor: Predictor, policy: RoutingPolicy, features: Features) -> Plan:
-        learned = policy.learned
-        assert learned is not None, "asked for policies that have one"
+    def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
+        predictor = self._predictors[name]
         found = predictor.predict(features.text)
         weak = self._candidate(learned.weak, found.reason, found.quality_weak)
         strong = self._candidate(learned.strong, found.reason, found.quality_strong)
         first, second = (strong, weak) if found.strong else (weak, strong)
-        versions = {"router": predictor.version}
+        by = HeadId(policy_key(name), predictor.version, PROMPT)
+        chances = {learned.weak: found.quality_weak, learned.strong: found.quality_strong}
         return Plan(
             first.model,
             first.tier,
             LEARNED,
             found.reason,
             candidates=(first, second),
-            versions=versions,
+            versions={"router": predictor.version},
+            scores=(Score(by, found.gain, chances),),
         )
 
     def _relieved(

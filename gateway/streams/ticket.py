@@ -60,6 +60,9 @@ class Cascade(Protocol):
     def unneeded(self) -> None:
         """The second model's row was let go: the answer has not gone over."""
 
+    def ended(self) -> None:
+        """The request has ended."""
+
 
 class Guards(Protocol):
     """The guard models of one request."""

@@ -138,6 +138,14 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
     yield f"route     asked for {asked}: {route.strategy}, {route.reason}{degraded}"
     for name, version in sorted(route.versions.items()):
         yield f"          {name} {version}"
+    for score in route.scores:
+        chances = ", ".join(
+            f"{model} {score.chances[model]:.2f}" for model in sorted(score.chances)
+        )
+        yield (
+            f"          {score.policy}, {score.head} head of {score.version}:"
+            f" gain {score.gain:.2f} ({chances})"
+        )
     for number, one in enumerate(route.candidates, 1):
         quality = f", quality {one.quality:.2f}" if one.HasField("quality") else ""
         yield (

@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "explain": ("sluice.cli.explain", "explain"),
     "feedback": ("sluice.cli.explain", "feedback"),
     "safety": ("sluice.cli.safety", "safety"),
+    "drift": ("sluice.cli.drift", "drift"),
     "record": ("sluice.cli.record", "record"),
     "simulate": ("sluice.cli.simulate", "simulate"),
     "plan": ("sluice.cli.plan", "plan"),

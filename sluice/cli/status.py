@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli import failure, options, output
+from sluice.cli.drift import line_of
 
 
 def status(
@@ -40,6 +41,8 @@ def _show(report: Any) -> None:
         columns = ("model", "tier", "ready", "slots", "running", "queued")
         print()
         output.write_table(columns, [_model_row(model) for model in report.models])
+    for router in report.routers:
+        print(line_of(router))
     if report.ready:
         print(f"ready at {report.address}, supervisor {report.pid}")
 

@@ -33,9 +33,11 @@ from sluice.client.events import (
 from sluice.client.failures import ConnectionLost
 from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
 from sluice.client.retry import RetryPolicy
+from sluice.client.routers import AccuracyDrift, InputDrift, RouterHealth
 from sluice.client.safety import SafetyCheck, SafetyDryRun, SafetyFinding, SafetyMove
 
 __all__ = [
+    "AccuracyDrift",
     "Answer",
     "AnswerBuilder",
     "AnswerStream",
@@ -48,6 +50,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateOptions",
+    "InputDrift",
     "LegUsage",
     "Message",
     "Model",
@@ -57,6 +60,7 @@ __all__ = [
     "Prompt",
     "RetryPolicy",
     "Route",
+    "RouterHealth",
     "SafetyCheck",
     "SafetyDryRun",
     "SafetyFinding",

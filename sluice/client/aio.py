@@ -9,7 +9,7 @@ from typing import Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from sluice.client import catalog, channel, failures, safety
+from sluice.client import catalog, channel, failures, routers, safety
 from sluice.client.answer import Answer, AnswerBuilder
 from sluice.client.catalog import Model, TokenCount
 from sluice.client.events import Event
@@ -22,6 +22,7 @@ from sluice.client.request import (
     generate_request,
 )
 from sluice.client.retry import Retries, RetryPolicy
+from sluice.client.routers import RouterHealth
 from sluice.client.safety import SafetyCheck, SafetyDryRun
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
@@ -225,6 +226,16 @@ class AsyncClient:
         request = pb.GetSafetyDryRunRequest()
         response = await self._lookup(self._stub.GetSafetyDryRun, request, timeout_s)
         return safety.dry_run_of(response)
+
+    async def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:
+        """Whether the learned routers have drifted, as this gateway has seen it.
+
+        Raises:
+            SluiceError: the gateway does not answer.
+        """
+        request = admin_pb2.GetRouterHealthRequest()
+        response = await self._lookup(self._admin.GetRouterHealth, request, timeout_s)
+        return routers.routers_of(response)
 
     async def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""

@@ -21,7 +21,7 @@ from sluice.processes.ports import (
     split_address,
 )
 from sluice.processes.state import StateDir
-from sluice.settings import Settings, SettingsError, otlp_http_endpoint
+from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_http_endpoint
 
 EXTERNAL_BOUND_S: Final = 3.0
 """How long a server that somebody else runs may take to accept a connection, seconds."""
@@ -52,10 +52,13 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     """
     check_models(settings)
     taken: set[int] = set()
-    address = _gateway_address(settings, taken)
+    address = _own_address("gateway.address", settings.gateway.address, taken)
+    page = settings.telemetry.prometheus.gateway
+    if page is not None:
+        page = _own_address("telemetry.prometheus.gateway", page, taken)
     nats_config = _plan_nats(settings, state, taken)
     triton_config = _plan_triton(settings, state, taken)
-    resolved = _resolve(settings, address, nats_config, triton_config)
+    resolved = _resolve(settings, address, page, nats_config, triton_config)
     return MeshPlan(resolved, state, nats_config, triton_config)
 
 
@@ -115,19 +118,21 @@ def checked_port(key: str, host: str, port: int, taken: set[int]) -> int:
     elif problem := listen_problem(host, port):
         raise SetupError(f"{key}: {host}:{port} is {problem}; free it or choose another one")
     elif port in taken:
-        raise SetupError(f"{key}: port {port} is the gateway's or NATS's already; choose another")
+        raise SetupError(
+            f"{key}: port {port} is another server's of this mesh already; choose another"
+        )
     taken.add(port)
     return port
 
 
-def _gateway_address(settings: Settings, taken: set[int]) -> str:
-    host, port = split_address(settings.gateway.address, "gateway.address")
+def _own_address(key: str, address: str, taken: set[int]) -> str:
+    host, port = split_address(address, key)
     if not is_loopback(host):
         raise SetupError(
-            f"gateway.address: {host} can be reached from other machines and there are no "
+            f"{key}: {host} can be reached from other machines and there are no "
             f"credentials; use {LOOPBACK}"
         )
-    port = checked_port("gateway.address", host, port, taken)
+    port = checked_port(key, host, port, taken)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -163,11 +168,15 @@ def _check_external(key: str, url: str) -> None:
 def _resolve(
     settings: Settings,
     address: str,
+    page: str | None,
     nats_config: nats.NatsConfig | None,
     triton_config: triton.TritonConfig | None,
 ) -> Settings:
     update: dict[str, object] = {
-        "gateway": settings.gateway.model_copy(update={"address": address})
+        "gateway": settings.gateway.model_copy(update={"address": address}),
+        "telemetry": settings.telemetry.model_copy(
+            update={"prometheus": PrometheusSettings(gateway=page)}
+        ),
     }
     if nats_config is not None:
         url = f"nats://{nats_config.host}:{nats_config.port}"

@@ -102,6 +102,9 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
         address = {"address": running.gateway.address}
         update["gateway"] = settings.gateway.model_copy(update=address)
+    if (settings.telemetry.prometheus.gateway or "").endswith(":0"):
+        pages = {"prometheus": running.telemetry.prometheus}
+        update["telemetry"] = settings.telemetry.model_copy(update=pages)
     return settings.model_copy(update=update)
 
 

@@ -7,12 +7,13 @@ from typing import Final
 
 import grpc
 
+from sluice.client.routers import RouterHealth, routers_of
 from sluice.processes import specs
 from sluice.processes.nats import wait_for_nats
-from sluice.processes.readiness import channel, health, reachable
+from sluice.processes.readiness import channel, reachable
 from sluice.processes.state import MeshState, ProcessState, StateDir
 from sluice.processes.triton import wait_for_triton
-from sluice.v1 import inference_pb2, inference_pb2_grpc
+from sluice.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 BOUND_S: Final = 2.0
 """How long each server may take to answer, seconds."""
@@ -53,6 +54,7 @@ class MeshReport:
         ready: whether everything is; what the exit code says.
         problem: one line for people when it is not.
         pid: of the supervisor.
+        routers: the learned routers in use.
     """
 
     ready: bool
@@ -64,6 +66,7 @@ class MeshReport:
     triton_url: str | None = None
     processes: tuple[ProcessReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
+    routers: tuple[RouterHealth, ...] = ()
 
 
 async def report_of(directory: StateDir) -> MeshReport:
@@ -75,14 +78,14 @@ async def report_of(directory: StateDir) -> MeshReport:
             "a supervisor is starting" if locked else "no mesh is running; start one: sluice up"
         )
         return MeshReport(False, problem, str(directory.root))
-    models: tuple[ModelReport, ...] = ()
+    said = _Said()
     answering: dict[str, bool] = {}
     if locked:
-        models, answering = await _ask(state)
+        said, answering = await _ask(state)
     processes = tuple(
         _process_report(process, answering.get(process.name, False)) for process in state.processes
     )
-    why_not = _problem(state, locked, processes, models)
+    why_not = _problem(state, locked, processes, said.models)
     return MeshReport(
         ready=why_not is None,
         problem=why_not,
@@ -92,37 +95,48 @@ async def report_of(directory: StateDir) -> MeshReport:
         nats_url=state.nats_url,
         triton_url=state.triton_url,
         processes=processes,
-        models=models,
+        models=said.models,
+        routers=said.routers,
     )
 
 
-async def _ask(state: MeshState) -> tuple[tuple[ModelReport, ...], dict[str, bool]]:
+@dataclass(frozen=True)
+class _Said:
+    """What the gateway says; by default it says nothing."""
+
+    answers: bool = False
+    models: tuple[ModelReport, ...] = ()
+    routers: tuple[RouterHealth, ...] = ()
+
+
+async def _ask(state: MeshState) -> tuple[_Said, dict[str, bool]]:
     gateway, nats, triton = await asyncio.gather(
         _ask_gateway(state.address), _nats_answers(state), _triton_answers(state)
     )
-    serving, models = gateway
     answering = {
-        specs.GATEWAY: serving is not None,
-        specs.BATCHER: any(model.ready for model in models),
+        specs.GATEWAY: gateway.answers,
+        specs.BATCHER: any(model.ready for model in gateway.models),
         specs.NATS: nats,
         specs.TRITON: triton,
     }
-    return models, answering
+    return gateway, answering
 
 
-async def _ask_gateway(address: str) -> tuple[str | None, tuple[ModelReport, ...]]:
-    """Its health (None: no answer) and its models."""
+async def _ask_gateway(address: str) -> _Said:
     try:
         async with channel(address) as open_channel, asyncio.timeout(BOUND_S):
             await open_channel.channel_ready()
-            said = await health(open_channel)
             stub = inference_pb2_grpc.InferenceServiceStub(open_channel)
             listed = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=BOUND_S)
+            admin = admin_pb2_grpc.AdminServiceStub(open_channel)
+            health_of = admin.GetRouterHealth(admin_pb2.GetRouterHealthRequest(), timeout=BOUND_S)
+            routers = tuple(routers_of(await health_of))
     except (TimeoutError, grpc.aio.AioRpcError):
-        return None, ()
-    return said, tuple(
+        return _Said()
+    models = tuple(
         ModelReport(m.name, m.tier, m.ready, m.slots, m.running, m.queued) for m in listed.models
     )
+    return _Said(True, models, routers)
 
 
 async def _nats_answers(state: MeshState) -> bool:

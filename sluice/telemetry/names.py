@@ -1,4 +1,4 @@
-"""Names of services, spans and attributes. Dashboards and tests read these: renaming one is a breaking change.
+"""Names of services, spans, metrics and attributes. Dashboards and tests read these: renaming one is a breaking change.
 
 The spans of one request, by parent. Every request's trace holds all of them; ``=>`` is a link:
 
@@ -84,6 +84,9 @@ GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
+"""On spans and as a histogram, seconds."""
+GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"
+"""Of a count of tokens: "input" or "output"."""
 
 GUARDRAIL_OPERATION: Final = "apply_guardrail"
 GUARDRAIL_NAME: Final = "gen_ai.guardrail.name"
@@ -100,3 +103,23 @@ GUARDRAIL_SCORE: Final = "gen_ai.guardrail.score"
 MESSAGING_SYSTEM: Final = "messaging.system"
 MESSAGING_DESTINATION: Final = "messaging.destination.name"
 MESSAGING_OPERATION: Final = "messaging.operation.type"
+
+METRIC_REQUESTS: Final = "sluice.requests"
+"""Valid requests that have ended, by model, class and outcome."""
+METRIC_TOKENS: Final = "sluice.tokens"
+"""By model and type."""
+METRIC_INPUT_DRIFT: Final = "sluice.router.input_drift"
+"""Population stability index, by policy, version and head of a learned router."""
+METRIC_ACCURACY_BIAS: Final = "sluice.router.accuracy_bias"
+METRIC_BRIER: Final = "sluice.router.brier"
+METRIC_DRIFT_EVENTS: Final = "sluice.router.drift_events"
+"""Also by signal and change."""
+
+OUTCOME: Final = "sluice.outcome"
+"""A finish reason in small letters, or the ErrorInfo reason of an error."""
+ROUTER_POLICY: Final = "sluice.router.policy"
+"""The policy's key in the configuration."""
+ROUTER_VERSION: Final = "sluice.router.version"
+ROUTER_HEAD: Final = "sluice.router.head"
+DRIFT_SIGNAL: Final = "sluice.drift.signal"
+DRIFT_CHANGE: Final = "sluice.drift.change"

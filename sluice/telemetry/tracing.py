@@ -24,9 +24,7 @@ def start_tracing(service: str) -> TracerProvider:
     Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it they are made (requests have trace
     ids) and dropped. The caller ends it with ``shutdown()``, which sends what is left.
     """
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": service, "service.version": __version__})
-    )
+    provider = TracerProvider(resource=resource_of(service))
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         # Imported here: without an endpoint a process should not pay for the exporter.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -34,6 +32,12 @@ def start_tracing(service: str) -> TracerProvider:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider
+
+
+def resource_of(service: str, instance: str = "") -> Resource:
+    """What all telemetry of a process says of it."""
+    named = {"service.instance.id": instance} if instance else {}
+    return Resource.create({"service.name": service, "service.version": __version__, **named})
 
 
 def tracer(service: str) -> Tracer:

@@ -48,6 +48,86 @@ OUTCOME_SOURCE_SHADOW: OutcomeSource.ValueType  # 3
 """The other model was asked as well, and the two answers were compared."""
 Global___OutcomeSource: _TypeAlias = OutcomeSource  # noqa: Y015
 
+class _DriftState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DriftStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DriftState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRIFT_STATE_UNSPECIFIED: _DriftState.ValueType  # 0
+    """Not set."""
+    DRIFT_STATE_GATHERING: _DriftState.ValueType  # 1
+    """Too few rows to tell."""
+    DRIFT_STATE_STABLE: _DriftState.ValueType  # 2
+    """It has not."""
+    DRIFT_STATE_DRIFTED: _DriftState.ValueType  # 3
+    """It has."""
+
+class DriftState(_DriftState, metaclass=_DriftStateEnumTypeWrapper):
+    """Whether something has drifted."""
+
+DRIFT_STATE_UNSPECIFIED: DriftState.ValueType  # 0
+"""Not set."""
+DRIFT_STATE_GATHERING: DriftState.ValueType  # 1
+"""Too few rows to tell."""
+DRIFT_STATE_STABLE: DriftState.ValueType  # 2
+"""It has not."""
+DRIFT_STATE_DRIFTED: DriftState.ValueType  # 3
+"""It has."""
+Global___DriftState: _TypeAlias = DriftState  # noqa: Y015
+
+class _DriftSignal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DriftSignalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DriftSignal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRIFT_SIGNAL_UNSPECIFIED: _DriftSignal.ValueType  # 0
+    """Not set."""
+    DRIFT_SIGNAL_INPUTS: _DriftSignal.ValueType  # 1
+    """The inputs."""
+    DRIFT_SIGNAL_ACCURACY: _DriftSignal.ValueType  # 2
+    """The accuracy."""
+
+class DriftSignal(_DriftSignal, metaclass=_DriftSignalEnumTypeWrapper):
+    """What may drift."""
+
+DRIFT_SIGNAL_UNSPECIFIED: DriftSignal.ValueType  # 0
+"""Not set."""
+DRIFT_SIGNAL_INPUTS: DriftSignal.ValueType  # 1
+"""The inputs."""
+DRIFT_SIGNAL_ACCURACY: DriftSignal.ValueType  # 2
+"""The accuracy."""
+Global___DriftSignal: _TypeAlias = DriftSignal  # noqa: Y015
+
+class _DriftChange:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DriftChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DriftChange.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRIFT_CHANGE_UNSPECIFIED: _DriftChange.ValueType  # 0
+    """Not set."""
+    DRIFT_CHANGE_BEGAN: _DriftChange.ValueType  # 1
+    """It began."""
+    DRIFT_CHANGE_ENDED: _DriftChange.ValueType  # 2
+    """It is over."""
+    DRIFT_CHANGE_RETIRED: _DriftChange.ValueType  # 3
+    """The router went out of use while it lasted."""
+
+class DriftChange(_DriftChange, metaclass=_DriftChangeEnumTypeWrapper):
+    """What happened to a drift."""
+
+DRIFT_CHANGE_UNSPECIFIED: DriftChange.ValueType  # 0
+"""Not set."""
+DRIFT_CHANGE_BEGAN: DriftChange.ValueType  # 1
+"""It began."""
+DRIFT_CHANGE_ENDED: DriftChange.ValueType  # 2
+"""It is over."""
+DRIFT_CHANGE_RETIRED: DriftChange.ValueType  # 3
+"""The router went out of use while it lasted."""
+Global___DriftChange: _TypeAlias = DriftChange  # noqa: Y015
+
 @_typing.final
 class ExplainRequest(_message.Message):
     """Which request to explain."""
@@ -625,6 +705,7 @@ class RouteRecord(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """The strategy that decided."""
     reason: _builtins.str
@@ -639,6 +720,10 @@ class RouteRecord(_message.Message):
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Version of each thing that the decision was made with, such as "routing" or "router"."""
 
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterScore]:
+        """What learned routers predicted, in the order in which they were asked."""
+
     def __init__(
         self,
         *,
@@ -647,14 +732,75 @@ class RouteRecord(_message.Message):
         candidates: _abc.Iterable[Global___RouteCandidate] | None = ...,
         degraded: _builtins.bool = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        scores: _abc.Iterable[Global___RouterScore] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "degraded", b"degraded", "reason", b"reason", "strategy", b"strategy", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "degraded", b"degraded", "reason", b"reason", "scores", b"scores", "strategy", b"strategy", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouteRecord: _TypeAlias = RouteRecord  # noqa: Y015
+
+@_typing.final
+class RouterScore(_message.Message):
+    """What one head of a learned router predicted for a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ChancesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    CHANCES_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Key of the policy that uses it, such as "routing" or "routing.policies.legal"."""
+    version: _builtins.str
+    """Version of its artefact, the first 12 digits."""
+    head: _builtins.str
+    """The head: "prompt", or "cascade" for one that judged the answer too."""
+    gain: _builtins.float
+    """Chance that the stronger model is right less that of the weaker one, -1 to 1."""
+    @_builtins.property
+    def chances(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Chance that its answer is right, 0 to 1, of each model that was compared."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.str = ...,
+        head: _builtins.str = ...,
+        gain: _builtins.float = ...,
+        chances: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chances", b"chances", "gain", b"gain", "head", b"head", "policy", b"policy", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterScore: _TypeAlias = RouterScore  # noqa: Y015
 
 @_typing.final
 class RouteCandidate(_message.Message):
@@ -781,3 +927,206 @@ class Leg(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leg: _TypeAlias = Leg  # noqa: Y015
+
+@_typing.final
+class GetRouterHealthRequest(_message.Message):
+    """Asks for all of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouterHealthRequest: _TypeAlias = GetRouterHealthRequest  # noqa: Y015
+
+@_typing.final
+class GetRouterHealthResponse(_message.Message):
+    """The learned routers of one gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTERS_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.str
+    """The gateway that answers; others count their own requests."""
+    @_builtins.property
+    def routers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterHealth]:
+        """Each head in use, by policy."""
+
+    def __init__(
+        self,
+        *,
+        routers: _abc.Iterable[Global___RouterHealth] | None = ...,
+        gateway: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "routers", b"routers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouterHealthResponse: _TypeAlias = GetRouterHealthResponse  # noqa: Y015
+
+@_typing.final
+class RouterHealth(_message.Message):
+    """How one head of a learned router does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Key of the policy that uses it, such as "routing" or "routing.policies.legal"."""
+    version: _builtins.str
+    """Version of its artefact, the first 12 digits."""
+    head: _builtins.str
+    """The head: "prompt", or "cascade" for one that judges answers too."""
+    @_builtins.property
+    def inputs(self) -> Global___InputDrift:
+        """The gains that it predicted lately, against those of its held-out outcomes."""
+
+    @_builtins.property
+    def accuracy(self) -> Global___AccuracyDrift:
+        """The chances that it predicted lately, against what came of them."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.str = ...,
+        head: _builtins.str = ...,
+        inputs: Global___InputDrift | None = ...,
+        accuracy: Global___AccuracyDrift | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "inputs", b"inputs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "head", b"head", "inputs", b"inputs", "policy", b"policy", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterHealth: _TypeAlias = RouterHealth  # noqa: Y015
+
+@_typing.final
+class InputDrift(_message.Message):
+    """The inputs of a head."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    STABILITY_INDEX_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    state: Global___DriftState.ValueType
+    """The state."""
+    rows: _builtins.int
+    """Newest predictions that were looked at."""
+    stability_index: _builtins.float
+    """Population stability index; unset while there are too few rows."""
+    limit: _builtins.float
+    """They have shifted when the index is above it."""
+    def __init__(
+        self,
+        *,
+        state: Global___DriftState.ValueType = ...,
+        rows: _builtins.int = ...,
+        stability_index: _builtins.float | None = ...,
+        limit: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stability_index", b"_stability_index", "stability_index", b"stability_index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stability_index", b"_stability_index", "limit", b"limit", "rows", b"rows", "stability_index", b"stability_index", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stability_index: _TypeAlias = _typing.Literal["stability_index"]  # noqa: Y015
+    _WhichOneofArgType__stability_index: _TypeAlias = _typing.Literal["_stability_index", b"_stability_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stability_index) -> _WhichOneofReturnType__stability_index | None: ...
+
+Global___InputDrift: _TypeAlias = InputDrift  # noqa: Y015
+
+@_typing.final
+class AccuracyDrift(_message.Message):
+    """The accuracy of a head."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    HALF_WIDTH_FIELD_NUMBER: _builtins.int
+    BRIER_FIELD_NUMBER: _builtins.int
+    state: Global___DriftState.ValueType
+    """The state."""
+    rows: _builtins.int
+    """Newest outcomes that were looked at: grades, and what else tells how good an answer was."""
+    bias: _builtins.float
+    """Mean of outcome less predicted chance: below 0 the router was too optimistic. Unset without outcomes."""
+    half_width: _builtins.float
+    """It has drifted when the bias is further from 0 than this."""
+    brier: _builtins.float
+    """Mean squared difference of outcome and predicted chance; 0 is perfect."""
+    def __init__(
+        self,
+        *,
+        state: Global___DriftState.ValueType = ...,
+        rows: _builtins.int = ...,
+        bias: _builtins.float | None = ...,
+        half_width: _builtins.float = ...,
+        brier: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "bias", b"bias"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "bias", b"bias", "brier", b"brier", "half_width", b"half_width", "rows", b"rows", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bias: _TypeAlias = _typing.Literal["bias"]  # noqa: Y015
+    _WhichOneofArgType__bias: _TypeAlias = _typing.Literal["_bias", b"_bias"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bias) -> _WhichOneofReturnType__bias | None: ...
+
+Global___AccuracyDrift: _TypeAlias = AccuracyDrift  # noqa: Y015
+
+@_typing.final
+class RouterDriftEvent(_message.Message):
+    """An event for operators, on sluice.events.router_drift in the JetStream stream SLUICE_EVENTS."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    OCCURRED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    ROUTER_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.str
+    """The gateway that saw it."""
+    occurred_unix_ms: _builtins.int
+    """When, milliseconds since the Unix epoch."""
+    signal: Global___DriftSignal.ValueType
+    """What drifted."""
+    change: Global___DriftChange.ValueType
+    """Whether it began or ended."""
+    @_builtins.property
+    def router(self) -> Global___RouterHealth:
+        """The router, as it was when this happened."""
+
+    def __init__(
+        self,
+        *,
+        gateway: _builtins.str = ...,
+        occurred_unix_ms: _builtins.int = ...,
+        signal: Global___DriftSignal.ValueType = ...,
+        change: Global___DriftChange.ValueType = ...,
+        router: Global___RouterHealth | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "gateway", b"gateway", "occurred_unix_ms", b"occurred_unix_ms", "router", b"router", "signal", b"signal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterDriftEvent: _TypeAlias = RouterDriftEvent  # noqa: Y015

@@ -55,6 +55,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
                 _registered_method=True)
+        self.GetRouterHealth = channel.unary_unary(
+                '/sluice.v1.AdminService/GetRouterHealth',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -91,6 +96,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRouterHealth(self, request, context):
+        """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +125,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListOutcomes,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.SerializeToString,
+            ),
+            'GetRouterHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRouterHealth,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +241,33 @@ class AdminService:
             '/sluice.v1.AdminService/ListOutcomes',
             sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRouterHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/GetRouterHealth',
+            sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class AdminServiceStub:
     """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
     A request whose outcome changes meanwhile may come again; the later one holds.
     """
+    GetRouterHealth: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]
+    """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -63,6 +65,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
     A request whose outcome changes meanwhile may come again; the later one holds.
     """
+    GetRouterHealth: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]  # type: ignore[assignment]
+    """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains and grades requests. Errors as in InferenceService."""
@@ -102,5 +106,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
         A request whose outcome changes meanwhile may come again; the later one holds.
         """
+
+    @_abc_1.abstractmethod
+    def GetRouterHealth(
+        self,
+        request: _admin_pb2.GetRouterHealthRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetRouterHealthResponse, _abc.Awaitable[_admin_pb2.GetRouterHealthResponse]]:
+        """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,6 +30,7 @@ MAX_DELIVER: Final = 5
 """A task that was delivered this often becomes a dead letter."""
 
 DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
+EVENTS_MAX_BYTES: Final = 16 * 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
@@ -104,6 +105,20 @@ def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
         max_bytes=max_bytes,
         max_age=max_age_s,
         max_msgs_per_subject=1,
+        allow_direct=True,
+    )
+
+
+def events_stream() -> StreamConfig:
+    """What operators are told; the oldest make room."""
+    return StreamConfig(
+        name=subjects.EVENTS_STREAM,
+        subjects=[f"{subjects.EVENTS}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_bytes=EVENTS_MAX_BYTES,
+        allow_direct=True,
     )
 
 

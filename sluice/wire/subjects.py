@@ -13,6 +13,7 @@
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
+| ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
 """
 
 import re
@@ -29,6 +30,9 @@ AUDIT_STREAM: Final = "SLUICE_AUDIT"
 AUDIT: Final = "sluice.audit"
 OUTCOMES_STREAM: Final = "SLUICE_OUTCOMES"
 OUTCOMES: Final = "sluice.outcomes"
+EVENTS_STREAM: Final = "SLUICE_EVENTS"
+EVENTS: Final = "sluice.events"
+ROUTER_DRIFT: Final = f"{EVENTS}.router_drift"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"

@@ -54,3 +54,31 @@ def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
     cascade = {"first": "small", "second": "large", "artefact": str(artefact)}
     with pytest.raises(SettingsError, match=r"routing\.cascade\.artefact: .* without answers"):
         load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
+
+
+def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "both.router"
+    saved = save_to(train(outcomes(60, answers=True), seed=1), path)
+    assert saved.cascade is not None
+    cascade = {"first": "small", "second": "large", "artefact": str(path)}
+    prompts, judged = saved.prompts.calibration.gains, saved.cascade.calibration.gains
+    for share in (0.5, 1.0):
+        routing = settings(path, {"strong_share": share}, cascade=cascade)
+        held_out = load_router(routing, MODELS).held_out
+        assert {by.policy for by in held_out} == {"routing"}
+        by_head = {by.head: gains for by, gains in held_out.items()}
+        threshold = saved.prompts.calibration.for_large_share(share).threshold
+        kept = prompts < threshold
+        assert by_head["prompt"].tolist() == prompts.tolist()
+        expected = judged[kept] if kept.any() else judged
+        assert by_head["cascade"].tolist() == expected.tolist()
+    alone = RoutingSettings.model_validate({"cascade": cascade})
+    (gains,) = load_router(Settings(routing=alone), MODELS).held_out.values()
+    assert gains.tolist() == judged.tolist()
+
+
+def test_a_window_that_is_smaller_than_what_is_judged_is_refused() -> None:
+    with pytest.raises(ValueError, match="must fit into the window"):
+        RoutingSettings.model_validate({"drift": {"window": 100}})

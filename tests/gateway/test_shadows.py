@@ -243,13 +243,3 @@ async def test_a_fault_in_learning_costs_no_answer(
         task = await answered(wire)
         assert f"request {task.request_id}: nothing was learned" in caplog.text
         assert len(wire.gateway.registry) == 0
-
-
-async def test_an_observer_is_told_of_each_comparison(opened: Any) -> None:
-    async with opened() as wire:
-        told: list[tuple[str, dict[str, float]]] = []
-        wire.gateway.observe(lambda record, by_model: told.append((record.request_id, by_model)))
-        task = await answered(wire)
-        await shadow_of(wire, "hello there")
-        await explained(wire, task.request_id)
-        assert told == [(task.request_id, {"small": 0.5, "large": 1.0})]

@@ -20,7 +20,12 @@ from typing import Final
 import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from tests.support.spans import SpanRecord, read_spans
 
@@ -82,11 +87,13 @@ class OtlpReceiver:
     Attributes:
         grpc_endpoint: for OTEL_EXPORTER_OTLP_ENDPOINT.
         http_endpoint: full URL of the HTTP endpoint, for senders that know no gRPC.
+        metrics: what came over gRPC, in order of arrival.
     """
 
     grpc_endpoint: str
     http_endpoint: str
     spans: SpanStore
+    metrics: list[Metric]
 
     async def wait_for(
         self, predicate: Callable[[Sequence[SpanRecord]], bool], timeout_s: float = 10.0
@@ -101,6 +108,8 @@ async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
     spans = SpanStore()
     server = grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_TraceService(spans), server)
+    metrics: list[Metric] = []
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_MetricsService(metrics), server)
     grpc_port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     http = _HttpServer(spans)
@@ -111,6 +120,7 @@ async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
             grpc_endpoint=f"http://127.0.0.1:{grpc_port}",
             http_endpoint=f"http://127.0.0.1:{http.server_address[1]}{TRACES_PATH}",
             spans=spans,
+            metrics=metrics,
         )
     finally:
         await asyncio.to_thread(http.shutdown)
@@ -130,6 +140,19 @@ class _TraceService(trace_service_pb2_grpc.TraceServiceServicer):
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         self._spans.add(read_spans(request))
         return trace_service_pb2.ExportTraceServiceResponse()
+
+
+class _MetricsService(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    async def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                self._metrics.extend(scope.metrics)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
 class _HttpServer(ThreadingHTTPServer):

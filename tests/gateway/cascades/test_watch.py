@@ -4,9 +4,12 @@ import math
 
 import pytest
 
-from gateway.cascades.watch import DECIDE_TOKENS, Verdict, Watch
+from gateway.cascades.watch import DECIDE_TOKENS, Judgement, Verdict, Watch
+from gateway.routing.scores import CASCADE, HeadId, Score
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.routing import CascadeRoute
+
+SCORE = Score(HeadId("routing", "v1", CASCADE), 0.2, {"small": 0.5, "large": 0.7})
 
 
 def route(**fields: object) -> CascadeRoute:
@@ -102,9 +105,10 @@ def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
 
 def test_the_learned_part_has_the_last_word() -> None:
     class Judge:
-        def doubt(self, prompt: str, answer: str) -> str:
-            return "learned" if answer == "bad" else ""
+        def judge(self, prompt: str, answer: str) -> Judgement:
+            return Judgement("learned" if answer == "bad" else "", SCORE)
 
     for text, verdict in (("bad", Verdict.DOUBT), ("good", Verdict.COMMIT)):
         made = Watch(route(), "prompt", wants_json=False, judge=Judge())
         assert made.end(text, truncated=False) is verdict
+        assert made.score is SCORE

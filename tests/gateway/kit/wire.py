@@ -12,6 +12,8 @@ from typing import Any, Final
 import grpc
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -77,6 +79,7 @@ class Wire:
     channel: grpc.aio.Channel
     catalog: Catalog
     spans: InMemorySpanExporter
+    metrics: InMemoryMetricReader
 
     @property
     def stub(self) -> Any:
@@ -141,17 +144,24 @@ async def open_wire(
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)
+    metrics = InMemoryMetricReader()
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with (
         wire_batcher(url) as batcher,
         running(
-            settings, gateway_id, catalog, inspector, router, provider.get_tracer("test")
+            settings,
+            gateway_id,
+            catalog,
+            inspector,
+            router,
+            provider.get_tracer("test"),
+            MeterProvider([metrics]).get_meter("test"),
         ) as served,
         grpc.aio.insecure_channel(served.address) as channel,
     ):
-        wire = Wire(served, batcher, channel, catalog, exporter)
+        wire = Wire(served, batcher, channel, catalog, exporter, metrics)
         await wire.ready(*MODELS)
         yield wire
     provider.shutdown()

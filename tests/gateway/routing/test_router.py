@@ -32,7 +32,7 @@ class Long:
     version = "r1"
 
     def predict(self, text: str) -> Prediction:
-        return Prediction(len(text) > 10, 0.5, 0.75, "gain 0.25 over 0.2")
+        return Prediction(len(text) > 10, 0.25, 0.5, 0.75, "gain 0.25 over 0.2")
 
 
 class Busy(Idle):

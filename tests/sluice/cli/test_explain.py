@@ -63,6 +63,15 @@ RECORD = admin_pb2.RequestRecord(
             )
         ],
         versions={"routing": "v7"},
+        scores=[
+            admin_pb2.RouterScore(
+                policy="routing",
+                version="r1",
+                head="prompt",
+                gain=0.375,
+                chances={"small": 0.5, "large": 0.875},
+            )
+        ],
     ),
     legs=[
         admin_pb2.Leg(
@@ -152,6 +161,7 @@ async def test_for_people(cli: Cli) -> None:
         "guard     harm (lg) on the answer, 64 tokens: timeout, flag; 1000.0 ms, cost 0",
         "route     asked for auto: rules, long",
         "          routing v7",
+        "          routing, prompt head of r1: gain 0.38 (large 0.88, small 0.50)",
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
         "model     large: 20 + 5 tokens, cost 0.001, attempt 1",
         "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",

@@ -80,6 +80,17 @@ def test_the_gateway_is_not_open_without_credentials(tmp_path: Path, address: st
         plan(tmp_path, gateway={"address": address})
 
 
+def test_the_page_of_metrics_gets_a_port_and_stays_on_this_machine(tmp_path: Path) -> None:
+    made = plan(tmp_path, telemetry={"prometheus": {"gateway": "127.0.0.1:0"}})
+    page = made.settings.telemetry.prometheus.gateway
+    assert page is not None
+    assert page.startswith("127.0.0.1:")
+    assert not page.endswith(":0")
+    assert plan(tmp_path).settings.telemetry.prometheus.gateway is None
+    with pytest.raises(SetupError, match=r"^telemetry\.prometheus\.gateway: .*credentials"):
+        plan(tmp_path, telemetry={"prometheus": {"gateway": "0.0.0.0:9464"}})
+
+
 def test_external_servers_are_used_and_not_started(tmp_path: Path, taken_port: int) -> None:
     url = f"127.0.0.1:{taken_port}"
     made = plan(tmp_path, nats={"url": f"nats://user:word@{url}"}, triton={"url": url})

@@ -1,0 +1,128 @@
+"""What it costs the gateway to be measured, per request, with a reader of metrics beside it.
+
+`request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its four
+facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
+
+    python bench/telemetry.py [--json] [--runs N]
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit
+from gateway.drift import Drift
+from gateway.metrics import FIRST_TOKEN_S, RequestMetrics
+from gateway.routing.scores import PROMPT, HeadId, Score
+from sluice.routing import DriftSettings
+from sluice.telemetry import names
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP
+
+COUNT: Final = 20_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    options = parser.parse_args()
+    emit(asyncio.run(figures(options.runs)), options.json)
+
+
+async def figures(runs: int) -> list[Figure]:
+    return [
+        await compare(
+            "request_metrics_us",
+            run(counting()),
+            run(instruments(4)),
+            unit="us",
+            higher_is_better=False,
+            note=f"{COUNT} requests a run; the peer is four instrument calls",
+            runs=runs,
+        ),
+        await compare(
+            "drift_feed_us",
+            run(feeding()),
+            run(instruments(1)),
+            unit="us",
+            higher_is_better=False,
+            note=f"{COUNT} predictions a run; the peer is one instrument call",
+            runs=runs,
+        ),
+    ]
+
+
+def run(one: Callable[[], None]) -> Run:
+    """The mean of many calls, microseconds."""
+
+    async def measured() -> float:
+        start = time.perf_counter()
+        for _ in range(COUNT):
+            one()
+        return (time.perf_counter() - start) / COUNT * 1e6
+
+    return measured
+
+
+def new_meter() -> Meter:
+    return MeterProvider([InMemoryMetricReader()]).get_meter("bench")
+
+
+def counting() -> Callable[[], None]:
+    metrics = RequestMetrics(new_meter())
+    request: Any = SimpleNamespace(
+        priority_class="interactive", conversation=SimpleNamespace(raw=False)
+    )
+    leg = SimpleNamespace(
+        model="small", prompt_tokens=20, transcript=SimpleNamespace(token_ids=range(40))
+    )
+    stream: Any = SimpleNamespace(
+        leg=leg,
+        legs=(leg,),
+        error=None,
+        finished=SimpleNamespace(reason=FINISH_REASON_STOP),
+        first_token_at=0.05,
+        ticket=SimpleNamespace(hops=SimpleNamespace(arrived_at=0.0)),
+    )
+    return lambda: metrics.ended(request, stream)
+
+
+def feeding() -> Callable[[], None]:
+    by = HeadId("routing", "0123456789ab", PROMPT)
+    draw = np.random.default_rng(0)
+    drift = Drift("gw", lambda event: None, new_meter())
+    drift.use({by: draw.normal(0.1, 0.1, 1500).astype(np.float32)}, DriftSettings())
+    scores = iter([Score(by, gain, {}) for gain in draw.normal(0.1, 0.1, COUNT * 100).tolist()])
+    return lambda: drift.scored(next(scores))
+
+
+def instruments(count: int) -> Callable[[], None]:
+    histogram = new_meter().create_histogram(
+        names.GEN_AI_TTFT, "s", explicit_bucket_boundaries_advisory=FIRST_TOKEN_S
+    )
+
+    def call() -> None:
+        for _ in range(count):
+            histogram.record(
+                0.05, {names.GEN_AI_RESPONSE_MODEL: "small", names.PRIORITY_CLASS: "interactive"}
+            )
+
+    return call
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The monitor of a head: silent on what it learned from, soon loud on something else, and loud once."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gateway.routing.learned.monitor import CLEAR, Change, Monitor, Signal, State
+from sluice.routing import DriftSettings
+
+SETTINGS = DriftSettings()
+BEGAN, ENDED = Change(Signal.INPUTS, began=True), Change(Signal.INPUTS, began=False)
+
+
+def gains(draw: np.random.Generator, count: int, mean: float = 0.1) -> NDArray[np.float32]:
+    """As a router predicts them."""
+    return draw.normal(mean, 0.1, count).astype(np.float32)
+
+
+def fed(monitor: Monitor, values: Iterable[float]) -> list[tuple[int, Change]]:
+    """What it says, and after how many values."""
+    said = [(number, monitor.predicted(value)) for number, value in enumerate(values, 1)]
+    return [(number, change) for number, change in said if change is not None]
+
+
+def held_against(
+    monitor: Monitor, draw: np.random.Generator, count: int, bias: float = 0.0
+) -> list[Change]:
+    """Outcomes as likely as predicted, but for ``bias``."""
+    chances = draw.uniform(0.2, 0.8, count)
+    right = draw.random(count) < chances + bias
+    said = [monitor.observed(*pair) for pair in zip(chances, right.astype(float), strict=True)]
+    return [change for change in said if change is not None]
+
+
+@pytest.mark.parametrize("held_out", [60, 300, 1500])
+def test_traffic_like_the_outcomes_raises_hardly_ever_an_alarm(held_out: int) -> None:
+    """Of 100 routers with 5,000 requests each: at most one, however few rows they learned from."""
+    draw = np.random.default_rng(held_out)
+    monitors = [Monitor(gains(draw, held_out), SETTINGS) for _ in range(100)]
+    alarms = [fed(monitor, gains(draw, 5000).tolist()) for monitor in monitors]
+    assert sum(bool(one) for one in alarms) <= 1
+    assert {monitor.health.inputs.state for monitor in monitors} <= {State.STABLE, State.DRIFTED}
+
+
+def test_predictions_that_hold_raise_hardly_ever_an_alarm() -> None:
+    """Of 60 routers with 1,000 outcomes each, at every one of which they are judged: at most one."""
+    settings = DriftSettings(window=200)
+    draw = np.random.default_rng(7)
+    monitors = [Monitor(gains(draw, 300), settings) for _ in range(60)]
+    assert sum(bool(held_against(monitor, draw, 1000)) for monitor in monitors) <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shift_is_told_within_a_window_once_and_so_is_its_end(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    monitor = Monitor(gains(draw, 300), SETTINGS)
+    assert fed(monitor, gains(draw, 3000).tolist()) == []
+    ((after, change),) = fed(monitor, gains(draw, 3000, mean=0.2).tolist())
+    assert (change, after <= SETTINGS.window) == (BEGAN, True)
+    assert monitor.health.drifted == [Signal.INPUTS]
+    ((after, change),) = fed(monitor, gains(draw, 3000).tolist())
+    assert (change, after <= SETTINGS.window) == (ENDED, True)
+    assert monitor.health.drifted == []
+
+
+def test_another_source_from_the_start_is_told_with_the_first_judgement() -> None:
+    draw = np.random.default_rng(0)
+    monitor = Monitor(gains(draw, 300), SETTINGS)
+    assert fed(monitor, gains(draw, SETTINGS.min_rows - 1, 0.4).tolist()) == []
+    assert monitor.health.inputs.state is State.GATHERING
+    assert monitor.health.inputs.index is None
+    assert monitor.predicted(0.4) == BEGAN
+    inputs = monitor.health.inputs
+    assert inputs.index is not None
+    assert inputs.index > inputs.limit >= SETTINGS.stability_max
+
+
+def test_few_held_out_rows_raise_the_limit() -> None:
+    draw = np.random.default_rng(0)
+    monitor = Monitor(gains(draw, 30), SETTINGS)
+    fed(monitor, gains(draw, 300).tolist())
+    assert monitor.health.inputs.limit > 2 * SETTINGS.stability_max
+
+
+def test_a_bias_is_told_and_so_is_its_end() -> None:
+    draw = np.random.default_rng(3)
+    monitor = Monitor(gains(draw, 1500), SETTINGS)
+    assert held_against(monitor, draw, 400) == []
+    assert monitor.health.outcomes.state is State.STABLE
+    assert held_against(monitor, draw, 1000, bias=-0.2) == [Change(Signal.ACCURACY, began=True)]
+    found = monitor.health.outcomes.found
+    assert found is not None
+    assert found.bias < -found.half_width
+    assert monitor.health.drifted == [Signal.ACCURACY]
+    assert held_against(monitor, draw, 1000) == [Change(Signal.ACCURACY, began=False)]
+
+
+def test_a_later_outcome_of_a_request_replaces_the_earlier_one() -> None:
+    monitor = Monitor(np.zeros(100, np.float32), SETTINGS)
+    for outcome in (0.0, 1.0):
+        monitor.observed(0.5, outcome, "req-1")
+    found = monitor.health.outcomes.found
+    assert found is not None
+    assert (found.rows, found.bias) == (1, 0.5)
+    for _ in range(2):
+        monitor.observed(0.5, 0.5)
+    assert monitor.health.outcomes.rows == 3
+
+
+def test_windows_are_bounded() -> None:
+    settings = DriftSettings(window=50, min_rows=20)
+    monitor = Monitor(np.linspace(-1, 1, 100, dtype=np.float32), settings)
+    for _ in range(3 * settings.window):
+        monitor.predicted(0.0)
+        monitor.observed(0.5, 0.5)
+    assert (monitor.health.inputs.rows, monitor.health.outcomes.rows) == (50, 50)
+
+
+@examples(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=120))
+def test_beginnings_and_ends_take_turns_and_each_has_its_cause(
+    pairs: list[tuple[float, float]],
+) -> None:
+    settings = DriftSettings(window=50, min_rows=20, min_outcomes=10, confidence=0.5)
+    monitor = Monitor(np.zeros(10_000, np.float32), settings)
+    drifted = False
+    for chance, outcome in pairs:
+        change = monitor.observed(chance, outcome)
+        found = monitor.health.outcomes.found
+        assert found is not None
+        share = abs(found.bias) / found.half_width
+        if change is not None:
+            assert change.began is not drifted
+            assert share > 1 if change.began else share < CLEAR
+            drifted = change.began
+        elif found.rows >= settings.min_outcomes:
+            assert share >= CLEAR if drifted else share <= 1
+        assert (monitor.health.outcomes.state is State.DRIFTED) is drifted

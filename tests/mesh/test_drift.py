@@ -1,0 +1,151 @@
+"""Drift as an operator sees it: on the page for Prometheus, as an event, in the log, and with one command."""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+import pytest_asyncio
+
+from gateway.routing.learned import growing
+from gateway.routing.learned.artefact import save_to
+from gateway.routing.learned.training import train
+from sluice import settings as config
+from sluice.client import AsyncClient
+from sluice.errors import RecordUnknown
+from sluice.processes.mesh import Mesh, running_mesh
+from sluice.processes.reloading import reload_mesh
+from sluice.v1 import admin_pb2 as pb
+from sluice.wire import subjects
+from sluice.wire.codec import unpack
+from tests.gateway.routing.learned.made_up import EASY, outcomes
+from tests.sluice.cli.commands import BOUND_S, process
+
+pytestmark = pytest.mark.mesh
+
+GRADED = 12
+TOGETHER = 8
+DRIFT = {"window": 50, "min_rows": 20, "judge_every": 10, "min_outcomes": 10}
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("router") / "made_up.router"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "TREES", 20)
+        save_to(train(outcomes(300), seed=1), path)
+    return path
+
+
+@pytest_asyncio.fixture
+async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
+    learned = {
+        "artefact": str(artefact),
+        "weak": "small",
+        "strong": "large",
+        "target": {"strong_share": 0.5},
+    }
+    settings = config.Settings(
+        models=tuple(
+            config.ModelSettings(name=name, path="builtin:small", engine="echo")
+            for name in ("small", "large")
+        ),
+        routing=config.RoutingSettings.model_validate({"learned": learned, "drift": DRIFT}),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        batcher=config.BatcherSettings(drain_s=1.0),
+        telemetry=config.TelemetrySettings(
+            prometheus=config.PrometheusSettings(gateway="127.0.0.1:0")
+        ),
+    )
+    async with running_mesh(settings) as running:
+        yield running
+
+
+async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh) -> None:
+    async with AsyncClient(mesh.address) as client:
+        await ask(client, [row.prompt for row in outcomes(40, seed=3)])
+        assert (await client.router_health())[0].inputs.state == "stable"
+        page = await scrape(mesh)
+        assert value(page, "sluice_router_input_drift{") < 0.5
+        assert "sluice_router_drift_events_total{" not in page
+        request_ids = await ask(client, [f"{EASY} {number}" for number in range(40)])
+        for request_id in request_ids[:GRADED]:
+            await grade(client, request_id, 0.0)
+    page = await scrape(mesh)
+    assert value(page, "sluice_router_input_drift{") > 1
+    assert value(page, "sluice_router_accuracy_bias{") < -0.5
+    assert "sluice_requests_total{" in page
+    events = await told(mesh, 2)
+    assert [event.signal for event in events] == [
+        pb.DRIFT_SIGNAL_INPUTS,
+        pb.DRIFT_SIGNAL_ACCURACY,
+    ]
+    assert {event.change for event in events} == {pb.DRIFT_CHANGE_BEGAN}
+    await reloaded(mesh)
+    log = mesh.state_dir.log("gateway").read_text(encoding="utf-8")
+    assert log.count("WARNING gateway.drift router drift began: policy=routing ") == 2
+    drifted = ("inputs shifted (PSI ", "accuracy drifted, bias -0.")
+    for command in (("drift",), ("status", "--state-dir", str(mesh.state_dir.root))):
+        async with process(mesh.address, *command) as running:
+            out, _ = await asyncio.wait_for(running.communicate(), BOUND_S)
+        assert all(words in out.decode() for words in drifted)
+
+
+async def ask(client: AsyncClient, prompts: list[str]) -> list[str]:
+    """The request ids of the answers."""
+    limit = asyncio.Semaphore(TOGETHER)
+
+    async def one(prompt: str) -> str:
+        async with limit:
+            return (await client.generate(prompt, max_tokens=2).answer()).request_id
+
+    return await asyncio.gather(*map(one, prompts))
+
+
+async def grade(client: AsyncClient, request_id: str, value: float) -> None:
+    """Tries until the record has been written."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                return await client.feedback(request_id, value)
+            except RecordUnknown:
+                await asyncio.sleep(0.02)
+
+
+async def reloaded(mesh: Mesh) -> None:
+    """What was a free port in the file, and what is known of a router, stays."""
+    open_ports = config.TelemetrySettings(
+        prometheus=config.PrometheusSettings(gateway="127.0.0.1:0")
+    )
+    path = mesh.state_dir.root / "again.yaml"
+    path.write_text(mesh.settings.model_copy(update={"telemetry": open_ports}).to_yaml())
+    await asyncio.to_thread(reload_mesh, mesh.state_dir, path)
+    assert value(await scrape(mesh), "sluice_router_input_drift{") > 1
+
+
+async def scrape(mesh: Mesh) -> str:
+    def read() -> str:
+        page = f"http://{mesh.settings.telemetry.prometheus.gateway}/metrics"
+        with urllib.request.urlopen(page, timeout=BOUND_S) as response:
+            return str(response.read().decode())
+
+    return await asyncio.to_thread(read)
+
+
+def value(page: str, beginning: str) -> float:
+    """Of the only line that begins so."""
+    (line,) = [line for line in page.splitlines() if line.startswith(beginning)]
+    return float(line.rpartition(" ")[2])
+
+
+async def told(mesh: Mesh, count: int) -> list[pb.RouterDriftEvent]:
+    """The first events of the stream."""
+    client = await nats.connect(mesh.nats_url)
+    try:
+        events = await client.jetstream().subscribe(subjects.ROUTER_DRIFT, ordered_consumer=True)
+        messages = [await events.next_msg(BOUND_S) for _ in range(count)]
+        return [unpack(pb.RouterDriftEvent, message.data) for message in messages]
+    finally:
+        await client.close()
