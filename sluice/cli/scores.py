@@ -54,8 +54,8 @@ class Score:
 
     @property
     def escalated_share(self) -> float:
-        """Of the questions, those on which two models worked."""
-        return fmean(len(result.legs) > 1 for result in self.results)
+        """Of the questions, those whose answer went over to another model."""
+        return fmean(sum(not leg.unused for leg in result.legs) > 1 for result in self.results)
 
     @property
     def tokens(self) -> dict[str, int]:

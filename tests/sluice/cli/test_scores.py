@@ -41,6 +41,14 @@ def test_scores_of_cells_and_models() -> None:
     assert described["mean_ttft_ms"] == pytest.approx(200)
 
 
+def test_what_was_thrown_away_costs_tokens_and_is_no_escalation() -> None:
+    unused = LegUsage("large", Usage(10, 5), unused=True)
+    result = Result("auto", "sort", "easy", True, "small", (leg("small", 10, 12), unused))
+    (_, whole) = tabulate([result])
+    assert whole.escalated_share == 0.0
+    assert whole.tokens == {"small": 22, "large": 15}
+
+
 def test_a_trade_compares_with_the_strong_model_alone() -> None:
     (auto,) = trades(tabulate(RESULTS), "large")
     assert auto == Trade(
