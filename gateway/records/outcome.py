@@ -119,7 +119,7 @@ def _compare_draft(outcome: Outcome, stream: Stream) -> None:
     """The weak model's draft, where a cascade went over from it; one that was cut off is worth nothing."""
     others = (leg for leg in stream.legs if leg is not stream.leg)
     draft = next((leg for leg in others if leg.model == outcome.weak_model), None)
-    if draft is None:
+    if draft is None or draft.error is not None:  # what broke tells nothing of the model
         return
     complete = draft.transcript.closed
     agreed = agreement(draft.said, stream.leg.said) if complete else 0.0
