@@ -21,12 +21,19 @@ def says(gain: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.column_stack((np.zeros(ROWS), gain))
 
 
-def test_what_knows_most_counts_most() -> None:
+def test_what_knows_most_counts_most_and_what_knows_little_not_at_all() -> None:
     truth = labels(0)
     gain, draw = truth[:, 1] - truth[:, 0], np.random.default_rng(1)
-    clear, unclear = (gain + noise * draw.standard_normal(ROWS) for noise in (0.5, 2.0))
-    blend = blending.weigh(np.array([says(clear), says(unclear), says(-gain)]), truth, ONES)
+    clear, unclear, little = (gain + noise * draw.standard_normal(ROWS) for noise in (0.3, 0.7, 4))
+    blend = blending.weigh(np.array([says(clear), says(unclear), says(little)]), truth, ONES)
     assert blend.regressions > 2 * blend.forest > 0 == blend.grams
+
+
+def test_of_two_that_say_the_same_each_counts_half() -> None:
+    truth = labels(0)
+    part = says(truth[:, 1] - truth[:, 0])
+    blend = blending.weigh(np.array([part, part, -part]), truth, ONES)
+    assert blend == pytest.approx((0.5, 0.5, 0))
 
 
 def test_units_do_not_matter() -> None:
