@@ -9,7 +9,7 @@ from gateway.routing.learned.head import Blend
 
 Matrix = NDArray[np.float64]
 
-SHRINK: Final = 100.0
+SHRINK: Final = 30.0
 """Towards equal shares; in rows."""
 WORTHWHILE: Final = 0.7
 """A part counts whose correlation with the gains is at least this share of the best one's."""

@@ -32,7 +32,7 @@ from gateway.routing.learned.text import Text, parse
 Matrix = NDArray[np.float64]
 
 FOLDS: Final = 5
-GRAM_SHRINK: Final = 2.0
+GRAM_SHRINK: Final = 0.5
 
 
 @dataclass(frozen=True)
