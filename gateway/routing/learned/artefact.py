@@ -18,7 +18,7 @@ from gateway.routing.learned import grams
 from gateway.routing.learned.calibration import Calibration
 from gateway.routing.learned.forest import Forest
 from gateway.routing.learned.grams import Vocabulary
-from gateway.routing.learned.head import Head
+from gateway.routing.learned.head import Blend, Head
 from gateway.routing.learned.linear import Linear
 from gateway.routing.learned.regression import columns
 from gateway.routing.learned.router import LearnedRouter
@@ -26,7 +26,7 @@ from gateway.routing.learned.router import LearnedRouter
 Tensors = Mapping[str, NDArray[Any]]
 
 KIND: Final = "sluice-router"
-VERSION: Final = 1
+VERSION: Final = 2
 _LINEAR: Final = ("mean", "scale", "coefficients", "intercepts")
 _FOREST: Final = ("roots", "column", "threshold", "child", "value")
 _HELD_OUT: Final = ("gains", "weak", "strong")
@@ -133,7 +133,7 @@ def _head(path: Path, name: str, numbers: Mapping[str, Any], tensors: Tensors) -
         values,
         base,
         Forest(*map(_widen, of("forest", _FOREST))),
-        numbers["blend"],
+        Blend(*numbers["blend"]),
         Calibration(*(numbers[line] for line in _LINES), *of("held_out", _HELD_OUT)),
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,17 @@ class Score:
     """How far the trees are apart about the gain (one standard deviation), on the scale of the gain."""
 
 
+class Blend(NamedTuple):
+    """The share of each part; they add up to one."""
+
+    regressions: float
+    forest: float
+    grams: float
+
+
 @dataclass(frozen=True)
 class Head:
-    """The parts; `blend` weighs the regressions against the forest and adds up to one."""
+    """The learned parts and how they are blended."""
 
     prior: Linear
     """How right other models were on other prompts, from the columns of a prompt."""
@@ -41,22 +50,22 @@ class Head:
     gram_base: NDArray[np.float32]
     """[2]: the shares of right answers that grams add to."""
     forest: Forest
-    blend: float
-    """Share of the regressions."""
+    blend: Blend
     calibration: Calibration
 
     def score(self, row: Vector, text: Text) -> Score:
         """The score of a prompt with the columns ``row``."""
-        regressed = self.linear.predict(row)
         prior = self.prior.predict(row[: len(self.prior.mean)])
-        trees = self.forest.predict(widen(row, prior, self.grams(text)))
+        trees = self.forest.predict(widen(row, prior))
         weak, strong = (
-            self.blend * regressed + (1 - self.blend) * (trees.sum(axis=0) / len(trees))
+            self.blend.regressions * self.linear.predict(row)
+            + self.blend.forest * (trees.sum(axis=0) / len(trees))
+            + self.blend.grams * self.grams(text)
         ).tolist()
         gains = trees[:, 1] - trees[:, 0]
         mean = float(gains.sum()) / len(gains)
         spread = sqrt(max(0.0, float(gains @ gains) / len(gains) - mean * mean))
-        return self._calibrated(weak, strong - weak, spread * (1 - self.blend))
+        return self._calibrated(weak, strong - weak, spread * self.blend.forest)
 
     def grams(self, text: Text) -> NDArray[np.float32]:
         """[2]: what the grams of ``text`` say."""
@@ -71,6 +80,6 @@ class Head:
         return Score(gain, weak, strong, spread * self.calibration.gain_slope)
 
 
-def widen(row: Vector, prior: NDArray[np.float32], grams: NDArray[np.float32]) -> Vector:
-    """The columns of the forest: those of the prompt, the prior's, then what the grams say, with its gain."""
-    return np.concatenate((row, prior, grams, grams[1:] - grams[:1]))
+def widen(row: Vector, prior: NDArray[np.float32]) -> Vector:
+    """The columns of the forest: those of the prompt, then what the prior says."""
+    return np.concatenate((row, prior))

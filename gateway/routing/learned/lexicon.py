@@ -1,6 +1,6 @@
 """Words that say how hard a prompt is, whatever it is about: written by hand, one class a line.
 
-What a prompt is about is left to n-grams learned from outcomes (`grams`).
+What a prompt is about is left to grams learned from outcomes (`grams`).
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,7 @@ _SETTLED: Final = 1e-6
 HARDER: Final[Mapping[str, float]] = {
     "quantities": 0.5, "chars log": 0.5, "sentences": 0.25, "distinct numbers": 0.15, "decimals": 0.1,
     "relation share": 0.1, "class subtracts": 0.15, "class divides": 0.15, "class asks back": 0.15,
-    "answer any wrong": 1, "answer unfinished": 1, "answer fraction": 1, "answer missing": 1,
+    "answer any wrong": 2, "answer unfinished": 2, "answer fraction": 2, "answer missing": 1,
     "answer unmentioned share": 1, "answer unused share": 1, "answer missing sums": 1, "answer last sum": -1,
     "answer foreign operands": 0.7, "answer unused results": 0.7, "answer any fraction": 0.5,
     "answer fraction of how many": 0.5, "answer marked": -0.5, "answer negative": 0.5, "answer negatives": 0.5,

@@ -1,7 +1,7 @@
 """From outcomes to a router. Pure code; the same outcomes and seed give the same router.
 
-The forest also sees what grams say about rows they have not seen, and the prior. Everything once more in folds gives
-the held-out predictions for the blend, the calibration and the thresholds.
+Three parts learn side by side: regressions, a forest, grams. Everything once more in folds gives the held-out
+predictions for the blend, the calibration and the thresholds.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.learned import answer, calibration, features, grams, growing, prior, regression
+from gateway.routing.learned import (
+    answer,
+    blending,
+    calibration,
+    features,
+    grams,
+    growing,
+    prior,
+    regression,
+)
 from gateway.routing.learned.forest import Forest
 from gateway.routing.learned.grams import Vocabulary
-from gateway.routing.learned.head import Head, widen
+from gateway.routing.learned.head import Blend, Head, widen
 from gateway.routing.learned.linear import Linear
 from gateway.routing.learned.outcomes import ROWS_MIN, Outcome, TooFewOutcomes
 from gateway.routing.learned.router import LearnedRouter
@@ -23,9 +32,7 @@ from gateway.routing.learned.text import Text, parse
 Matrix = NDArray[np.float64]
 
 FOLDS: Final = 5
-GRAM_SHRINK: Final = 2.0
-_CLEAR: Final = 2.0
-"""Standard errors above zero."""
+GRAM_SHRINK: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,12 +109,12 @@ def train(outcomes: Sequence[Outcome], seed: int = 0) -> LearnedRouter:
 
 
 def _fit_head(data: _Data, seed: int) -> Head:
-    regressed, grown = _held_out(data, seed)
-    blend = _blend(regressed, grown, data.labels, data.weights)
-    parts = _fit_parts(data, seed)
     rows = data.measured
-    held_out = (blend * regressed + (1 - blend) * grown)[rows]
     labels, weights = data.labels[rows], data.weights[rows]
+    held_out = _held_out(data, seed)[:, rows]
+    blend = blending.weigh(held_out, labels, weights)
+    blended = sum(share * part for share, part in zip(blend, held_out, strict=True))
+    parts = _fit_parts(data, seed)
     return Head(
         prior.load(),
         parts.linear,
@@ -116,36 +123,29 @@ def _fit_head(data: _Data, seed: int) -> Head:
         parts.gram_base.astype(np.float32),
         parts.forest,
         blend,
-        calibration.calibrate(held_out, labels[:, 0], labels[:, 1], weights),
+        calibration.calibrate(blended, labels[:, 0], labels[:, 1], weights),
     )
 
 
 def _fit_parts(data: _Data, seed: int) -> _Parts:
-    """All parts from ``data``; the forest learns from what grams say about rows left out in turn."""
-    said = np.zeros((len(data.texts), 2))
-    for kept, out in _folds(len(data.texts), seed + 1):
-        weights, base = _fit_grams(data.only(kept))
-        said[out] = data.kernel[np.ix_(out, kept)] @ weights + base
-    forest = growing.grow(_widen(data, said), data.labels, data.weights, seed)
     linear = regression.fit(data.columns, data.labels, data.weights, data.names)
+    forest = growing.grow(_widen(data), data.labels, data.weights, seed)
     return _Parts(linear, *_fit_grams(data), forest)
 
 
-def _held_out(data: _Data, seed: int) -> tuple[Matrix, Matrix]:
-    """[rows, 2] of the regressions and of the forest, each row predicted from the other folds."""
-    count = len(data.texts)
-    regressed, grown = np.zeros((count, 2)), np.zeros((count, 2))
-    for kept, out in _folds(count, seed):
-        parts = _fit_parts(data.only(kept), seed)
-        regressed[out] = regression.predict(parts.linear, data.columns[out])
-        said = data.kernel[np.ix_(out, kept)] @ parts.gram_weights + parts.gram_base
-        grown[out] = growing.predict(parts.forest, _widen(data.only(out), said))
-    return regressed, grown
+def _held_out(data: _Data, seed: int) -> Matrix:
+    """[parts, rows, 2] in the order of `Blend`, each row predicted from the other folds."""
+    said = np.zeros((len(Blend._fields), len(data.texts), 2))
+    for kept, out in _folds(len(data.texts), seed):
+        parts, unseen = _fit_parts(data.only(kept), seed), data.only(out)
+        said[0, out] = regression.predict(parts.linear, unseen.columns)
+        said[1, out] = growing.predict(parts.forest, _widen(unseen))
+        said[2, out] = data.kernel[np.ix_(out, kept)] @ parts.gram_weights + parts.gram_base
+    return said
 
 
-def _widen(data: _Data, said: Matrix) -> NDArray[np.float32]:
-    rows = zip(data.columns, data.prior, said, strict=True)
-    return np.array([widen(*row) for row in rows], np.float32)
+def _widen(data: _Data) -> NDArray[np.float32]:
+    return np.array([widen(*row) for row in zip(data.columns, data.prior, strict=True)], np.float32)
 
 
 def _fit_grams(data: _Data) -> tuple[Matrix, Matrix]:
@@ -175,26 +175,6 @@ def _kernel(vocabulary: Vocabulary, texts: Sequence[Text]) -> Matrix:
             dense[row, indices[inside] - start] = shares[inside]
         kernel += dense @ dense.T
     return kernel
-
-
-def _blend(regressed: Matrix, grown: Matrix, labels: Matrix, weights: Matrix) -> float:
-    """Share of the regressions, by least squares on both held-out gains where these say clearly that they count.
-
-    Otherwise by the number of rows: equal parts where they are few, the forest alone where they are many.
-    """
-    gains = np.column_stack([part[:, 1] - part[:, 0] for part in (regressed, grown)])
-    centred = gains - np.average(gains, axis=0, weights=weights)
-    gain = labels[:, 1] - labels[:, 0]
-    gain = gain - np.average(gain, weights=weights)
-    spread = np.maximum(centred.std(axis=0), 1e-6)
-    scaled = centred / spread
-    inverse = np.linalg.inv((scaled.T * weights) @ scaled + np.eye(2))
-    parts = inverse @ ((scaled.T * weights) @ gain)
-    error = np.sqrt(np.average((gain - scaled @ parts) ** 2, weights=weights) * inverse[0, 0])
-    if parts[0] < _CLEAR * error:
-        parts = np.array([0.0 if len(gain) >= growing.MANY_ROWS else 1.0, 1.0])
-    parts = np.maximum(parts, 0) / spread
-    return float(parts[0] / parts.sum())
 
 
 def _folds(count: int, seed: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:

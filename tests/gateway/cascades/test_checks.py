@@ -45,8 +45,9 @@ def test_what_does_not_add_up_is_found(text: str) -> None:
     assert has_wrong_sum(text)
 
 
+# Five factors stay below 1e15, beyond which nothing is worked out.
 @given(
-    st.lists(st.tuples(st.sampled_from("+-*"), st.integers(0, 99)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from("+-*"), st.integers(0, 999)), min_size=1, max_size=4),
     st.integers(0, 999),
     st.sampled_from([0, 0, 3, -7]),
 )

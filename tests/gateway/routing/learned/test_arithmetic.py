@@ -31,12 +31,58 @@ def test_what_has_no_value(expression: str) -> None:
     assert arithmetic.evaluate(expression) is None
 
 
-def test_marked_sums_go_before_written_ones() -> None:
-    [found] = arithmetic.sums("so 2+2=5 and <<3*4=12>>12")
-    assert (found.operands, found.operators, found.value, found.stated) == ((3, 4), "*", 12, 12)
+def test_sums_in_order_marked_or_written_out_and_once() -> None:
+    text = "so 3 * 4 = <<3*4=12>>12, 2+2=5 and 5 more are <<12+5=17>>17"
+    first, second, third = arithmetic.sums(text)
+    assert (first.operands, first.operators, first.value, first.stated) == ((3, 4), "*", 12, 12)
+    assert (second.wrong, third.operands) == (True, (12, 5))
+    assert not first.wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "value", "stated"),
+    [
+        ("5 classes * 15 students = 75 students", (5, 15), 75, 75),
+        ("3 (cats) + 9 (dogs) = 12 pets", (3, 9), 12, 12),
+        ("300 feet / 60 feet/minute = 5 minutes", (300, 60), 5, 5),
+        ("- 2 sauces: $0.25 * 2 = $0.50", (0.25, 2), 0.5, 0.5),
+        ("1. 4 + 4 = 8", (4, 4), 8, 8),
+        ("It was 7. 1 + 1 = 2", (1, 1), 2, 2),
+        ("3 \\* (4 + 5) = 27", (3, 4, 5), 27, 27),
+        ("200 / 3 ≈ 66.67", (200, 3), 200 / 3, 66.67),
+        ("11 / 30 = 37%", (11, 30), 11 / 30, 37),
+        ("5 - 8 = -3", (5, 8), -3, -3),
+    ],
+)
+def test_a_sum_as_people_write_it(
+    text: str, operands: tuple[float, ...], value: float, stated: float
+) -> None:
+    [found] = arithmetic.sums(text)
+    assert (found.operands, found.stated) == (operands, stated)
+    assert found.value == pytest.approx(value)
     assert not found.wrong
-    [written] = arithmetic.sums("so 2 + 2 = 5.")
-    assert written.wrong
+
+
+def test_a_chain_is_a_sum_for_each_equals_sign() -> None:
+    found = arithmetic.sums("8 * 12 + 4 = <<8*12+4=96+4=100>>100 inches")
+    assert [each.operands for each in found] == [(8, 12, 4), (96, 4)]
+    assert not any(each.wrong for each in found)
+
+
+@pytest.mark.parametrize("text", ["n - 4 * 3 = 5", "2x + 80 = 1760", "3P + 12 = 5", "x = 5", "= ="])
+def test_what_holds_unknowns_is_no_sum(text: str) -> None:
+    assert arithmetic.sums(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5000 + 10000 = <<5000+10000=15000>>15,00",
+        "He is 45 - 5 = <<45-5=40>>40 / 2 = <<40/2=20>>20",
+    ],
+)
+def test_what_is_written_behind_a_mark_counts(text: str) -> None:
+    assert arithmetic.sums(text)[0].wrong
 
 
 def test_rounding_is_not_wrong() -> None:
@@ -45,7 +91,9 @@ def test_rounding_is_not_wrong() -> None:
 
 
 def test_work_is_bounded() -> None:
-    assert len(arithmetic.sums("1 + 1 = 2. " * 500)) == arithmetic.SUMS_MAX
+    assert (
+        len(arithmetic.sums(" ".join(f"{at} + 1 = 2." for at in range(500)))) == arithmetic.SUMS_MAX
+    )
 
 
 _NUMBERS = st.integers(1, 999)

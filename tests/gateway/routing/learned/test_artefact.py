@@ -73,9 +73,9 @@ def test_another_version_is_refused(
     by_prompt: LearnedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(artefact, "VERSION", 2)
+        later.setattr(artefact, "VERSION", 3)
         artefact.save_to(by_prompt, tmp_path / "router")
-    with pytest.raises(artefact.BadArtefact, match="version 2, this program reads version 1"):
+    with pytest.raises(artefact.BadArtefact, match="version 3, this program reads version 2"):
         artefact.load(tmp_path / "router")
 
 

@@ -1,10 +1,11 @@
 """Columns of prompts and answers: right for what is known, finite and bounded for anything."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.learned import answer, features, prior
+from gateway.routing.learned import answer, features, grams, prior
 from gateway.routing.learned.text import READ_CHARS_MAX, parse
 
 
@@ -43,6 +44,20 @@ def test_of_a_long_prompt_both_ends_are_read() -> None:
     assert short["word calculate"] == 1
     assert short["chars"] > READ_CHARS_MAX
     assert len(parse("a b " * 1_000_000).tokens) <= READ_CHARS_MAX
+
+
+def test_related_words_share_grams_and_small_words_have_none() -> None:
+    first, second = (grams.grams(parse(text)) for text in ("the cardiology", "of biology, Cardiac"))
+    assert first == {"cardi-", "-ogy"}
+    assert first < second
+
+
+def test_a_vocabulary_is_what_several_rows_hold() -> None:
+    known = grams.learn([parse(text) for text in ("red apples", "red pears", "green apples")])
+    assert set(known.index) == {"red-", "-red", "apple-", "-les"}
+    indices, weights = known.look_up(parse("red bricks"))
+    assert set(indices) == {known.index["red-"], known.index["-red"]}
+    assert weights @ weights == pytest.approx(1)
 
 
 @settings(max_examples=100)
