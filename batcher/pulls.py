@@ -27,7 +27,8 @@ DRAIN_S: Final = 2.0
 
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
-_NO_ROOM: Final = "Message Size Exceeds MaxBytes"
+_ENDS: Final = frozenset({"Message Size Exceeds MaxBytes", "Batch Completed"})
+"""How a server says that a pull is used up."""
 
 
 class Puller:
@@ -130,7 +131,7 @@ class Puller:
             self._on_task(message)
         elif status != _HEARTBEAT and message.subject == f"{self._inbox}.{self._numbers}":
             description = headers.get("Description", "")
-            if status != _EXPIRED and description != _NO_ROOM:
+            if status != _EXPIRED and description not in _ENDS:
                 self._failure = f"{status} {description}"
             self._missing = 0
         self._heard.set()

@@ -32,6 +32,7 @@ from gateway.streams.states import StreamState
 from gateway.streams.stream import Stream
 from gateway.streams.ticket import Ticket
 from gateway.tenants import tenant_of
+from gateway.turns import Turns
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import AUTO, GatewaySettings
@@ -57,6 +58,7 @@ class Generator:
     """Answers calls; holds what all of them share."""
 
     settings: GatewaySettings
+    turns: Turns
     admission: Admission
     registry: Registry
     dispatch: Dispatch
@@ -124,7 +126,11 @@ class _Call:
             raise DeadlinePassed("the deadline passed before the answer was complete") from None
 
     async def _answer(self, request: ValidRequest) -> None:
-        stream = self._find(request) or await self._admit(request)
+        stream = self._find(request)
+        if stream is None:
+            async with self._shared.turns.turn(request.priority_class):
+                # Another call with the same key may have come while this one waited.
+                stream = self._find(request) or await self._admit(request)
         self._replayed = stream.finished is not None and stream.first_frame_at is not None
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._news.set)

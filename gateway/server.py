@@ -41,6 +41,7 @@ from gateway.service import InferenceService
 from gateway.shadowing import Shadowing
 from gateway.streams.registry import Registry
 from gateway.streams.replays import Replays
+from gateway.turns import Turns
 from sluice.errors import ShuttingDown
 from sluice.processes.errors import SetupError
 from sluice.processes.ports import listen_problem, split_address
@@ -110,6 +111,7 @@ class Gateway:
         self._shadowing = Shadowing(rows, self._overload, accounts, self._recorder, self._drift)
         generator = Generator(
             limits,
+            Turns(),
             admission,
             self.registry,
             self._dispatch,

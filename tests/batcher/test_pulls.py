@@ -1,0 +1,47 @@
+"""One consumer's pulls, against a real nats-server."""
+
+import asyncio
+
+import nats
+from nats.aio.msg import Msg
+
+from batcher.pulls import Puller
+from sluice.settings import TasksLimits
+from sluice.wire import jetstream, subjects
+
+ROOM = 5
+MESSAGES = 40 * ROOM
+BOUND_S = 20.0
+
+
+async def test_pulls_that_are_used_up_follow_each_other_without_a_repair(nats_url: str) -> None:
+    """The server says "Batch Completed" behind the last message of a pull; that is no failure."""
+    client = await nats.connect(nats_url)
+    repairs, taken, all_taken = 0, list[Msg](), asyncio.Event()
+
+    async def prepare() -> None:
+        nonlocal repairs
+        repairs += 1
+
+    def take(message: Msg) -> None:
+        taken.append(message)
+        if len(taken) == MESSAGES:
+            all_taken.set()
+
+    try:
+        js = client.jetstream()
+        await js.add_stream(jetstream.tasks_stream(TasksLimits()))
+        config = jetstream.tasks_consumer("pulled", "bulk", 2 * MESSAGES)
+        await js.add_consumer(subjects.TASKS_STREAM, config)
+        for _ in range(MESSAGES):
+            await js.publish(subjects.tasks("pulled", "bulk"), b"x")
+        consumer = subjects.tasks_consumer("pulled", "bulk")
+        puller = Puller(client, consumer, prepare, lambda: ROOM, lambda: 1 << 20, take)
+        running = asyncio.create_task(puller.run())
+        async with asyncio.timeout(BOUND_S):
+            await all_taken.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        assert (len(taken), repairs) == (MESSAGES, 0)
+    finally:
+        await client.close()
