@@ -39,6 +39,8 @@ FLOOD_S: Final = SECONDS - FLOOD_AT_S
 TENANTS_S: Final = 60.0
 OUTSTANDING: Final = 200
 """Bulk requests at a time."""
+RAMP_S: Final = 1.0
+"""In which their callers begin: all at once would measure how long client and gateway take to open 200 calls."""
 MANY, FEW = 400, 40
 """Requests at a time of two tenants; both always have more than there is room for."""
 SLO_S: Final = 0.5
@@ -91,7 +93,8 @@ async def figures(runs: int) -> list[Figure]:
     ours_error, peer_error = statistics.median(error), statistics.median(fcfs_error)
     where = (
         f"embedded mesh, echo engine, {SLOTS} slots, {STEP_MS:g} ms a step; interactive Poisson "
-        f"at 50 % of capacity for {SECONDS:g} s, from second {FLOOD_AT_S:g} on {OUTSTANDING} bulk requests at a time"
+        f"at 50 % of capacity for {SECONDS:g} s, from second {FLOOD_AT_S:g} on {OUTSTANDING} "
+        f"bulk requests at a time, whose callers begin within {RAMP_S:g} s"
     )
     # A peer that kept no promise counts as one that kept one, so that there is a ratio.
     least = 1 / SECONDS
@@ -144,7 +147,7 @@ async def _late_flood(load: OpenLoad) -> list[Arrival]:
 
 
 async def _flood(load: OpenLoad) -> list[Arrival]:
-    return await load.flood(BULK, OUTSTANDING, FLOOD_S)
+    return await load.flood(BULK, OUTSTANDING, FLOOD_S, RAMP_S)
 
 
 async def _tenant_error(load: OpenLoad) -> float:
