@@ -20,6 +20,7 @@ from gateway.policies import load_inspector
 from gateway.reloading import GatewayReload
 from gateway.routes import load_router
 from gateway.server import running
+from sluice import heap
 from sluice import settings as configuration
 from sluice.processes.errors import SetupError
 from sluice.reload import reloading
@@ -68,6 +69,7 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
             async with running(
                 settings, gateway_id, catalog, inspector, router, *telemetry
             ) as gateway:
+                heap.freeze()
                 with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
                     await stop.wait()
             if inspector.dry_run is not None:
