@@ -14,7 +14,7 @@ from gateway.models import ClassLoad, Directory, Load
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 MARGIN: Final = 0.2
 """Part of the time to the deadline that is kept for what the estimates do not know. At the very edge half of all
@@ -44,7 +44,7 @@ class _Sent:
         self._tokens = [0.0] * len(CLASSES)
 
     def add(self, priority_class: str, tokens: float, now: float) -> None:
-        rank = CLASSES.index(priority_class)
+        rank = RANKS[priority_class]
         self._tasks.append((now, rank, tokens))
         self._counts[rank] += 1
         self._tokens[rank] += tokens
@@ -56,11 +56,11 @@ class _Sent:
             self._tokens[rank] -= tokens
 
     def count(self, priority_class: str) -> int:
-        return self._counts[CLASSES.index(priority_class)]
+        return self._counts[RANKS[priority_class]]
 
     def tokens_ahead(self, priority_class: str) -> float:
         """Of the class and of more urgent ones."""
-        return sum(self._tokens[: CLASSES.index(priority_class) + 1])
+        return sum(self._tokens[: RANKS[priority_class] + 1])
 
 
 class Overload:

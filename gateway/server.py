@@ -91,7 +91,7 @@ class Gateway:
         self.registry = Registry(self._dispatch.outbox, replays)
         self._outcomes = OutcomeStore(settings.routing.outcomes)
         self._recorder = Recorder(settings.records, self._outcomes)
-        self._drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
+        drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
         self._breakers = Breakers(settings.routing.breaker)
         accounts = Accounts(self._breakers, catalog.facts)
         self._overload = Overload(
@@ -115,7 +115,7 @@ class Gateway:
             admission,
             self.registry,
             self._dispatch,
-            self._drafts,
+            drafts,
             accounts,
             cascading,
             asking,

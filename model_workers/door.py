@@ -4,7 +4,7 @@ import math
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, Sampling
 from sluice.internal.v1 import task_pb2, worker_pb2
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 TOP_LOGPROBS_MAX = 32
 """Most alternatives per token that a row may ask for."""
@@ -33,7 +33,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
 
 def _rank(priority_class: str) -> int:
     _require(priority_class in CLASSES, f"priority_class must be one of {', '.join(CLASSES)}")
-    return CLASSES.index(priority_class)
+    return RANKS[priority_class]
 
 
 def _sampling(sampling: task_pb2.Sampling) -> Sampling:

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import ClassVar, Final, Protocol
 
 from sluice.internal.v1 import frame_pb2
+from sluice.wire.subjects import CLASSES
 
 
 class RowEnd(IntEnum):
@@ -98,7 +99,7 @@ class RowStep:
     error: str = ""
 
 
-RANKS: Final = 3
+RANKS: Final = len(CLASSES)
 """Classes that a load tells apart; rows of higher ranks count with the last."""
 
 

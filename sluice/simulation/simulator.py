@@ -20,7 +20,7 @@ from sluice.simulation.setup import Setup
 from sluice.simulation.store import Store
 from sluice.simulation.trace import Arrival
 from sluice.simulation.worker import SimulatedWorker
-from sluice.wire.subjects import CLASSES
+from sluice.wire.subjects import CLASSES, RANKS
 
 SAMPLES: Final = 400
 """About how many samples of the queue a run takes."""
@@ -41,7 +41,6 @@ class Simulation:
         self._store = Store()
         self._admission = _admission(setup, self._queue, self._store)
         self._outcomes = [Outcome(arrival) for arrival in trace]
-        self._ranks = {name: rank for rank, name in enumerate(CLASSES)}
         self._workers = {
             f"w{number}": SimulatedWorker(
                 f"w{number}",
@@ -166,7 +165,7 @@ class Simulation:
 
     def _engine_row(self, request_id: str) -> EngineRow:
         arrival = self._outcomes[int(request_id)].arrival
-        rank = self._ranks[arrival.priority_class]
+        rank = RANKS[arrival.priority_class]
         return EngineRow(request_id, rank, arrival.prompt_tokens, arrival.answer_tokens)
 
     def _leave_queue(self, request_id: str) -> None:

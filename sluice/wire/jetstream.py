@@ -53,72 +53,43 @@ def tasks_stream(limits: TasksLimits) -> StreamConfig:
 
 def dead_letters_stream() -> StreamConfig:
     """Tasks that were given up, kept for operators; the oldest make room."""
-    return StreamConfig(
-        name=subjects.DEAD_LETTERS_STREAM,
-        subjects=[f"{subjects.DEAD_LETTERS}.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=DEAD_LETTERS_MAX_BYTES,
-    )
+    return _kept(subjects.DEAD_LETTERS_STREAM, subjects.DEAD_LETTERS, DEAD_LETTERS_MAX_BYTES)
 
 
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """What is kept of requests: the last record and the last grade of each; the oldest make room."""
-    return StreamConfig(
-        name=subjects.RECORDS_STREAM,
-        subjects=[f"{subjects.RECORDS}.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=max_bytes,
-        max_age=max_age_s,
-        max_msgs_per_subject=1,
-        allow_direct=True,
-    )
+    config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
+    return config.evolve(max_msgs_per_subject=1, allow_direct=True)
 
 
 def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Decisions of the safety layer: append-only, no message can be deleted or purged by a client."""
-    return StreamConfig(
-        name=subjects.AUDIT_STREAM,
-        subjects=[f"{subjects.AUDIT}.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=max_bytes,
-        max_age=max_age_s,
-        deny_delete=True,
-        deny_purge=True,
-        allow_direct=True,
-    )
+    config = _kept(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
+    return config.evolve(deny_delete=True, deny_purge=True, allow_direct=True)
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """What requests taught, with their prompts: the last outcome and grade of each; the oldest make room."""
+    config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
+    return config.evolve(max_msgs_per_subject=1, allow_direct=True)
+
+
+def events_stream() -> StreamConfig:
+    """What operators are told; the oldest make room."""
+    config = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, EVENTS_MAX_BYTES)
+    return config.evolve(allow_direct=True)
+
+
+def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
+    """A stream of all below ``prefix`` that keeps what fits, the newest."""
     return StreamConfig(
-        name=subjects.OUTCOMES_STREAM,
-        subjects=[f"{subjects.OUTCOMES}.>"],
+        name=name,
+        subjects=[f"{prefix}.>"],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
         max_bytes=max_bytes,
         max_age=max_age_s,
-        max_msgs_per_subject=1,
-        allow_direct=True,
-    )
-
-
-def events_stream() -> StreamConfig:
-    """What operators are told; the oldest make room."""
-    return StreamConfig(
-        name=subjects.EVENTS_STREAM,
-        subjects=[f"{subjects.EVENTS}.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=EVENTS_MAX_BYTES,
-        allow_direct=True,
     )
 
 
