@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support import core_load, mesh_load, mixed_load
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 FEW, MANY = 1_000, 1_000_000
 DECISIONS = 20_000

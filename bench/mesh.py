@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
 from bench.support.triton_direct import DirectWorker, rows
-from gateway.catalog import load_catalog
+from gateway.models.catalog import load_catalog
 from sluice import settings as config
-from sluice.batching import Policy
-from sluice.processes.mesh import running_mesh
+from sluice.settings.batching import Policy
 from sluice.v1 import inference_pb2, inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from sluice import settings as config
-from sluice.processes.mesh import running_mesh
 from sluice.v1 import inference_pb2, inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub

@@ -22,15 +22,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.mesh import ANSWER_TOKENS, ECHO_TOKENS, MODEL, STREAMS, MeshClient, bench_settings
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine
-from gateway.catalog import load_catalog
-from gateway.policies import load_inspector, load_policies_of
+from gateway.config.policies import load_inspector, load_policies_of
+from gateway.models.catalog import load_catalog
+from gateway.models.tokenization import Tokenization
 from gateway.safety.inspector import Inspector, verdict_on
 from gateway.safety.output.filter import OutputFilter, OutputRules
-from gateway.streams.transcript import Transcript
-from gateway.tokenization.tokenization import Tokenization
-from sluice.processes.mesh import running_mesh
+from gateway.streaming.transcript import Transcript
 from sluice.settings import Settings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub

@@ -28,17 +28,17 @@ from bench.support.engine_cost import Measured, StepProbe
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from bench.support.open_load import OpenLoad
 from bench.support.triton_direct import DirectWorker
-from gateway.catalog import load_catalog
+from gateway.models.catalog import load_catalog
+from simulator.arrivals import generate, parse_stream
+from simulator.engine import EngineLimits
+from simulator.outcome import Ending
+from simulator.setup import Links, Setup
+from simulator.simulator import simulate
+from simulator.summary import percentiles
+from simulator.trace import Arrival
 from sluice import settings as config
-from sluice.processes.mesh import running_mesh
-from sluice.simulation.arrivals import generate, parse_stream
-from sluice.simulation.engine import EngineLimits
-from sluice.simulation.outcome import Ending
-from sluice.simulation.setup import Links, Setup
-from sluice.simulation.simulator import simulate
-from sluice.simulation.summary import percentiles
-from sluice.simulation.trace import Arrival
 from sluice.v1 import inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
 SLOTS: Final = 16
 SHARES: Final = (0.3, 0.6, 0.9)

@@ -23,10 +23,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit
-from gateway.drift import Drift
-from gateway.metrics import FIRST_TOKEN_S, RequestMetrics
 from gateway.routing.scores import PROMPT, HeadId, Score
-from sluice.routing import DriftSettings
+from gateway.telemetry.drift import Drift
+from gateway.telemetry.metrics import FIRST_TOKEN_S, RequestMetrics
+from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 

@@ -20,8 +20,8 @@ from typing import Final
 import psutil
 
 from model_workers.deploy import render_repository
-from sluice.processes.triton import RESTRICTED, TRACE_SERVICE
 from sluice.settings import Settings, SettingsError, load, otlp_http_endpoint
+from supervisor.triton import RESTRICTED, TRACE_SERVICE
 
 STUB: Final = "triton_python_backend_stub"
 POLL_S: Final = 0.5
@@ -34,7 +34,7 @@ logger = logging.getLogger("sluice.worker")
 def triton_arguments(
     settings: Settings, repository: Path, port: int, secret: str
 ) -> tuple[str, ...]:
-    """Program and arguments of Triton: those of the embedded one (sluice/processes/triton.py), open to the network.
+    """Program and arguments of Triton: those of the embedded one (supervisor/triton.py), open to the network.
 
     ``secret`` is what restricted calls would need; nobody is told, so nobody makes them.
     """

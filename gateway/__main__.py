@@ -15,14 +15,14 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.catalog import load_catalog
-from gateway.policies import load_inspector
-from gateway.reloading import GatewayReload
-from gateway.routes import load_router
+from gateway.config.policies import load_inspector
+from gateway.config.reload import GatewayReload
+from gateway.config.routers import load_router
+from gateway.models.catalog import load_catalog
 from gateway.server import running
 from sluice import heap
 from sluice import settings as configuration
-from sluice.processes.errors import SetupError
+from sluice.errors import SetupError
 from sluice.reload import reloading
 from sluice.settings import Settings, SettingsError
 from sluice.telemetry.metrics import measuring

@@ -15,37 +15,37 @@ from nats.errors import Error as NatsError
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
-from gateway.accounts import Accounts
-from gateway.admin import ADMIN_SERVICE, AdminService
-from gateway.admission import Admission
-from gateway.cascades.share import Escalations
-from gateway.catalog import Catalog
-from gateway.dispatch import Dispatch
-from gateway.drift import Drift
-from gateway.escalation import Cascading
-from gateway.generate import Generator
-from gateway.guards.asking import Asking
-from gateway.health import SERVICE, Health
-from gateway.interceptor import ErrorInterceptor
-from gateway.metrics import RequestMetrics
-from gateway.models import Directory
-from gateway.overload import Overload
+from gateway.admission.class_limiter import Turns
+from gateway.admission.load_table import Directory
+from gateway.admission.overload import Overload
+from gateway.admission.pipeline import Admission
+from gateway.admission.usage import Accounts
+from gateway.api.admin_service import ADMIN_SERVICE, AdminService
+from gateway.api.generate import Generator
+from gateway.api.health import SERVICE, Health
+from gateway.api.inference_service import InferenceService
+from gateway.api.interceptor import ErrorInterceptor
+from gateway.models.catalog import Catalog
 from gateway.records.draft import Drafts
 from gateway.records.outcome_store import OutcomeStore
 from gateway.records.recorder import Recorder
 from gateway.routing.breaker import Breakers
+from gateway.routing.cascade.share import Escalations
 from gateway.routing.router import Router
-from gateway.rows import Rows
 from gateway.safety.inspector import Inspector
-from gateway.service import InferenceService
-from gateway.shadowing import Shadowing
-from gateway.streams.registry import Registry
-from gateway.streams.replays import Replays
-from gateway.turns import Turns
-from sluice.errors import ShuttingDown
-from sluice.processes.errors import SetupError
-from sluice.processes.ports import listen_problem, split_address
-from sluice.settings import RoutingSettings, Settings, SettingsError
+from gateway.streaming.registry import Registry
+from gateway.streaming.replays import Replays
+from gateway.telemetry.drift import Drift
+from gateway.telemetry.metrics import RequestMetrics
+from gateway.upstream.dispatch import Dispatch
+from gateway.upstream.escalation import Cascading
+from gateway.upstream.guard_client import Asking
+from gateway.upstream.model_rows import Rows
+from gateway.upstream.shadows import Shadowing
+from sluice.errors import SetupError, ShuttingDown
+from sluice.ports import listen_problem, split_address
+from sluice.settings import Settings, SettingsError
+from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.wire.connection import connect

@@ -299,3 +299,7 @@ def _retry_after_s(status: status_pb2.Status) -> float | None:
     if not any(detail.Unpack(retry) for detail in status.details):
         return None
     return float(retry.retry_delay.ToNanoseconds()) / 1e9
+
+
+class SetupError(Exception):
+    """Something on this machine is not as it must be; the message is one line that names it and says what to do."""

@@ -8,7 +8,7 @@ from typing import Final
 from batcher.core.queue import Queue
 from batcher.core.rows import IN_FLIGHT, Row
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 PREFIX_TOKENS: Final = 64
 """Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""

@@ -25,9 +25,9 @@ from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.rows import IN_FLIGHT, Row, RowState
 from batcher.core.transit import Sent, Transit
-from sluice.batching import Policy
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
+from sluice.settings.batching import Policy
 
 BARREN_SENDS_MAX: Final = 5
 _WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})

@@ -9,8 +9,8 @@ from typing import Final
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
-from sluice.simulation.lengths import Lognormal
+from simulator.lengths import Lognormal
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 TENANTS: Final = 20

@@ -15,8 +15,8 @@ from random import Random
 from typing import Final
 
 from bench.support.triton_direct import DirectWorker, rows
+from simulator.cost import CostFit, StepSample, fit
 from sluice.internal.v1 import worker_pb2
-from sluice.simulation.cost import CostFit, StepSample, fit
 
 ROWS: Final = (1, 2, 4, 8, 16, 32)
 PROMPTS: Final = (16, 64, 192, 400)

@@ -17,13 +17,13 @@ import grpc
 from bench.support.harness import Figure, machine
 from bench.support.mixed_load import FCFS, OURS
 from bench.support.open_load import OpenLoad
+from simulator.arrivals import generate, parse_stream
+from simulator.summary import percentiles
+from simulator.trace import Arrival
 from sluice import settings as config
-from sluice.batching import Policy
-from sluice.processes.mesh import running_mesh
-from sluice.simulation.arrivals import generate, parse_stream
-from sluice.simulation.summary import percentiles
-from sluice.simulation.trace import Arrival
+from sluice.settings.batching import Policy
 from sluice.v1 import inference_pb2_grpc
+from supervisor.mesh import running_mesh
 
 SLOTS: Final = 16
 STEP_MS: Final = 20.0

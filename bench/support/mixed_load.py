@@ -4,18 +4,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.support.core_load import BATCH_ROWS
-from sluice.batching import Policy
-from sluice.simulation.arrivals import generate, parse_stream
-from sluice.simulation.cost import named_cost
-from sluice.simulation.engine import EngineLimits
-from sluice.simulation.lengths import MIXES
-from sluice.simulation.outcome import Ending, History
-from sluice.simulation.planner import simulated_rate
-from sluice.simulation.setup import Setup
-from sluice.simulation.simulator import simulate
-from sluice.simulation.slo import DEFAULT_SLOS
-from sluice.simulation.summary import summarize
-from sluice.simulation.trace import Arrival
+from simulator.arrivals import generate, parse_stream
+from simulator.cost import named_cost
+from simulator.engine import EngineLimits
+from simulator.lengths import MIXES
+from simulator.outcome import Ending, History
+from simulator.planner import simulated_rate
+from simulator.setup import Setup
+from simulator.simulator import simulate
+from simulator.slo import DEFAULT_SLOS
+from simulator.summary import summarize
+from simulator.trace import Arrival
+from sluice.settings.batching import Policy
 
 FCFS: Final = Policy.model_validate({"name": "window", "wait_s": 0})
 """First come, first served, into whatever slot is free: no class, no tenant, no wait. The strongest form of it."""

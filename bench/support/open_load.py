@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from sluice.simulation.trace import Arrival
+from simulator.trace import Arrival
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:

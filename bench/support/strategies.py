@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice import settings as config
-from sluice.routing import (
+from sluice.settings.routing import (
     CascadeRoute,
     LearnedRoute,
     RoutingPolicy,

@@ -25,7 +25,7 @@ from sluice.cli.questions import Question, of_desk
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
 from sluice.client.request import GenerateOptions
-from sluice.processes.mesh import running_mesh
+from supervisor.mesh import running_mesh
 
 CALLERS: Final = 8
 TRAINING_SEED: Final = 77

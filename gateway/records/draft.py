@@ -5,7 +5,6 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.door.requests import ValidRequest
 from gateway.records import record as records
 from gateway.records.recorder import Recorder
 from gateway.routing.plan import Plan
@@ -14,10 +13,12 @@ from gateway.safety.actions import Action
 from gateway.safety.answer import AnswerInspection
 from gateway.safety.guards.checks import Checks
 from gateway.safety.inspector import Verdict
-from gateway.streams.stream import Stream
+from gateway.streaming.stream import Stream
+from gateway.validation.requests import ValidRequest
+from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.internal.v1.audit_pb2 import AuditEntry
-from sluice.settings import AUTO, RecordsSettings
+from sluice.settings import RecordsSettings
 from sluice.v1.admin_pb2 import RequestRecord, ShadowRun
 from sluice.wire.clock import unix_ms
 

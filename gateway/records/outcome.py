@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.door.requests import ValidRequest
 from gateway.routing.agreement import agreement
 from gateway.routing.learned.labels import Compared, Label, Source, label
 from gateway.routing.learned.text import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action
-from gateway.streams.leg import Leg
-from gateway.streams.stream import Stream
+from gateway.streaming.leg import Leg
+from gateway.streaming.stream import Stream
+from gateway.validation.requests import ValidRequest
 from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
 from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,

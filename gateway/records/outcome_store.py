@@ -14,7 +14,7 @@ from gateway.records.outcome import response_of
 from gateway.records.stored import MIB, READ_S, away, ensure, last
 from sluice.errors import OutcomesNotKept
 from sluice.internal.v1.outcome_pb2 import Outcome
-from sluice.routing import OutcomeSettings
+from sluice.settings.routing import OutcomeSettings
 from sluice.v1.admin_pb2 import Grade, ListOutcomesResponse
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import unpack

@@ -7,7 +7,7 @@ from gateway.routing.router import ModelFacts
 from gateway.routing.scores import Score
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Decided, outcome_of
-from gateway.streams import leg as streams
+from gateway.streaming import leg as streams
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.internal.v1.frame_pb2 import BatchInfo
 from sluice.v1.admin_pb2 import (

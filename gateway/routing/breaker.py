@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from sluice.routing import BreakerSettings
+from sluice.settings.routing import BreakerSettings
 
 
 class BreakerState(Enum):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from gateway.routing.features import Features
-from sluice.routing import RouteRule, Selection
+from sluice.settings.routing import RouteRule, Selection
 
 
 def holds(rule: RouteRule, features: Features) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.cascades.watch import Judge
+from gateway.routing.cascade.watch import Judge
 from gateway.routing.scores import Score
-from sluice.routing import CascadeRoute, Trial
+from sluice.settings.routing import CascadeRoute, Trial
 
 PINNED: Final = "pinned"
 RULES: Final = "rules"

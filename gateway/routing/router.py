@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cascades.watch import Judge
+from gateway.routing.cascade.watch import Judge
 from gateway.routing.conditions import holds, selects
 from gateway.routing.features import Features
 from gateway.routing.plan import (
@@ -37,7 +37,7 @@ from gateway.routing.plan import (
 )
 from gateway.routing.scores import PROMPT, HeadId, Score, policy_key
 from gateway.routing.trials import drawn
-from sluice.routing import LearnedRoute, RoutingPolicy, RoutingSettings
+from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
 
 CHARS_PER_TOKEN: Final = 4
 

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final
 
-from sluice.routing import Trial
+from sluice.settings.routing import Trial
 
 SHADOW: Final = "shadow "
 """Salt of draws for shadows, so that they are unrelated to those for canaries."""

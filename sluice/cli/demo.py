@@ -55,8 +55,8 @@ class Stage:
 
 async def _demo(stage: Stage) -> list[dict[str, Any]]:
     # Imported here: of the commands that ask a mesh, this one alone starts one.
-    from sluice.processes.mesh import running_mesh
     from sluice.settings import load
+    from supervisor.mesh import running_mesh
 
     settings = load()
     gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})

@@ -8,7 +8,7 @@ import typer
 from sluice.cli import options, output, scenario, simulate
 
 if TYPE_CHECKING:
-    from sluice.simulation.planner import JobPlan, TracePlan
+    from simulator.planner import JobPlan, TracePlan
 
 
 def plan(
@@ -48,8 +48,8 @@ def plan(
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
-    from sluice.simulation.planner import plan_job, plan_trace
-    from sluice.simulation.slo import parse_slos
+    from simulator.planner import plan_job, plan_trace
+    from simulator.slo import parse_slos
 
     mesh = scenario.load_settings(config)
     chosen = scenario.load_policies(policy, mesh, model)

@@ -29,8 +29,8 @@ class Question:
 
 def of_desk(split: Split, n: int, seed: int) -> list[Question]:
     """``n`` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
-    from model_workers.desk.example import CELLS
-    from model_workers.desk.tasks import generate
+    from model_workers.tiers.example import CELLS
+    from model_workers.tiers.tasks import generate
 
     return [
         Question(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from sluice.simulation.recording import Recording
-    from sluice.simulation.trace import Arrival
+    from simulator.recording import Recording
+    from simulator.trace import Arrival
 
 CONNECT_S: Final = 5.0
 
@@ -83,7 +83,7 @@ class Recorder:
         Raises:
             CommandFailed: NATS does not answer.
         """
-        from sluice.simulation.recording import Recording
+        from simulator.recording import Recording
         from sluice.wire import subjects
 
         client = await _connect(url)
@@ -128,7 +128,7 @@ class Recorder:
             self._take(arrival)
 
     def _take(self, arrival: "Arrival") -> None:
-        from sluice.simulation.trace import format_line
+        from simulator.trace import format_line
 
         self._write(format_line(arrival))
         self.written += 1
@@ -151,7 +151,7 @@ async def _connect(url: str) -> "Client":
 
 
 def _url_of_mesh(state_dir: Path | None) -> str:
-    from sluice.processes.state import StateDir
+    from supervisor.state import StateDir
 
     directory = StateDir(state_dir) if state_dir else StateDir.default()
     state = directory.read() if directory.is_locked() else None

@@ -24,8 +24,8 @@ def reload(
     Exit code 0 when every process that reads them has taken them. What cannot change while running is refused by its
     key, and then nothing changes.
     """
-    from sluice.processes.reloading import reload_mesh
-    from sluice.processes.state import StateDir
+    from supervisor.reloading import reload_mesh
+    from supervisor.state import StateDir
 
     state = StateDir(state_dir) if state_dir else StateDir.default()
     done = reload_mesh(state, config.resolve() if config else None)

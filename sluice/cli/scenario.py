@@ -9,13 +9,13 @@ import typer
 from sluice.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
-    from sluice.batching import Policy
+    from simulator.cost import StepCost
+    from simulator.engine import EngineLimits
+    from simulator.lengths import LengthMix
+    from simulator.setup import Setup
+    from simulator.trace import Arrival
     from sluice.settings import Settings
-    from sluice.simulation.cost import StepCost
-    from sluice.simulation.engine import EngineLimits
-    from sluice.simulation.lengths import LengthMix
-    from sluice.simulation.setup import Setup
-    from sluice.simulation.trace import Arrival
+    from sluice.settings.batching import Policy
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ Admission = Annotated[
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
     """What ``make`` gives; what cannot be simulated is told with the option that said so."""
-    from sluice.simulation.failures import SimulationError
+    from simulator.failures import SimulationError
 
     try:
         return make()
@@ -105,8 +105,8 @@ def load_trace(
     model: str | None = None,
 ) -> "list[Arrival]":
     """The traffic that was asked for, in order of time."""
-    from sluice.simulation.arrivals import generate, parse_stream
-    from sluice.simulation.trace import parse_trace
+    from simulator.arrivals import generate, parse_stream
+    from simulator.trace import parse_trace
 
     if (trace is None) == (not arrivals):
         raise typer.BadParameter("give either --trace or --arrivals")
@@ -124,7 +124,7 @@ def load_trace(
 
 def load_cost(name: str) -> "StepCost":
     """A shipped cost, or what is fitted to the steps of a file."""
-    from sluice.simulation.cost import SHIPPED, fit, named_cost, parse_samples
+    from simulator.cost import SHIPPED, fit, named_cost, parse_samples
 
     if name in SHIPPED or not Path(name).is_file():
         return checked(lambda: named_cost(name), "--cost")
@@ -133,7 +133,7 @@ def load_cost(name: str) -> "StepCost":
 
 def load_policies(names: str, config: "Settings", model: str | None) -> "dict[str, Policy]":
     """Policies by name, in the order they were named; "config" is the configuration's for ``model``."""
-    from sluice.batching import PRESETS, Policy
+    from sluice.settings.batching import PRESETS, Policy
 
     known = {name: Policy.model_validate(name) for name in PRESETS}
     known["config"] = config.batcher.policy_of(model) if model else config.batcher.policy
@@ -153,7 +153,7 @@ def load_settings(config: Path | None) -> "Settings":
 
 def load_mix(prompt: str, answer: str) -> "LengthMix":
     """Lengths of documents and their answers."""
-    from sluice.simulation.lengths import LengthMix, parse_lengths
+    from simulator.lengths import LengthMix, parse_lengths
 
     return LengthMix(
         checked(lambda: parse_lengths(prompt), "--prompt-tokens"),
@@ -163,7 +163,7 @@ def load_mix(prompt: str, answer: str) -> "LengthMix":
 
 def limits(slots: int, prefill_tokens: int, cache_tokens: int, preempts: bool) -> "EngineLimits":
     """What a worker takes."""
-    from sluice.simulation.engine import EngineLimits
+    from simulator.engine import EngineLimits
 
     return EngineLimits(
         slots=slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, preempts=preempts
@@ -182,7 +182,7 @@ def setup(
     until: float | None = None,
 ) -> "Setup":
     """What is simulated."""
-    from sluice.simulation.setup import ENGINES, Setup
+    from simulator.setup import ENGINES, Setup
 
     kind = next((kind for kind in ENGINES if kind == engine), None)
     if kind is None:

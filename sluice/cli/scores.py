@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
+from simulator.summary import Percentiles, percentiles
 from sluice.client.events import LegUsage
-from sluice.simulation.summary import Percentiles, percentiles
 
 _T = TypeVar("_T")
 

@@ -10,11 +10,11 @@ import typer
 from sluice.cli import options, output, scenario
 
 if TYPE_CHECKING:
-    from sluice.simulation.outcome import History
-    from sluice.simulation.setup import Setup
-    from sluice.simulation.slo import Slo
-    from sluice.simulation.summary import ClassSummary, Summary
-    from sluice.simulation.trace import Arrival
+    from simulator.outcome import History
+    from simulator.setup import Setup
+    from simulator.slo import Slo
+    from simulator.summary import ClassSummary, Summary
+    from simulator.trace import Arrival
 
 
 def simulate(
@@ -51,9 +51,9 @@ def simulate(
     Prints time to first token and latency per class, goodput under the promises, the longest wait, padding,
     utilization and cost.
     """
-    from sluice.simulation.simulator import simulate as run
-    from sluice.simulation.slo import parse_slos
-    from sluice.simulation.summary import summarize
+    from simulator.simulator import simulate as run
+    from simulator.slo import parse_slos
+    from simulator.summary import summarize
 
     if plot is not None:
         _check_plots()
@@ -138,7 +138,7 @@ def _described(summaries: "Mapping[str, Summary]") -> dict[str, Any]:
 
 
 def _check_plots() -> None:
-    from sluice.simulation import plots
+    from simulator import plots
 
     scenario.checked(plots.check, "--plot")
 
@@ -150,8 +150,8 @@ def _plot(
     histories: "Mapping[str, History]",
     slos: "Mapping[str, Slo]",
 ) -> list[str]:
-    from sluice.simulation import plots
-    from sluice.simulation.sweep import sweep
+    from simulator import plots
+    from simulator.sweep import sweep
 
     folder.mkdir(parents=True, exist_ok=True)
     load, queue = folder / "load.png", folder / "queue.png"

@@ -19,8 +19,8 @@ def status(
     """Show processes and models; exit code 0 only when all are ready."""
     import asyncio
 
-    from sluice.processes.report import report_of
-    from sluice.processes.state import StateDir
+    from supervisor.report import report_of
+    from supervisor.state import StateDir
 
     directory = StateDir(state_dir) if state_dir else StateDir.default()
     report = asyncio.run(report_of(directory))

@@ -25,8 +25,8 @@ def up(
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
     import asyncio
 
-    from sluice.processes.serve import log_to_stderr, serve, settings_of
-    from sluice.processes.state import StateDir
+    from supervisor.serve import log_to_stderr, serve, settings_of
+    from supervisor.state import StateDir
 
     state = StateDir(state_dir) if state_dir else StateDir.default()
     settings = settings_of(config, address)
@@ -40,9 +40,9 @@ def up(
 def _detach(
     state: Any, settings: Any, config: Path | None, address: str | None, as_json: bool
 ) -> None:
-    from sluice.processes.detach import start_detached
-    from sluice.processes.mesh import GATEWAY_START_S
-    from sluice.processes.plan import make_plan
+    from supervisor.detach import start_detached
+    from supervisor.mesh import GATEWAY_START_S
+    from supervisor.plan import make_plan
 
     if state.is_locked():
         raise state.taken()

@@ -21,9 +21,9 @@ def worker(
     """Run a model worker in the foreground until SIGTERM, without a gateway, batcher or NATS."""
     import asyncio
 
-    from sluice.processes.serve import log_to_stderr, until_signal
-    from sluice.processes.worker import running_worker
     from sluice.settings import load
+    from supervisor.serve import log_to_stderr, until_signal
+    from supervisor.worker import running_worker
 
     settings = load(config)
     log_to_stderr(settings.telemetry.log_level)

@@ -11,8 +11,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 
 from sluice import __version__
-from sluice.processes.errors import SetupError
-from sluice.processes.ports import listen_problem, split_address
+from sluice.errors import SetupError
+from sluice.ports import listen_problem, split_address
 from sluice.telemetry.tracing import resource_of
 
 SHUTDOWN_S: Final = 1.0

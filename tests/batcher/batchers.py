@@ -11,14 +11,8 @@ from pathlib import Path
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from batcher.app import new_id, serve
-from sluice.settings import (
-    BatcherSettings,
-    ModelSettings,
-    NatsSettings,
-    RoutingSettings,
-    Settings,
-    TritonSettings,
-)
+from sluice.settings import BatcherSettings, ModelSettings, NatsSettings, Settings, TritonSettings
+from sluice.settings.routing import RoutingSettings
 
 STOP_S = 15.0
 

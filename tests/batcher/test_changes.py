@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from batcher.changes import check_change
-from sluice.batching import Policy
 from sluice.settings import Settings, SettingsError, TenantSettings
+from sluice.settings.batching import Policy
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
 from tests.batcher.worker_double import SLOTS, WorkerDouble

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.processes.ports import free_port
+from sluice.ports import free_port
 
 
 def start(config: str, folder: Path) -> subprocess.CompletedProcess[str]:

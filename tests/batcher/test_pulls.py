@@ -6,8 +6,8 @@ import nats
 from nats.aio.msg import Msg
 
 from batcher.pulls import Puller
-from sluice.settings import TasksLimits
 from sluice.wire import jetstream, subjects
+from sluice.wire.limits import TasksLimits
 
 ROOM = 5
 MESSAGES = 40 * ROOM

@@ -13,8 +13,8 @@ from batcher.core.ledger import Ledger
 from batcher.core.replicas import Replica
 from batcher.core.rows import Row
 from batcher.spans import RowSpans
-from sluice.batching import Policy
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.settings.batching import Policy
 from sluice.telemetry import names
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

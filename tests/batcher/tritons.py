@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from model_workers.deploy import render_repository
-from sluice.processes import triton
-from sluice.processes.ports import free_port
-from sluice.processes.stubs import Action, control_model
-from sluice.settings import ModelSettings, RoutingSettings, Settings
+from sluice.ports import free_port
+from sluice.settings import ModelSettings, Settings
+from sluice.settings.routing import RoutingSettings
+from supervisor import triton
+from supervisor.stubs import Action, control_model
 
 START_S = 60.0
 SECRET = "test"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.support.strategies import LABEL, STRONG, WEAK, mesh_settings, strategies
-from gateway.routes import load_router
+from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned import artefact, growing, training
 from gateway.routing.router import Idle, ModelFacts

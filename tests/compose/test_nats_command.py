@@ -5,8 +5,8 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from sluice.processes.nats import find_nats_server, wait_for_nats
-from sluice.processes.ports import free_port
+from sluice.ports import free_port
+from supervisor.nats import find_nats_server, wait_for_nats
 from tests.support.compose import services, variables
 from tests.support.nats import START_S, end
 

@@ -19,12 +19,12 @@ from typing import Any
 import grpc
 import pytest
 
-from sluice.processes.nats import find_nats_server
-from sluice.processes.ports import free_port
-from sluice.processes.triton import find_wheel, prepare_runtime, triton_environment
+from sluice.ports import free_port
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from supervisor.nats import find_nats_server
+from supervisor.triton import find_wheel, prepare_runtime, triton_environment
 from tests.support.compose import FOLDER, filled, variables
 from tests.support.nats import end
 from tests.support.otlp import OtlpReceiver, otlp_receiver

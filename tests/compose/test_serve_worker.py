@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from compose.serve_worker import STUB, main, serve, triton_arguments, watch
-from sluice.processes.triton import RESTRICTED, TritonConfig, triton_command
 from sluice.settings import load
+from supervisor.triton import RESTRICTED, TritonConfig, triton_command
 from tests.support.compose import FOLDER, ROOT
 
 WAIT_S = 10.0

@@ -15,11 +15,11 @@ from gateway.routing.learned.training import train
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.errors import RecordUnknown
-from sluice.processes.mesh import Mesh, running_mesh
-from sluice.processes.reloading import reload_mesh
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import subjects
 from sluice.wire.codec import unpack
+from supervisor.mesh import Mesh, running_mesh
+from supervisor.reloading import reload_mesh
 from tests.gateway.routing.learned.made_up import EASY, outcomes
 from tests.sluice.cli.commands import BOUND_S, process
 
@@ -85,7 +85,7 @@ async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh)
     assert {event.change for event in events} == {pb.DRIFT_CHANGE_BEGAN}
     await reloaded(mesh)
     log = mesh.state_dir.log("gateway").read_text(encoding="utf-8")
-    assert log.count("WARNING gateway.drift router drift began: policy=routing ") == 2
+    assert log.count("WARNING gateway.telemetry.drift router drift began: policy=routing ") == 2
     drifted = ("inputs shifted (PSI ", "accuracy drifted, bias -0.")
     for command in (("drift",), ("status", "--state-dir", str(mesh.state_dir.root))):
         async with process(mesh.address, *command) as running:

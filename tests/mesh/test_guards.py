@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from sluice import settings as config
-from sluice.processes.mesh import Mesh, running_mesh
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import GetAuditRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from supervisor.mesh import Mesh, running_mesh
 
 if TYPE_CHECKING:
     from sluice.v1.inference_pb2_grpc import InferenceServiceAsyncStub

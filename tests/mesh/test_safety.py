@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from gateway.catalog import load_catalog
+from gateway.models.catalog import load_catalog
 from sluice.client import AsyncClient, FinishReason
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.v1 import inference_pb2 as pb

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from model_workers.desk.tasks import heldout
+from model_workers.tiers.tasks import heldout
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub

@@ -15,12 +15,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from model_workers.desk.tasks import heldout
+from model_workers.tiers.tasks import heldout
 from sluice import settings as config
-from sluice.processes.mesh import Mesh, running_mesh
 from sluice.settings import resolve_model_path
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import RunningMesh
 
 if TYPE_CHECKING:

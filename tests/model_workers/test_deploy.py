@@ -7,7 +7,8 @@ from tritonclient.grpc import model_config_pb2
 
 import model_workers
 from model_workers.deploy import PARAMETER, main, render_repository
-from sluice.settings import ModelSettings, RoutingSettings, Settings
+from sluice.settings import ModelSettings, Settings
+from sluice.settings.routing import RoutingSettings
 from tests.support.tiny_models import save_model
 
 SHIPPED = Path(model_workers.__file__).parent / "repository"

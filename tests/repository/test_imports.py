@@ -34,7 +34,7 @@ def test_contracts_are_kept() -> None:
         ("gateway/__init__.py", "import batcher", "processes never import each other"),
         ("sluice/errors.py", "import model_workers", "what both ends share knows no process"),
         ("batcher/core/__init__.py", "import asyncio", "cores decide without I/O"),
-        ("gateway/streams/__init__.py", "from time import monotonic", "cores decide without I/O"),
+        ("gateway/streaming/__init__.py", "from time import monotonic", "cores decide without I/O"),
     ],
 )
 def test_a_wrong_import_would_be_noticed(

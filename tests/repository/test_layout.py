@@ -20,7 +20,9 @@ TOP = {
     "protos",
     "pyproject.toml",
     "scripts",
+    "simulator",
     "sluice",
+    "supervisor",
     "tests",
 }
 WEIGHTS = Path("model_workers/models")

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from sluice.processes.mesh import running_mesh
-from sluice.routing import CascadeRoute, RoutingPolicy, Selection
 from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
@@ -23,6 +21,8 @@ from sluice.settings import (
     TelemetrySettings,
     TritonSettings,
 )
+from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
+from supervisor.mesh import running_mesh
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
 START_S: Final = 120.0

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from sluice.processes.nats import NatsConfig, nats_command, wait_for_nats
-from sluice.processes.ports import free_port
+from sluice.ports import free_port
+from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 
 START_S: Final = 10.0
 STOP_S: Final = 5.0

@@ -18,7 +18,7 @@ from batcher.core.queue.entries import STALE_MIN, Entry, Records
 from batcher.core.queue.lanes import Lane
 from batcher.core.queue.lengths import OutputLengths
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import RANKS
 
 SERVICE_SHARE: Final = 0.1

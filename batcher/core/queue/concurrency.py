@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 WELL_WITHIN: Final = 0.8
 BEYOND: Final = 1.2

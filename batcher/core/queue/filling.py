@@ -7,7 +7,7 @@ from batcher.core.batches import Batch, BatchCause, BatchLimit, BatchRow
 from batcher.core.queue.concurrency import OpenBatch
 from batcher.core.queue.entries import Entry
 from batcher.core.replicas import Replica
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 
 class FillingLimits(NamedTuple):

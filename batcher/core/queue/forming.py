@@ -19,7 +19,7 @@ from batcher.core.queue.filling import Filling, FillingLimits
 from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn, Waiting
 from batcher.core.replicas import Replica
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 
 class Former:

@@ -12,7 +12,7 @@ from batcher.core.queue.concurrency import Concurrency
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 PREFIXES_MAX: Final = 8192
 """Prompt beginnings that are remembered; the oldest is forgotten first."""

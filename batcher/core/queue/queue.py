@@ -11,7 +11,7 @@ from batcher.core.queue.rates import HandoutRate
 from batcher.core.queue.waiting import Waiting
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from batcher.core.queue.classes import WaitingClass
 from batcher.core.queue.entries import Entry
 from batcher.core.queue.lengths import OutputLengths
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.routing.learned.drift import Accuracy, Reference, accuracy
-from sluice.routing import DriftSettings
+from sluice.settings.routing import DriftSettings
 
 CLEAR: Final = 0.6
 """Of the limit; below it a drift is over."""

@@ -7,8 +7,8 @@ from batcher.core.finals import TRIES
 from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
 from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
-from sluice.batching import Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
+from sluice.settings.batching import Policy
 
 RETRY_S = 1.0
 WORKER = "w"

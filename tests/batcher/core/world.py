@@ -19,8 +19,8 @@ from typing import Final
 
 from batcher.core.effects import Settlement
 from batcher.core.rows import Row
-from sluice.batching import PRESETS, Policy
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.actors.engine import Engine
 from tests.batcher.core.actors.requests import Message, Request, token

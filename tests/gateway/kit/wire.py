@@ -18,21 +18,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.catalog import Catalog, load_catalog
-from gateway.policies import load_policies_of
-from gateway.routes import load_router
+from gateway.config.policies import load_policies_of
+from gateway.config.routers import load_router
+from gateway.models.catalog import Catalog, load_catalog
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway, running
 from sluice.errors import SluiceError, from_status
-from sluice.settings import (
-    GatewaySettings,
-    ModelSettings,
-    NatsSettings,
-    RecordsSettings,
-    RoutingSettings,
-    Settings,
-)
+from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
+from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher

@@ -10,12 +10,13 @@ import grpc
 import nats
 import pytest
 
+from gateway.config.routers import load_router
 from gateway.records import outcome as outcomes
 from gateway.records import outcome_store
-from gateway.routes import load_router
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import RoutingSettings, Settings
+from sluice.settings import Settings
+from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,
     OUTCOME_SOURCE_GRADE,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.breaker import PROBE_S, Breakers, BreakerState
-from sluice.routing import BreakerSettings
+from sluice.settings.routing import BreakerSettings
 
 SETTINGS = BreakerSettings(failures=3, open_s=5.0)
 

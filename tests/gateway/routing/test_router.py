@@ -10,7 +10,7 @@ from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
 from gateway.routing.router import Idle, ModelFacts, PolicyRouter, Prediction
 from gateway.routing.trials import SHADOW, drawn
-from sluice.routing import RoutingSettings, Trial
+from sluice.settings.routing import RoutingSettings, Trial
 
 MODELS = {
     "small": ModelFacts("s", 1.0, 2.0),

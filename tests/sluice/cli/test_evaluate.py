@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from model_workers.desk.example import CELLS
-from model_workers.desk.tasks import generate, heldout
+from model_workers.tiers.example import CELLS
+from model_workers.tiers.tasks import generate, heldout
 from sluice import errors
 from sluice.cli.failure import CommandFailed
 from sluice.cli.questions import of_file

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.interceptor import ErrorInterceptor
+from gateway.api.interceptor import ErrorInterceptor
 from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import load
 from sluice.client.aio import AsyncClient

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from gateway.routing.learned import growing
-from model_workers.desk.example import Cell, Example
-from model_workers.desk.tasks import generate
+from model_workers.tiers.example import Cell, Example
+from model_workers.tiers.tasks import generate
 from sluice import settings as config
 from sluice.client.aio import AsyncClient
 from sluice.errors import RecordUnknown
-from sluice.processes.mesh import Mesh, running_mesh
 from sluice.v1.admin_pb2 import OUTCOME_SOURCE_GRADE, ListOutcomesResponse, RequestRecord
+from supervisor.mesh import Mesh, running_mesh
 from tests.sluice.cli.commands import Cli
 
 pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]

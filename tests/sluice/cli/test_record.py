@@ -7,9 +7,9 @@ from pathlib import Path
 import nats
 import pytest
 
+from simulator.trace import parse_trace
 from sluice.cli import record
 from sluice.internal.v1 import frame_pb2, task_pb2
-from sluice.simulation.trace import parse_trace
 from sluice.wire import subjects
 from sluice.wire.codec import pack
 from tests.sluice.cli.commands import BOUND_S, Cli

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from sluice.client import Client
-from sluice.processes.ports import free_port
-from sluice.processes.reloading import reload_mesh
-from sluice.processes.state import MeshState, StateDir
-from sluice.processes.triton import stub_pids
+from sluice.ports import free_port
 from sluice.settings import SettingsError
+from supervisor.reloading import reload_mesh
+from supervisor.state import MeshState, StateDir
+from supervisor.triton import stub_pids
 
 BOUND_S = 90.0
 CONFIG = """

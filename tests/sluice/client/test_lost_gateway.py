@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 
 from sluice.client import Answer, AnswerBuilder, AsyncClient, Delta, GenerateOptions, NoticeKind
-from sluice.processes.mesh import Mesh, running_mesh
-from sluice.settings import GatewaySettings, ModelSettings, RoutingSettings, Settings
+from sluice.settings import GatewaySettings, ModelSettings, Settings
+from sluice.settings.routing import RoutingSettings
+from supervisor.mesh import Mesh, running_mesh
 
 pytestmark = pytest.mark.mesh
 

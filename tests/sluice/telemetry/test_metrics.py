@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from sluice.processes.errors import SetupError
+from sluice.errors import SetupError
 from sluice.telemetry.metrics import measuring
 from tests.support.otlp import otlp_receiver
 

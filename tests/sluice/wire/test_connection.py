@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.processes.ports import free_port
+from sluice.ports import free_port
 from sluice.settings import NatsSettings
 from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from batcher.core.effects import Effects, Formed, Move
 from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
 

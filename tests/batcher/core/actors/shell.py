@@ -10,8 +10,8 @@ from batcher.core.effects import Effects
 from batcher.core.ledger import Ledger
 from batcher.core.peers import Share
 from batcher.core.replicas import Replica
-from sluice.batching import Policy
 from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.settings.batching import Policy
 from tests.batcher.core.actors.checks import Checks
 from tests.batcher.core.actors.engine import Engine, computed
 

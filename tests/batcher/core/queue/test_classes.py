@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 
 def policy(**values: object) -> Policy:

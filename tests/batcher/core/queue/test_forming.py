@@ -11,7 +11,7 @@ from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.rooms import Room
 from batcher.core.tasks import QueuedTask
-from sluice.batching import PRESETS, Policy
+from sluice.settings.batching import PRESETS, Policy
 
 NUMBERS = iter(range(10**9))
 

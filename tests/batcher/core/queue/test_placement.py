@@ -10,7 +10,7 @@ from batcher.core.queue.placement import Placement
 from batcher.core.queue.waiting import Turn
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 
 def entry(prompt: int = 100, cache: int = 200, prefix: bytes = b"") -> Entry:

@@ -12,7 +12,7 @@ from batcher.core.batches import BatchLimit
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import ClassPolicies, Policy
+from sluice.settings.batching import ClassPolicies, Policy
 from sluice.wire.subjects import CLASSES
 
 

@@ -9,7 +9,7 @@ import pytest
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from sluice.batching import Policy
+from sluice.settings.batching import Policy
 
 SLOTS = 16
 STEADY_S = 10.0

@@ -23,7 +23,7 @@ from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.rooms import Use, rooms
 from batcher.core.tasks import QueuedTask
-from sluice.batching import PRESETS, Policy
+from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
 SLOTS = 8

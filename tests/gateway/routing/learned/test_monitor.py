@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gateway.routing.learned.monitor import CLEAR, Change, Monitor, Signal, State
-from sluice.routing import DriftSettings
+from sluice.settings.routing import DriftSettings
 
 SETTINGS = DriftSettings()
 BEGAN, ENDED = Change(Signal.INPUTS, began=True), Change(Signal.INPUTS, began=False)

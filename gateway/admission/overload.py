@@ -1,0 +1,185 @@
+"""Admission by expected wait: what would miss its deadline goes to a smaller model if it may, else it is refused.
+
+A batcher reports how long a new task of each class would wait, and how long answers take. Between two reports the
+wait grows by what this gateway has sent since, and shrinks as time passes. While nothing waits nothing is refused: an
+estimate that nobody corrects would be believed for ever.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.admission.load_table import ClassLoad, Directory, Load
+from gateway.routing.breaker import Breakers
+from gateway.routing.plan import SAFETY, Candidate, Plan
+from sluice.errors import ModelUnavailable, Overloaded, SluiceError
+from sluice.wire.subjects import CLASSES, RANKS
+
+MARGIN: Final = 0.2
+"""Part of the time to the deadline that is kept for what the estimates do not know. At the very edge half of all
+answers would be late, each in the place of one in time."""
+
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 60.0
+UNAVAILABLE_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a request asks of a model's queue."""
+
+    priority_class: str
+    deadline: float
+    """Monotonic seconds."""
+    allow_degraded: bool = False
+
+
+class _Sent:
+    """What this gateway has sent to a model since the batchers' reports, by class."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[float, int, float]] = deque()
+        self._counts = [0] * len(CLASSES)
+        self._tokens = [0.0] * len(CLASSES)
+
+    def add(self, priority_class: str, tokens: float, now: float) -> None:
+        rank = RANKS[priority_class]
+        self._tasks.append((now, rank, tokens))
+        self._counts[rank] += 1
+        self._tokens[rank] += tokens
+
+    def forget(self, until: float) -> None:
+        while self._tasks and self._tasks[0][0] <= until:
+            _, rank, tokens = self._tasks.popleft()
+            self._counts[rank] -= 1
+            self._tokens[rank] -= tokens
+
+    def count(self, priority_class: str) -> int:
+        return self._counts[RANKS[priority_class]]
+
+    def tokens_ahead(self, priority_class: str) -> float:
+        """Of the class and of more urgent ones."""
+        return sum(self._tokens[: RANKS[priority_class] + 1])
+
+
+class Overload:
+    """Decides whether a model can still answer in time.
+
+    Args:
+        fallbacks: by model, smaller ones in the order in which they are tried.
+        tiers: by model.
+        queue_max: tasks of a model and class that may wait.
+        breakers: which models are left alone.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        fallbacks: Mapping[str, Sequence[str]],
+        tiers: Mapping[str, str],
+        queue_max: int,
+        breakers: Breakers,
+    ) -> None:
+        self._directory = directory
+        self.fallbacks = fallbacks
+        self._tiers = tiers
+        self._queue_max = queue_max
+        self._breakers = breakers
+        self._sent: dict[str, _Sent] = {}
+
+    def refuse_hopeless(self, models: Sequence[str], demand: Demand, now: float) -> None:
+        """Spares a request the way to a model when none of ``models``, all that may answer it, could do so in time.
+
+        Raises:
+            ModelUnavailable, Overloaded: as `choose`.
+        """
+        candidates = list(models)
+        if demand.allow_degraded:
+            candidates += [name for model in models for name in self.fallbacks.get(model, ())]
+        problems = []
+        for model in candidates:
+            problem = self.problem(model, demand, now)
+            if problem is None:
+                return
+            problems.append(problem)
+        raise min(problems, key=lambda problem: problem.retry_after_s or 0.0)
+
+    def choose(self, plan: Plan, demand: Demand, now: float) -> Plan:
+        """``plan``, or one with a smaller model that can answer in time.
+
+        Raises:
+            ModelUnavailable: nobody serves the model now.
+            Overloaded: the answer would be late, or too much waits; says when to try again.
+        """
+        problem = self.problem(plan.model, demand, now)
+        if problem is None:
+            return plan
+        # Where the safety policy sends a request it stays.
+        if demand.allow_degraded and plan.strategy != SAFETY:
+            for model in self.fallbacks.get(plan.model, ()):
+                if self.problem(model, demand, now) is None:
+                    return self._degraded(plan, model, problem.message)
+        raise problem
+
+    def _degraded(self, plan: Plan, model: str, problem: str) -> Plan:
+        reason = f"{plan.reason}; degraded: {problem}"
+        first = Candidate(model, self._tiers[model], f"degraded: {problem}")
+        others = tuple(one for one in plan.candidates if one.model != model)
+        return replace(
+            plan,
+            model=model,
+            tier=first.tier,
+            reason=reason,
+            degraded=True,
+            candidates=(first, *others),
+            cascade=None,
+        )
+
+    def sent(self, model: str, priority_class: str, tokens: int, now: float) -> None:
+        """A task of ``tokens`` tokens, prompt and longest answer, goes out now."""
+        self._breakers.sent(model, now)
+        known = self._directory.load(model, now).of_class(priority_class).task_tokens
+        self._sent.setdefault(model, _Sent()).add(priority_class, known or tokens, now)
+
+    def wait_s(self, model: str, priority_class: str, now: float) -> float:
+        """How long a task that came now would wait for a worker."""
+        load = self._directory.load(model, now)
+        sent = self._sent.setdefault(model, _Sent())
+        sent.forget(load.reported_at)
+        state = load.of_class(priority_class)
+        return _wait_s(load, state, sent.tokens_ahead(priority_class), now)
+
+    def problem(self, model: str, demand: Demand, now: float) -> SluiceError | None:
+        """Why ``model`` cannot answer in time; None when it can."""
+        load = self._directory.load(model, now)
+        if not load.ready:
+            return ModelUnavailable(
+                f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
+            )
+        if not self._breakers.allows(model, now):
+            retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, now))
+            return ModelUnavailable(
+                f"{model} failed again and again and is left alone", retry_after_s=retry_s
+            )
+        state = load.of_class(demand.priority_class)
+        wait_s = self.wait_s(model, demand.priority_class, now)
+        sent = self._sent[model]
+        answer_s = wait_s + state.service_s
+        late_s = answer_s - (demand.deadline - now) * (1 - MARGIN)
+        if wait_s > 0 and late_s > 0:
+            return _overloaded(f"{model} would take {answer_s:.1f} s, past the deadline", late_s)
+        if state.queued + sent.count(demand.priority_class) >= self._queue_max:
+            return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
+        return None
+
+
+def _wait_s(load: Load, state: ClassLoad, sent_tokens: float, now: float) -> float:
+    if not load.tokens_per_s:
+        return state.wait_s
+    passed_s = now - load.reported_at
+    return max(0.0, state.wait_s + sent_tokens / load.tokens_per_s - passed_s)
+
+
+def _overloaded(message: str, retry_s: float) -> Overloaded:
+    return Overloaded(message, retry_after_s=min(max(retry_s, RETRY_MIN_S), RETRY_MAX_S))

@@ -1,0 +1,1 @@
+"""The gRPC services: wire messages in, events and typed errors out."""

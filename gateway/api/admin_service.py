@@ -1,0 +1,76 @@
+"""``sluice.v1.AdminService`` over grpc.aio."""
+
+from contextlib import aclosing
+from typing import Any, Final
+
+from gateway.records.outcome_store import OutcomeStore
+from gateway.records.record import audit_response
+from gateway.records.recorder import Recorder
+from gateway.telemetry.drift import Drift
+from sluice.errors import InvalidRequest
+from sluice.v1 import admin_pb2
+from sluice.v1.admin_pb2 import (
+    ExplainRequest,
+    ExplainResponse,
+    FeedbackRequest,
+    FeedbackResponse,
+    GetAuditRequest,
+    GetAuditResponse,
+    GetRouterHealthRequest,
+    GetRouterHealthResponse,
+    Grade,
+    ListOutcomesRequest,
+)
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer
+from sluice.wire.clock import unix_ms
+from sluice.wire.subjects import is_token
+
+ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+
+class AdminService(AdminServiceServicer):
+    """The methods."""
+
+    def __init__(self, recorder: Recorder, outcomes: OutcomeStore, drift: Drift) -> None:
+        self._recorder = recorder
+        self._outcomes = outcomes
+        self._drift = drift
+
+    async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
+        """See the proto."""
+        return await self._recorder.find(_request_id(request.request_id))
+
+    async def GetAudit(self, request: GetAuditRequest, context: Any) -> GetAuditResponse:
+        """See the proto."""
+        return audit_response(await self._recorder.audited(_request_id(request.request_id)))
+
+    async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
+        """See the proto."""
+        if not 0 <= request.grade <= 1:  # NaN too
+            raise InvalidRequest.of("grade", "must be in [0, 1]")
+        grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
+        record = await self._recorder.grade(_request_id(request.request_id), grade)
+        self._drift.graded(record, grade.grade)
+        return FeedbackResponse()
+
+    # A coroutine that writes: see InferenceService.Generate.
+    async def ListOutcomes(  # type: ignore[override]
+        self, request: ListOutcomesRequest, context: Any
+    ) -> None:
+        """See the proto."""
+        listed = self._outcomes.list(list(request.tenants), request.since_unix_ms)
+        async with aclosing(listed):
+            async for response in listed:
+                await context.write(response)
+
+    async def GetRouterHealth(
+        self, request: GetRouterHealthRequest, context: Any
+    ) -> GetRouterHealthResponse:
+        """See the proto."""
+        return self._drift.health()
+
+
+def _request_id(given: str) -> str:
+    if not is_token(given):
+        raise InvalidRequest.of("request_id", "is none; take it from Started, such as req-...")
+    return given

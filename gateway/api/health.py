@@ -1,0 +1,43 @@
+"""What ``grpc.health.v1`` says: true readiness, of the service and of every model (docs/wire.md, Readiness)."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio
+
+from gateway.admission.load_table import Directory
+
+SERVICE: Final = "sluice.v1.InferenceService"
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health:
+    """Keeps the health service up to date."""
+
+    def __init__(
+        self, directory: Directory, models: Sequence[str], connected: Callable[[], bool]
+    ) -> None:
+        self.servicer = health_aio.HealthServicer()
+        self._directory = directory
+        self._models = models
+        self._connected = connected
+        self._said: dict[str, bool] = {}
+
+    async def refresh(self, now: float) -> None:
+        """Says what has changed."""
+        connected = self._connected()
+        ready = {
+            f"model.{model}": connected and self._directory.load(model, now).ready
+            for model in self._models
+        }
+        whole = all(ready.values())
+        for service, serving in {**ready, SERVICE: whole, "": whole}.items():
+            if self._said.get(service) != serving:
+                self._said[service] = serving
+                await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)
+
+    async def leave(self) -> None:
+        """NOT_SERVING from now on, whatever happens."""
+        await self.servicer.enter_graceful_shutdown()

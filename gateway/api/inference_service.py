@@ -1,0 +1,130 @@
+"""``sluice.v1.InferenceService`` over grpc.aio."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gateway.admission.load_table import Directory
+from gateway.admission.pipeline import Admission
+from gateway.api.generate import Generator
+from gateway.api.safety_messages import dry_run_answer, safety_answer
+from gateway.validation.requests import check_labels, validate_count
+from gateway.validation.tenant import tenant_of
+from sluice.errors import NoDryRun, Overloaded, ShuttingDown
+from sluice.v1.inference_pb2 import (
+    CheckSafetyRequest,
+    CheckSafetyResponse,
+    CountTokensRequest,
+    CountTokensResponse,
+    GenerateRequest,
+    GetSafetyDryRunRequest,
+    GetSafetyDryRunResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+)
+from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
+
+RETRY_AFTER_S: Final = 1.0
+
+
+class InferenceService(InferenceServiceServicer):
+    """The methods; admission of calls as such (how many, and not while shutting down) is here.
+
+    Attributes:
+        idle: set while no call of Generate runs.
+    """
+
+    def __init__(self, generator: Generator, admission: Admission, directory: Directory) -> None:
+        self._generator = generator
+        self._admission = admission
+        self._directory = directory
+        self._limit = generator.settings.max_concurrent_requests
+        self._draining = False
+        self._active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def active(self) -> int:
+        """Calls of Generate that run."""
+        return self._active
+
+    def drain(self) -> None:
+        """Takes no more calls; those that run go on."""
+        self._draining = True
+
+    # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
+    async def Generate(  # type: ignore[override]
+        self, request: GenerateRequest, context: Any
+    ) -> None:
+        """See the proto."""
+        if self._draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self._active >= self._limit:
+            raise Overloaded(
+                f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
+            )
+        with self._counted():
+            await self._generator.answer(request, context, _metadata(context))
+
+    async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
+        """See the proto."""
+        conversation, name = validate_count(request, self._admission.catalog)
+        count, model = await self._admission.count(
+            conversation, name, tenant_of(_metadata(context))
+        )
+        return CountTokensResponse(
+            token_count=count, context_tokens=model.context_tokens, model=model.name
+        )
+
+    async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
+        """See the proto."""
+        catalog, now = self._admission.catalog, time.monotonic()
+        return ListModelsResponse(models=[self._model(name, now) for name in catalog.names])
+
+    async def CheckSafety(self, request: CheckSafetyRequest, context: Any) -> CheckSafetyResponse:
+        """See the proto."""
+        check_labels(request.labels)
+        tenant = tenant_of(_metadata(context))
+        return safety_answer(await self._admission.check([request.text], request.labels, tenant))
+
+    async def GetSafetyDryRun(
+        self, request: GetSafetyDryRunRequest, context: Any
+    ) -> GetSafetyDryRunResponse:
+        """See the proto."""
+        counts = self._admission.dry_run
+        if counts is None:
+            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
+        return dry_run_answer(counts)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._active += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self.idle.set()
+
+    def _model(self, name: str, now: float) -> Model:
+        model, load = self._admission.catalog[name], self._directory.load(name, now)
+        return Model(
+            name=name,
+            tier=model.settings.tier,
+            context_tokens=model.context_tokens,
+            ready=load.ready,
+            slots=load.slots,
+            running=load.running,
+            queued=load.queued,
+        )
+
+
+def _metadata(context: Any) -> Mapping[str, str]:
+    """The text entries of the call's metadata; the trace context is among them."""
+    entries = context.invocation_metadata() or ()
+    return {key: value for key, value in entries if isinstance(value, str)}

@@ -1,0 +1,64 @@
+"""The safety policies of a configuration: read with their lists, and compiled."""
+
+from pathlib import Path
+
+import yaml
+
+from gateway.models.loading import labels_for
+from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of
+from gateway.safety.inspector import Inspector
+from gateway.safety.names import rule_names
+from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
+from gateway.safety.rules import RuleError
+from gateway.safety.rules.lexicon import Lexicon
+from sluice.settings import Settings, SettingsError
+
+
+def read_policies(settings: Settings, path: Path | None = None) -> Policies:
+    """The policies of ``settings``, checked; ``path`` is the file they came from, for the lines in errors.
+
+    Raises:
+        SettingsError: one line that names what cannot work.
+    """
+    where = f"{path}: " if path else ""
+    try:
+        text = _text(settings, path)
+        policies = load_policies(text, _read_list, rule_names(), _labels(settings))
+        for policy in policies.by_name.values():
+            Lexicon(phrases_of(policy))
+    except (PolicyError, RuleError) as error:
+        raise SettingsError(f"{where}{error}") from None
+    return policies
+
+
+def load_policies_of(settings: Settings, path: Path | None = None) -> CompiledPolicies:
+    """The policies of ``settings``, compiled; it takes about a second, and any thread may do it.
+
+    Raises:
+        SettingsError: as `read_policies`.
+    """
+    return compile_policies(read_policies(settings, path), _labels(settings))
+
+
+def load_inspector(settings: Settings, path: Path | None = None) -> Inspector:
+    """The inspector of ``settings``; costs and raises as `load_policies_of`."""
+    return Inspector(load_policies_of(settings, path))
+
+
+def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """All models by name, with the labels of those that classify."""
+    return {model.name: labels_for(model) for model in settings.models}
+
+
+def _text(settings: Settings, path: Path | None) -> str:
+    """The file as it was written, unless the environment had a word in it."""
+    section = settings.model_dump(mode="json")[SECTION]
+    if path is not None:
+        text = path.read_text(encoding="utf-8")
+        if ((yaml.safe_load(text) or {}).get(SECTION) or {}) == section:
+            return text
+    return yaml.safe_dump({SECTION: section}, sort_keys=False)
+
+
+def _read_list(path: str) -> str:
+    return Path(path).expanduser().read_text(encoding="utf-8")

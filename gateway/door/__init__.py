@@ -1,1 +1,0 @@
-"""The door: a wire request becomes a `ValidRequest` or a typed error. Inside, the types are trusted."""

@@ -1,1 +1,0 @@
-"""Guard models at the rim: their rows are sent through the mesh like any other, and their outcomes steer a stream."""

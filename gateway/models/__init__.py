@@ -1,0 +1,1 @@
+"""The models that a gateway serves: their settings, tokenizers, chat templates and limits, without the models."""

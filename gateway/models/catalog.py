@@ -1,0 +1,88 @@
+"""The models that this gateway serves: their settings with their tokenizers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.models.loading import load_tokenization
+from gateway.models.tokenization import Tokenization
+from gateway.routing.router import ModelFacts
+from sluice.defaults import AUTO
+from sluice.settings import ModelSettings, Settings
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model, ready to be asked."""
+
+    settings: ModelSettings
+    tokenization: Tokenization
+
+    @property
+    def name(self) -> str:
+        """The name to ask for it."""
+        return self.settings.name
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and answer together, tokens."""
+        return self.settings.context_tokens or self.tokenization.context_tokens
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Largest max_tokens of a request."""
+        return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
+
+
+class Catalog:
+    """The models by name, in the order of the configuration.
+
+    Attributes:
+        default: the model of "auto" when no rule applies.
+        names: all of them.
+        answering: those that callers may ask; the others are classifiers.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
+        self._models = models
+        self.default = default
+        self.names = tuple(models)
+        self.answering = tuple(name for name, one in models.items() if not one.tokenization.labels)
+
+    def __getitem__(self, name: str) -> ServedModel:
+        return self._models[name]
+
+    @property
+    def tiers(self) -> Mapping[str, str]:
+        """Tier by name of the model."""
+        return {name: model.settings.tier for name, model in self._models.items()}
+
+    @property
+    def facts(self) -> Mapping[str, ModelFacts]:
+        """What routing knows, by name of the model."""
+        return {
+            name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
+            for name, one in ((name, model.settings) for name, model in self._models.items())
+        }
+
+    def max_answer_tokens(self, name: str) -> int:
+        """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
+        return max(model.max_answer_tokens for model in self._candidates(name))
+
+    def vocab_size(self, name: str) -> int:
+        """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
+        return max(model.tokenization.vocab_size for model in self._candidates(name))
+
+    def _candidates(self, name: str) -> list[ServedModel]:
+        if name != AUTO and name in self.answering:
+            return [self._models[name]]
+        return [self._models[name] for name in self.answering]
+
+
+def load_catalog(settings: Settings) -> Catalog:
+    """Loads the tokenizers of all models.
+
+    Raises:
+        SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
+    """
+    models = {m.name: ServedModel(m, load_tokenization(m)) for m in settings.models}
+    return Catalog(models, settings.routing.default)

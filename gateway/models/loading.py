@@ -1,0 +1,123 @@
+"""Loads a `Tokenization` from a model's files."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from gateway.models.files import model_folder, read_json
+from gateway.models.template import ChatTemplate
+from gateway.models.tokenization import Tokenization
+from sluice.labels import labels_of
+from sluice.settings import ModelSettings, SettingsError
+
+# Names of the context length in configurations of Hugging Face models.
+_CONTEXT_KEYS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+)
+_TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+def load_tokenization(model: ModelSettings) -> Tokenization:
+    """Reads tokenizer, template and limits of ``model``.
+
+    Raises:
+        SettingsError: a file is missing or not what it should be.
+    """
+    folder = model_folder(model.path)
+    config = read_json(folder / "config.json")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    generation = read_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder)
+    tokens = _special_tokens(tokenizer_config)
+    return Tokenization(
+        tokenizer=tokenizer,
+        template=_template(folder, tokenizer_config, tokens),
+        context_tokens=model.context_tokens or _context_tokens(folder, config),
+        vocab_size=_text_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
+        stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
+        labels=labels_for(model),
+    )
+
+
+def labels_for(model: ModelSettings) -> tuple[str, ...]:
+    """The labels of a classifier; nothing for other models.
+
+    Raises:
+        SettingsError: a classifier has none.
+    """
+    if model.engine != "classifier":
+        return ()
+    path = model_folder(model.path) / "config.json"
+    try:
+        return labels_of(read_json(path))
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"models: {model.name}: {path} {error}") from error
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise SettingsError(f"{folder / 'tokenizer.json'}: is not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Values are strings, or objects of an AddedToken."""
+    tokens = {}
+    for key in _TOKEN_KEYS:
+        value = config.get(key)
+        content = value.get("content") if isinstance(value, dict) else value
+        if content:
+            tokens[key] = str(content)
+    return tokens
+
+
+def _template(
+    folder: Path, config: Mapping[str, Any], tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return ChatTemplate(source, tokens) if source else None
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Models of several modalities keep the language model's part apart."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _context_tokens(folder: Path, config: Mapping[str, Any]) -> int:
+    text = _text_config(config)
+    found = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    if found is None:
+        raise SettingsError(
+            f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"
+        )
+    return int(found)
+
+
+def _stop_token_ids(
+    tokenizer: Tokenizer, tokens: Mapping[str, str], configs: Iterable[Mapping[str, Any]]
+) -> frozenset[int]:
+    found: set[int] = set()
+    for config in configs:
+        value = _text_config(config).get("eos_token_id")
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    named = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
+    if named is not None:
+        found.add(named)
+    return frozenset(found)

@@ -1,0 +1,165 @@
+"""One model's way from text to tokens and back.
+
+A caller's text must never become a control token (``<|assistant|>``, ``</s>``), or it could end its own turn and speak
+as the assistant. How that is held: the conversation is encoded as Hugging Face would, in one piece; beside it the
+template is rendered with placeholders for the contents, which shows the control tokens that the template itself makes.
+When both have the same control tokens, no text made one, and the first encoding stands. Otherwise the pieces of the
+template and the contents are encoded apart, the contents by a tokenizer for which control tokens are plain text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from gateway.models.template import ChatTemplate
+from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
+
+# Stands for a content while the template is rendered. It never leaves the process, so no content can hold it.
+_NONCE: Final = secrets.token_hex(8)
+_PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Tokenizer, template and limits of one model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    context_tokens: int
+    """Prompt and answer together, as the model's configuration says."""
+    vocab_size: int
+    stop_token_ids: frozenset[int]
+    """Tokens that end an answer."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier, by number."""
+    _plain: "PlainText" = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainText(self.tokenizer))
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation in the chat template; without a template see `encode_text`.
+
+        ``variables`` are the template's own.
+
+        Raises:
+            TemplateRefused: the template does not take this conversation.
+        """
+        assert self.template is not None, "the door checks for a template"
+        variables = variables or {}
+        whole = self._encode(self.template.render(messages, variables))
+        apart = self._encode_apart(self.template, messages, variables)
+        same = self._plain.control_of(whole) == self._plain.control_of(apart)
+        return whole if same else apart
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of ``text`` as it stands, with what the tokenizer puts around every text (a first token)."""
+        return self._plain.encode(text, add_special_tokens=True)
+
+    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
+        """``text`` in pieces of at most ``tokens_max`` tokens, each with what stands around every text.
+
+        Neighbours share a quarter, so that what is cut in one piece is whole in the other.
+        """
+        return self._plain.segments(text, tokens_max)
+
+    def detokenizer(self) -> Detokenizer:
+        """For one answer."""
+        return StreamDetokenizer(self.tokenizer)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; U+FFFD where it is not whole characters."""
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _encode_apart(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        places = [{**m, "content": f"\ue000{_NONCE}{i}\ue001"} for i, m in enumerate(messages)]
+        token_ids: list[int] = []
+        for index, piece in enumerate(_PLACE.split(template.render(places, variables))):
+            if index % 2 == 0:
+                token_ids += self._encode(piece)
+            else:
+                token_ids += self._plain.encode(messages[int(piece)]["content"])
+        return token_ids
+
+
+class PlainText:
+    """Encodes a caller's text without ever making a control token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(_all_controls_special(tokenizer.to_str()))
+        # tokenizers' switch for "treat special tokens as text".
+        self._tokenizer.encode_special_tokens = True
+        # What stands for unknown characters is no means to control anything.
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self._control = {
+            token_id: token.content
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if _is_control(token) and token.content != unknown
+        }
+
+    def control_of(self, token_ids: Sequence[int]) -> list[int]:
+        """The control tokens among ``token_ids``, in order."""
+        return [token_id for token_id in token_ids if token_id in self._control]
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of ``text``."""
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        bare = token_ids
+        if add_special_tokens:
+            bare = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if self.control_of(bare):
+            return self._encode_cut(text)
+        return token_ids
+
+    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
+        """See `Tokenization.segments`."""
+        sample = self._tokenizer.encode("a", add_special_tokens=True)
+        lead = sample.special_tokens_mask.index(0)
+        tail = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
+        first, last = sample.ids[:lead], sample.ids[tail:]  # [CLS] text [SEP] in many
+        room = max(1, tokens_max - len(first) - len(last))
+        bare = self.encode(text)
+        if len(bare) <= room:
+            return [[*first, *bare, *last]]
+        starts = range(0, len(bare) - room // 4, room - room // 4)
+        return [[*first, *bare[start : start + room], *last] for start in starts]
+
+    def _encode_cut(self, text: str) -> list[int]:
+        """Some models have control tokens as words of their own (unigram): cuts them after their first character."""
+        control = sorted(self._control.values(), key=len, reverse=True)
+        pattern = "|".join(f"(?<={re.escape(c[0])})(?={re.escape(c[1:])})" for c in control)
+        token_ids: list[int] = []
+        for piece in re.split(pattern, text):
+            token_ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+        return [token_id for token_id in token_ids if token_id not in self._control]
+
+
+def _is_control(token: AddedToken) -> bool:
+    """Special tokens, and marks such as ``<think>`` that some models keep among ordinary added tokens."""
+    content = token.content
+    marked = (content[0], content[-1]) in {("<", ">"), ("[", "]")}
+    return token.special or (marked and len(content) > 2)
+
+
+def _all_controls_special(serialized: str) -> str:
+    """The tokenizer with every control token marked special."""
+    tokenizer = json.loads(serialized)
+    for token in tokenizer.get("added_tokens", ()):
+        if _is_control(AddedToken(token["content"], special=token["special"])):
+            token["special"] = True
+    return json.dumps(tokenizer)

@@ -1,0 +1,1 @@
+"""Spans, metrics and drift events of the gateway."""

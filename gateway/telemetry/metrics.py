@@ -1,0 +1,88 @@
+"""What the gateway counts of requests. An event costs a number in a dictionary; metrics read it when they are asked."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.util.types import AttributeValue
+
+from gateway.streaming.stream import Stream
+from gateway.validation.requests import ValidRequest
+from sluice.telemetry import names
+from sluice.v1.inference_pb2 import FinishReason
+
+FIRST_TOKEN_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+"""Bounds of the histogram, as the GenAI conventions have them."""
+
+
+class RequestMetrics:
+    """Valid requests by how they ended, their tokens, and the time to their first token.
+
+    Labels are names of models and classes and reasons of ends; never tenants or requests, of which there is no end.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._requests: Counter[tuple[str, str, str]] = Counter()
+        self._tokens: Counter[tuple[str, str]] = Counter()
+        self._first_token = meter.create_histogram(
+            names.GEN_AI_TTFT,
+            "s",
+            "From the arrival of a request to its first token.",
+            explicit_bucket_boundaries_advisory=FIRST_TOKEN_S,
+        )
+        meter.create_observable_counter(
+            names.METRIC_REQUESTS, [self._count_requests], "{request}", "Requests that have ended."
+        )
+        meter.create_observable_counter(
+            names.METRIC_TOKENS, [self._count_tokens], "{token}", "Tokens of prompts and answers."
+        )
+
+    def refused(self, priority_class: str, reason: str) -> None:
+        """A valid request ended before it had a stream."""
+        self._requests["", priority_class, reason] += 1
+
+    def ended(self, request: ValidRequest, stream: Stream) -> None:
+        """The stream of ``request`` ended."""
+        model = stream.leg.model
+        self._requests[model, request.priority_class, _outcome(stream)] += 1
+        for leg in stream.legs:
+            self._tokens[leg.model, "input"] += leg.prompt_tokens
+            self._tokens[leg.model, "output"] += len(leg.transcript.token_ids)
+        if stream.first_token_at is not None:
+            taken_s = stream.first_token_at - stream.ticket.hops.arrived_at
+            self._first_token.record(taken_s, _first_token_attributes(request, model))
+
+    def _count_requests(self, options: CallbackOptions) -> Iterable[Observation]:
+        # Asked on another thread while the loop counts: a list is made in one go.
+        for (model, priority_class, outcome), count in list(self._requests.items()):
+            attributes = {names.PRIORITY_CLASS: priority_class, names.OUTCOME: outcome}
+            named = {names.GEN_AI_RESPONSE_MODEL: model} if model else {}
+            yield Observation(count, {**named, **attributes})
+
+    def _count_tokens(self, options: CallbackOptions) -> Iterable[Observation]:
+        for (model, kind), count in list(self._tokens.items()):
+            yield Observation(
+                count, {names.GEN_AI_RESPONSE_MODEL: model, names.GEN_AI_TOKEN_TYPE: kind}
+            )
+
+
+def _outcome(stream: Stream) -> str:
+    """The reason of its end in small letters, or that of its error."""
+    if stream.error is not None:
+        return stream.error.reason
+    assert stream.finished is not None, "it has ended"
+    reason = FinishReason.Name(stream.finished.reason)
+    return reason.removeprefix("FINISH_REASON_").lower()
+
+
+def _first_token_attributes(request: ValidRequest, model: str) -> dict[str, AttributeValue]:
+    return {
+        names.GEN_AI_OPERATION: "text_completion" if request.conversation.raw else "chat",
+        names.GEN_AI_SYSTEM: "sluice",
+        names.GEN_AI_RESPONSE_MODEL: model,
+        names.PRIORITY_CLASS: request.priority_class,
+    }

@@ -1,0 +1,195 @@
+"""The gateway's side of the inner wires: tasks out, frames in, and what batchers must hear (docs/wire.md)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js.api import Header
+from nats.js.errors import APIError
+
+from gateway.admission.load_table import Directory
+from gateway.streaming.outbox import Outbox
+from gateway.streaming.registry import Registry
+from sluice.errors import (
+    MessageTooLarge,
+    Overloaded,
+    SluiceError,
+    TransportUnavailable,
+)
+from sluice.internal.v1.control_pb2 import BatcherReport, HeldTokensRequest
+from sluice.internal.v1.frame_pb2 import FrameBundle
+from sluice.internal.v1.task_pb2 import Task
+from sluice.wire import subjects
+from sluice.wire.barrier import settle
+from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
+from sluice.wire.connection import disconnect
+
+_log = logging.getLogger(__name__)
+
+PUBLISH_S: Final = 5.0
+"""Longest wait for JetStream to store a task, seconds."""
+RETRY_AFTER_S: Final = 1.0
+_SETTLE_S: Final = 2.0
+
+# Frames of thousands of rows may wait while the loop is busy; what is dropped here must be asked for again.
+_PENDING_MESSAGES: Final = 1 << 20
+_PENDING_BYTES: Final = 256 * 1024 * 1024
+# JetStream's error codes for "no room": maximum messages, maximum bytes, insufficient resources, storage.
+_FULL: Final = frozenset({10023, 10028, 10047, 10077})
+
+
+class Dispatch:
+    """Sends for the registry and feeds it. The one user of the NATS connection."""
+
+    def __init__(self, gateway_id: str) -> None:
+        self.gateway_id = gateway_id
+        self.outbox = Outbox(self._schedule_flush)
+        self._client: Client | None = None
+        self._registry: Registry | None = None
+        self._directory: Directory | None = None
+        self._subscriptions: list[Subscription] = []
+        self._publishing: dict[str, asyncio.Task[None]] = {}
+        self._flushing: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether NATS can be reached now."""
+        return self._client is not None and self._client.is_connected
+
+    async def start(self, client: Client, registry: Registry, directory: Directory) -> None:
+        """Subscribes. Frames can come as soon as this returns: core NATS drops what nobody is subscribed to."""
+        self._client, self._registry, self._directory = client, registry, directory
+        for subject, callback in (
+            (subjects.frames(self.gateway_id), self._on_frames),
+            (subjects.held(self.gateway_id), self._on_held),
+            (subjects.REPORTS, self._on_report),
+        ):
+            self._subscriptions.append(
+                await client.subscribe(
+                    subject,
+                    cb=callback,
+                    pending_msgs_limit=_PENDING_MESSAGES,
+                    pending_bytes_limit=_PENDING_BYTES,
+                )
+            )
+        await settle(client, _SETTLE_S)
+
+    async def close(self) -> None:
+        """Says what is left to say, then hangs up."""
+        if self._client is None:
+            return
+        if self._publishing:
+            await asyncio.wait(self._publishing.values(), timeout=PUBLISH_S)
+        await self._flush()
+        await disconnect(self._client)
+
+    def submit(self, request_id: str, publishing: Coroutine[Any, Any, None]) -> None:
+        """Runs ``publishing`` by itself: it outlives a call that leaves, for another call may have taken over."""
+        task = asyncio.ensure_future(publishing)
+        self._publishing[request_id] = task
+        task.add_done_callback(lambda _: self._published(request_id))
+
+    async def submitted(self, request_id: str) -> None:
+        """Returns when what was submitted for the request is done, or raises what it raised."""
+        publishing = self._publishing.get(request_id)
+        if publishing is not None:
+            await asyncio.shield(publishing)
+
+    async def publish(self, task: Task, headers: Mapping[str, str], deadline: float) -> None:
+        """Returns when JetStream has stored ``task``; waits until ``deadline`` (monotonic) and `PUBLISH_S` at most.
+
+        Raises:
+            TransportUnavailable: NATS does not answer, or nobody keeps tasks.
+            Overloaded: there is no room for the task.
+            MessageTooLarge: the task is larger than a NATS message may be.
+        """
+        client = self._client
+        if client is None or not client.is_connected:
+            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+        marked = {**headers, Header.MSG_ID: task.request_id}
+        try:
+            await client.jetstream().publish(
+                subjects.tasks(task.model, task.priority_class),
+                pack(task, client.max_payload - header_bytes(marked)),
+                timeout=min(PUBLISH_S, max(deadline - time.monotonic(), 0.0)),
+                headers=marked,
+            )
+        except (OversizedMessage, TimeoutError, NatsError) as error:
+            raise _typed(error) from error
+
+    def resync(self) -> None:
+        """Messages to this gateway may have been lost."""
+        if self._registry is not None:
+            self._registry.resync(time.monotonic())
+
+    def _published(self, request_id: str) -> None:
+        publishing = self._publishing.pop(request_id)
+        if not publishing.cancelled():
+            publishing.exception()  # who waited has it; without a waiter nobody needs it
+
+    def _schedule_flush(self) -> None:
+        flushing = asyncio.ensure_future(self._flush())
+        self._flushing.add(flushing)
+        flushing.add_done_callback(self._flushing.discard)
+
+    async def _flush(self) -> None:
+        for message in self.outbox.drain():
+            await self._send(subjects.CONTROL, message)
+
+    async def _send(self, subject: str, message: Message) -> None:
+        assert self._client is not None, "nothing is said before start"
+        try:
+            await self._client.publish(subject, pack(message))
+        except NatsError as error:
+            # Resends are repeated, and frames of unknown requests are answered with another cancel or confirm.
+            _log.warning("NATS: %s not sent: %s", type(message).__name__, error)
+
+    async def _on_frames(self, msg: Msg) -> None:
+        assert self._registry is not None, "subscribed in start"
+        try:
+            bundle = unpack(FrameBundle, msg.data)
+        except MalformedMessage as error:
+            _log.error("frames dropped: %s", error)
+            return
+        now = time.monotonic()
+        for frame in bundle.frames:
+            self._registry.take(frame, now)
+
+    async def _on_held(self, msg: Msg) -> None:
+        assert self._registry is not None, "subscribed in start"
+        try:
+            asked = unpack(HeldTokensRequest, msg.data)
+        except MalformedMessage as error:
+            _log.error("question about held tokens dropped: %s", error)
+            return
+        await self._send(msg.reply, self._registry.held(asked.request_id))
+
+    async def _on_report(self, msg: Msg) -> None:
+        assert self._directory is not None, "subscribed in start"
+        try:
+            self._directory.take(unpack(BatcherReport, msg.data), time.monotonic())
+        except MalformedMessage as error:
+            _log.error("report dropped: %s", error)
+
+
+def _typed(error: Exception) -> SluiceError:
+    """A refused publish in the words of the public API."""
+    if isinstance(error, OversizedMessage):
+        return MessageTooLarge(
+            f"the task has {error.size} bytes, NATS takes {error.limit}",
+            metadata={"bytes": str(error.size), "limit_bytes": str(error.limit)},
+        )
+    if isinstance(error, APIError) and error.err_code in _FULL:
+        return Overloaded("the queue of tasks is full", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, TimeoutError):
+        message = "NATS did not store the task in time"
+    else:
+        message = f"NATS did not take the task ({type(error).__name__})"
+    return TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)

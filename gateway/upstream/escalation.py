@@ -1,0 +1,133 @@
+"""A cascade of one request: what `gateway.streaming.ticket.Cascade` asks, answered from the state of the gateway."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from gateway.admission import prompts
+from gateway.admission.overload import Overload
+from gateway.admission.pipeline import Admitted, Work
+from gateway.admission.usage import Accounts
+from gateway.records.draft import Draft
+from gateway.routing.cascade.share import Escalations
+from gateway.routing.cascade.watch import Watch
+from gateway.streaming.leg import Leg
+from gateway.streaming.stream import Stream
+from gateway.telemetry.drift import Drift
+from gateway.upstream.tasks import leg_of
+from gateway.validation.conversation import Turn
+from gateway.validation.fit import fit
+from gateway.validation.requests import ValidRequest
+from sluice.errors import SluiceError
+from sluice.settings.routing import CascadeRoute
+
+HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
+
+
+@dataclass(frozen=True)
+class Cascading:
+    """What all cascades of a gateway share."""
+
+    overload: Overload
+    accounts: Accounts
+    escalations: Escalations
+    drift: Drift
+
+
+class Escalation:
+    """`gateway.streaming.ticket.Cascade` of one request."""
+
+    def __init__(
+        self,
+        shared: Cascading,
+        request: ValidRequest,
+        admitted: Admitted,
+        draft: Draft,
+        stall_s: float,
+        send: Callable[[Stream, Leg, Work], None],
+    ) -> None:
+        """``send`` publishes the task of a second row."""
+        assert admitted.plan.cascade is not None
+        assert admitted.second is not None
+        route = admitted.plan.cascade
+        self.holds = route.mode == "hold" or not request.accept_replace
+        self.together = route.start == "together"
+        self.watch = Watch(
+            route,
+            admitted.conversation.user_text,
+            wants_json=request.sampling.json_schema is not None,
+            judge=admitted.plan.judge,
+        )
+        self._shared = shared
+        self._request = request
+        self._admitted = admitted
+        self._work = admitted.second
+        self._route: CascadeRoute = route
+        self._draft = draft
+        # A row that begins anew needs another name: JetStream drops a task whose name it knows.
+        self._row_ids = (f"{draft.request_id}-{number}" for number in count(2))
+        self._stall_s = stall_s
+        self._send = send
+        self._attempt = shared.escalations.began(request.tenant)
+
+    def refusal(self, now: float, *, ahead: bool) -> str:
+        """See `Cascade.refusal`."""
+        reason = "" if self._attempt.over else self._too_much(ahead)
+        if reason:
+            return reason
+        problem = self._shared.overload.problem(self._route.second, self._admitted.demand, now)
+        return "" if problem is None else problem.message
+
+    def second(self, draft: str, now: float) -> Leg:
+        """See `Cascade.second`."""
+        self._attempt.over = True
+        if self._route.hint:
+            self._work = self._hinted(draft)
+        return leg_of(self._request, self._work, next(self._row_ids), (), self._stall_s, now)
+
+    def launch(self, stream: Stream, leg: Leg) -> None:
+        """See `Cascade.launch`."""
+        self._send(stream, leg, self._work)
+
+    def unneeded(self) -> None:
+        """See `Cascade.unneeded`."""
+        self._attempt.over = False
+
+    def ended(self) -> None:
+        """See `Cascade.ended`."""
+        score, plan = self.watch.score, self._admitted.plan
+        if score is not None:
+            self._shared.drift.scored(score)
+            self._draft.planned(replace(plan, scores=(*plan.scores, score)))
+
+    def _too_much(self, ahead: bool) -> str:
+        """Which bound of the cascade is reached."""
+        route, tenant = self._route, self._request.tenant
+        if not self._attempt.may_go_over(route.max_share):
+            return f"{tenant} has gone over with {route.max_share:.0%} of its latest requests"
+        if self._cost(ahead) > (route.max_cost or float("inf")):
+            return f"{route.second} would cost more than is left of {route.max_cost:g}"
+        return ""
+
+    def _cost(self, ahead: bool) -> float:
+        """Of both legs, the second one's answer at its longest; ``ahead``: the first one's too."""
+        facts, first = self._shared.accounts.models, self._admitted.first
+        work = self._work
+        tokens = first.sampling.max_tokens if ahead else self.watch.tokens
+        return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
+            work.model.name
+        ].cost(len(work.prompt_token_ids), work.sampling.max_tokens)
+
+    def _hinted(self, draft: str) -> Work:
+        """The second model's work with the draft in its prompt; without it where it does not fit."""
+        conversation, work = self._admitted.conversation, self._work
+        *before, last = conversation.turns
+        text = HINT.format(prompt=last.content, draft=draft)
+        hinted = replace(conversation, turns=(*before, Turn(last.role, text)))
+        try:
+            token_ids = prompts.encode_now(hinted, work.model)
+            sampling = fit(self._request, work.model, len(token_ids))
+        except SluiceError:
+            return work
+        sampling.seed = work.sampling.seed
+        return replace(work, prompt_token_ids=token_ids, sampling=sampling)

@@ -1,0 +1,82 @@
+"""The input of a request: a prompt or a conversation."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.validation.violations import Violations
+from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
+
+SYSTEM: Final = "system"
+USER: Final = "user"
+ASSISTANT: Final = "assistant"
+_ROLES: Final = (SYSTEM, USER, ASSISTANT)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What the model is asked."""
+
+    turns: tuple[Turn, ...]
+    raw: bool
+    """One turn, to be tokenized without the chat template."""
+
+    @property
+    def system_text(self) -> str:
+        """The system message; empty without one."""
+        first = self.turns[0]
+        return first.content if first.role == SYSTEM else ""
+
+    @property
+    def user_text(self) -> str:
+        """What the caller said, all turns."""
+        return "\n".join(turn.content for turn in self.turns if turn.role == USER)
+
+
+def conversation_of(
+    request: GenerateRequest | CountTokensRequest, found: Violations
+) -> Conversation:
+    """The input of ``request``; what is wrong with it goes into ``found``."""
+    kind = request.WhichOneof("input")
+    if kind == "chat":
+        found.check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
+        return _chat(request.chat.messages, found)
+    if kind is None:
+        found.add("input", "set prompt or chat")
+    else:
+        found.check(bool(request.prompt.strip()), "prompt", "must not be empty")
+    return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
+
+
+def check_not_emptied(conversation: Conversation, found: Violations) -> None:
+    """What was a text may be none after the safety layer took characters out."""
+    for turn in conversation.turns:
+        if not turn.content.strip():
+            found.add("input", "is empty once what must not stay is removed")
+            return
+
+
+def _chat(messages: Iterable[ChatMessage], found: Violations) -> Conversation:
+    turns = tuple(Turn(message.role, message.content) for message in messages)
+    if not turns:
+        found.add("chat.messages", "needs at least one message")
+        return Conversation((), raw=False)
+    for index, turn in enumerate(turns):
+        _check_turn(index, turn, found)
+    found.check(turns[-1].role == USER, "chat.messages", 'the last message must be of role "user"')
+    return Conversation(turns, raw=False)
+
+
+def _check_turn(index: int, turn: Turn, found: Violations) -> None:
+    at = f"chat.messages[{index}]"
+    found.check(turn.role in _ROLES, f"{at}.role", 'must be "system", "user" or "assistant"')
+    found.check(turn.role != SYSTEM or index == 0, f"{at}.role", '"system" may only come first')
+    found.check(bool(turn.content.strip()), f"{at}.content", "must not be empty")

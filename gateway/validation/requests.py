@@ -1,0 +1,201 @@
+"""`GenerateRequest` becomes a `ValidRequest`, or one error that names everything that is wrong."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.models.catalog import Catalog
+from gateway.validation.conversation import Conversation, conversation_of
+from gateway.validation.sampling import ValidSampling, sampling_of
+from gateway.validation.violations import Violations
+from sluice.defaults import AUTO, HIDDEN_TOKEN_ID
+from sluice.errors import DeadlinePassed, UnknownModel
+from sluice.v1 import inference_pb2
+from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest
+
+MAX_LABELS: Final = 32
+MAX_LABEL_KEY_CHARS: Final = 64
+MAX_LABEL_VALUE_CHARS: Final = 256
+MAX_KEY_CHARS: Final = 128
+WORKLOAD_LABEL: Final = "task"
+"""The label that says what kind of work a request is."""
+
+_CLASSES: Final[Mapping[int, str]] = {
+    inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
+    inference_pb2.PRIORITY_INTERACTIVE: "interactive",
+    inference_pb2.PRIORITY_STANDARD: "standard",
+    inference_pb2.PRIORITY_BULK: "bulk",
+}
+
+
+@dataclass(frozen=True)
+class ValidRequest:
+    """A request that can be served, as far as can be known before it is routed and tokenized."""
+
+    conversation: Conversation
+    model: str | None
+    """None: the gateway routes."""
+    priority_class: str
+    sampling: ValidSampling
+    labels: Mapping[str, str]
+    key: str
+    """Idempotency key with the tenant; empty without one."""
+    fingerprint: bytes
+    """Equal for requests that ask the same."""
+    resume: tuple[int, ...]
+    """Tokens of the answer that the caller holds."""
+    timeout_s: float
+    tenant: str
+    allow_degraded: bool
+    accept_replace: bool
+    resume_model: str
+    """The model whose tokens the caller holds; empty when it does not say, or holds none."""
+
+    @property
+    def workload(self) -> str:
+        """What kind of work it is; may be empty."""
+        return self.labels.get(WORKLOAD_LABEL, "")
+
+
+def validate(
+    request: GenerateRequest,
+    catalog: Catalog,
+    remaining_s: float | None,
+    default_timeout_s: float,
+    tenant: str,
+) -> ValidRequest:
+    """Checks all of ``request``; ``remaining_s`` is what is left until the deadline of its call.
+
+    Raises:
+        InvalidRequest: fields are wrong; the error names every one.
+        UnknownModel: only the model is wrong.
+        DeadlinePassed: nobody waits any more.
+    """
+    if remaining_s is not None and remaining_s <= 0:
+        raise DeadlinePassed("the deadline passed before the request arrived")
+    found = Violations()
+    conversation = conversation_of(request, found)
+    sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
+    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
+    _check_labels(request.labels, found)
+    found.check(
+        len(request.idempotency_key) <= MAX_KEY_CHARS,
+        "idempotency_key",
+        f"must have at most {MAX_KEY_CHARS} characters",
+    )
+    seed = _seed(request, sampling, found)
+    _check_resume(request, sampling, catalog, found)
+    _check_resume_model(request, catalog, found)
+    return ValidRequest(
+        conversation=conversation,
+        model=_model(request.model, catalog, found),
+        # Evaluated after the model, whose check raises what was found.
+        priority_class=_CLASSES[request.priority],
+        sampling=replace(sampling, seed=seed),
+        labels=dict(request.labels),
+        # A tenant's keys are its own. No name of a tenant has a space in it.
+        key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
+        fingerprint=_fingerprint(request) if request.idempotency_key else b"",
+        resume=tuple(request.resume.token_ids),
+        timeout_s=default_timeout_s if remaining_s is None else remaining_s,
+        tenant=tenant,
+        allow_degraded=request.allow_degraded,
+        accept_replace=request.accept_replace,
+        resume_model=request.resume.model,
+    )
+
+
+def validate_count(
+    request: CountTokensRequest, catalog: Catalog
+) -> tuple[Conversation, str | None]:
+    """The input and the model (None for "auto") of a request to count.
+
+    Raises:
+        InvalidRequest, UnknownModel: as `validate`.
+    """
+    found = Violations()
+    conversation = conversation_of(request, found)
+    return conversation, _model(request.model, catalog, found)
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for labels that are too many or too long."""
+    found = Violations()
+    _check_labels(labels, found)
+    found.raise_if_any()
+
+
+def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
+    """Whether all are tokens of a model, those aside that were hidden from the caller."""
+    return all(token < size or token == HIDDEN_TOKEN_ID for token in token_ids)
+
+
+def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
+    """The named model, None for "auto". Ends the checks: raises what was found."""
+    known = ", ".join(catalog.answering)
+    if name in ("", AUTO):
+        found.raise_if_any()
+        return None
+    if name in catalog.answering:
+        found.raise_if_any()
+        return name
+    message = f'there is no model of that name; known: {known}, or "{AUTO}"'
+    if found:
+        found.add("model", message)
+        raise found.error()
+    raise UnknownModel(message, metadata={"models": known})
+
+
+def _check_labels(labels: Mapping[str, str], found: Violations) -> None:
+    found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
+    for key, value in labels.items():
+        if not 1 <= len(key) <= MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_VALUE_CHARS:
+            found.add(
+                "labels",
+                f"keys must have 1 to {MAX_LABEL_KEY_CHARS} characters, values at most {MAX_LABEL_VALUE_CHARS}",
+            )
+            return
+
+
+def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) -> int | None:
+    """The seed that the caller set, in either place."""
+    resumed = request.resume.seed if request.resume.HasField("seed") else None
+    seed = resumed if sampling.seed is None else sampling.seed
+    if request.resume.token_ids and sampling.temperature > 0 and seed is None:
+        found.add("resume.seed", "is needed to go on with a sampled answer: take it from Started")
+    return seed
+
+
+def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: Violations) -> None:
+    model = request.resume.model
+    if model and model not in catalog.answering:
+        known = ", ".join(catalog.answering)
+        found.add("resume.model", f"there is no model of that name; known: {known}")
+
+
+def _check_resume(
+    request: GenerateRequest, sampling: ValidSampling, catalog: Catalog, found: Violations
+) -> None:
+    token_ids = request.resume.token_ids
+    if not token_ids:
+        return
+    vocab_size = catalog.vocab_size(request.model)
+    found.check(
+        in_vocabulary(token_ids, vocab_size),
+        "resume.token_ids",
+        f"must be below {vocab_size}, the vocabulary",
+    )
+    limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
+    found.check(
+        len(token_ids) <= limit, "resume.token_ids", f"has more tokens than the limit of {limit}"
+    )
+
+
+def _fingerprint(request: GenerateRequest) -> bytes:
+    """A hash of what is asked: without the key itself, and without what the caller holds already."""
+    asked = GenerateRequest()
+    asked.CopyFrom(request)
+    asked.ClearField("idempotency_key")
+    asked.ClearField("resume")
+    return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()

@@ -1,0 +1,63 @@
+"""The gateway's admission by expected wait, around its own code: what would be late is refused at once.
+
+It decides by the batcher's report of the last second, as gateways do. One model has nothing smaller to degrade to.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from batcher.core.load import class_reports
+from batcher.core.queue import Queue
+from gateway.admission.load_table import Directory
+from gateway.admission.overload import Demand, Overload
+from gateway.routing.breaker import Breakers
+from simulator.trace import Arrival
+from sluice.errors import Overloaded
+from sluice.internal.v1 import control_pb2
+from sluice.settings.routing import BreakerSettings
+
+REPORT_S: Final = 1.0
+"""How often batchers report."""
+MODEL: Final = "model"
+
+
+class Admission:
+    """One gateway, and what it knows of one batcher.
+
+    Args:
+        backlog: tasks by class that the batcher has not taken.
+        queue_max: tasks of a class that may wait.
+    """
+
+    def __init__(self, queue: Queue, backlog: Mapping[str, int], queue_max: int) -> None:
+        self._queue = queue
+        self._backlog = backlog
+        self._directory = Directory()
+        breakers = Breakers(BreakerSettings())  # a simulated model does not fail
+        self._overload = Overload(self._directory, {}, {}, queue_max, breakers)
+
+    def report(self, now: float, workers: int) -> None:
+        """The batcher says what it has."""
+        report = control_pb2.BatcherReport(batcher="batcher")
+        report.models.add(
+            model=MODEL,
+            workers=workers,
+            queued=len(self._queue),
+            classes=class_reports(self._queue, self._backlog, now),
+            tokens_per_s=self._queue.tokens_per_s,
+        )
+        # What is sent at this very time is not in it.
+        self._directory.take(report, math.nextafter(now, -math.inf))
+
+    def admits(self, arrival: Arrival, now: float) -> bool:
+        """Whether a request goes on to the batcher."""
+        timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
+        demand = Demand(arrival.priority_class, arrival.at_s + timeout_s)
+        try:
+            self._overload.refuse_hopeless([MODEL], demand, now)
+        except Overloaded:
+            return False
+        tokens = arrival.prompt_tokens + arrival.max_tokens
+        self._overload.sent(MODEL, arrival.priority_class, tokens, now)
+        return True

@@ -1,0 +1,249 @@
+"""Generated traffic: streams of arrivals, each with its process, lengths and caller.
+
+A stream is written ``kind:key=value,...``:
+
+- ``poisson``: ``rate`` requests a second, independent of each other.
+- ``bursty``: on and off for exponential times (a Markov-modulated Poisson process) of ``on_s`` (2) and ``off_s`` (8) in
+  the mean; ``rate`` is the mean over both, ``idle`` (0.1) the rate when off as a share of the rate when on.
+- ``diurnal``: ``rate`` goes up and down by ``swing`` (0.8, a share of it) as a sine over ``period_s`` (86400).
+- ``flood``: ``count`` at once.
+
+Keys of all: ``class``, ``tenant``, ``workload``, ``timeout_s``, ``start_s``, ``lengths`` (a mix by name), ``prompt``
+and ``answer`` (see `lengths`), ``max_tokens`` (unset: a caller allows what the answer takes).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeVar
+
+from simulator.failures import SimulationError
+from simulator.lengths import MIXES, LengthMix, parse_lengths
+from simulator.trace import Arrival
+from sluice.wire.subjects import CLASSES
+
+_T = TypeVar("_T")
+
+ARRIVALS_MAX: Final = 5_000_000
+"""More of one stream would fill the memory of a workstation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What all arrivals of a stream share."""
+
+    mix: LengthMix
+    priority_class: str = "standard"
+    tenant: str = "default"
+    workload: str = ""
+    timeout_s: float | None = None
+    max_tokens: int | None = None
+
+    def arrive(self, at_s: float, chance: Random) -> Arrival:
+        """One request."""
+        prompt, answer = self.mix.prompt.draw(chance), self.mix.answer.draw(chance)
+        most = answer if self.max_tokens is None else self.max_tokens
+        return Arrival(
+            at_s=at_s,
+            prompt_tokens=prompt,
+            answer_tokens=min(answer, most),
+            max_tokens=most,
+            priority_class=self.priority_class,
+            tenant=self.tenant,
+            workload=self.workload,
+            timeout_s=self.timeout_s,
+        )
+
+
+Times = Callable[[Random, float], Iterator[float]]
+"""Arrival times, seconds from 0 to a bound, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalStream:
+    """One source of requests."""
+
+    times: Times
+    caller: Caller
+    start_s: float = 0.0
+
+    def arrivals(self, seconds: float, seed: int) -> Iterator[Arrival]:
+        """The requests of the first ``seconds`` of the trace."""
+        if seconds <= self.start_s:
+            return
+        chance = Random(seed)
+        for number, at_s in enumerate(self.times(chance, seconds - self.start_s)):
+            if number >= ARRIVALS_MAX:
+                raise SimulationError(f"more than {ARRIVALS_MAX} arrivals in one stream")
+            yield self.caller.arrive(self.start_s + at_s, chance)
+
+
+def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> list[Arrival]:
+    """The trace of all streams together, in order of time."""
+    arrivals = [
+        arrival
+        for number, stream in enumerate(streams)
+        for arrival in stream.arrivals(seconds, seed * 1_000_003 + number)
+    ]
+    if not arrivals:
+        raise SimulationError(f"nothing arrives within {seconds:g} s")
+    return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def poisson(rate: float) -> Times:
+    """``rate`` arrivals a second, independent of each other."""
+
+    def times(chance: Random, seconds: float) -> Iterator[float]:
+        at_s = chance.expovariate(rate)
+        while at_s < seconds:
+            yield at_s
+            at_s += chance.expovariate(rate)
+
+    return times
+
+
+def bursty(rate: float, on_s: float, off_s: float, idle: float) -> Times:
+    """Two states with exponential stays; ``rate`` is the mean over both."""
+    on_rate = rate * (on_s + off_s) / (on_s + idle * off_s)
+
+    def times(chance: Random, seconds: float) -> Iterator[float]:
+        start, on = 0.0, chance.random() < on_s / (on_s + off_s)
+        while start < seconds:
+            end = min(seconds, start + chance.expovariate(1 / (on_s if on else off_s)))
+            now = on_rate if on else on_rate * idle
+            if now > 0:
+                yield from (start + at_s for at_s in poisson(now)(chance, end - start))
+            start, on = end, not on
+
+    return times
+
+
+def diurnal(rate: float, period_s: float, swing: float) -> Times:
+    """A sine around ``rate`` that begins at its lowest; drawn by thinning."""
+    peak = rate * (1 + swing)
+
+    def times(chance: Random, seconds: float) -> Iterator[float]:
+        for at_s in poisson(peak)(chance, seconds):
+            now = rate * (1 - swing * math.cos(2 * math.pi * at_s / period_s))
+            if chance.random() * peak < now:
+                yield at_s
+
+    return times
+
+
+def flood(count: int) -> Times:
+    """``count`` at once."""
+
+    def times(chance: Random, seconds: float) -> Iterator[float]:
+        return iter([0.0] * count)
+
+    return times
+
+
+def parse_stream(text: str) -> ArrivalStream:
+    """The stream that ``text`` says.
+
+    Raises:
+        SimulationError: a kind, key or value that cannot be; the message names it.
+    """
+    kind, _, rest = text.partition(":")
+    keys = _Keys(text, _pairs(text, rest))
+    stream = ArrivalStream(_times(kind, keys), _caller(keys), keys.number("start_s", 0.0))
+    keys.check_all_taken()
+    return stream
+
+
+def _pairs(text: str, rest: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise SimulationError(f"{text!r}: {key!r} is not key=value")
+    return {key: value for key, _, value in pairs}
+
+
+def _times(kind: str, keys: "_Keys") -> Times:
+    match kind:
+        case "poisson":
+            return poisson(keys.positive("rate"))
+        case "bursty":
+            rate, on_s = keys.positive("rate"), keys.positive("on_s", 2.0)
+            return bursty(rate, on_s, keys.positive("off_s", 8.0), keys.share("idle", 0.1))
+        case "diurnal":
+            rate, period_s = keys.positive("rate"), keys.positive("period_s", 86_400.0)
+            return diurnal(rate, period_s, keys.share("swing", 0.8))
+        case "flood":
+            return flood(keys.tokens("count"))
+    raise SimulationError(f"no arrivals {kind!r}; there are poisson, bursty, diurnal, flood")
+
+
+def _caller(keys: "_Keys") -> Caller:
+    mix = keys.choice("lengths", MIXES, "sharegpt")
+    prompt, answer = keys.text("prompt"), keys.text("answer")
+    return Caller(
+        mix=LengthMix(
+            parse_lengths(prompt) if prompt else mix.prompt,
+            parse_lengths(answer) if answer else mix.answer,
+        ),
+        priority_class=keys.choice("class", {name: name for name in CLASSES}, "standard"),
+        tenant=keys.text("tenant") or "default",
+        workload=keys.text("workload"),
+        timeout_s=keys.positive("timeout_s") if "timeout_s" in keys else None,
+        max_tokens=keys.tokens("max_tokens") if "max_tokens" in keys else None,
+    )
+
+
+class _Keys:
+    """The keys of one stream, taken out as they are asked for."""
+
+    def __init__(self, text: str, values: dict[str, str]) -> None:
+        self._text = text
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def text(self, key: str) -> str:
+        return self._values.pop(key, "")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        given = self._values.pop(key, None)
+        if given is None and default is not None:
+            return default
+        if given is None:
+            raise SimulationError(f"{self._text!r}: {key} is missing")
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise SimulationError(f"{self._text!r}: {key}={given} is not a number from 0")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value == 0:
+            raise SimulationError(f"{self._text!r}: {key} must be above 0")
+        return value
+
+    def share(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value > 1:
+            raise SimulationError(f"{self._text!r}: {key} is a share, from 0 to 1")
+        return value
+
+    def tokens(self, key: str) -> int:
+        value = self.positive(key)
+        if value != int(value):
+            raise SimulationError(f"{self._text!r}: {key} must be whole")
+        return int(value)
+
+    def choice(self, key: str, known: Mapping[str, _T], default: str) -> _T:
+        value = self._values.pop(key, default)
+        if value not in known:
+            raise SimulationError(f"{self._text!r}: {key}={value} is none of {', '.join(known)}")
+        return known[value]
+
+    def check_all_taken(self) -> None:
+        if self._values:
+            raise SimulationError(f"{self._text!r}: unknown key {next(iter(self._values))!r}")

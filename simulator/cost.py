@@ -1,0 +1,206 @@
+"""What a step of an engine takes: linear in what it computes.
+
+    seconds = base_s + prefill_token_s * prefill_tokens + decode_row_s * decode_rows
+        + context_token_s * context_tokens + (prefill_s if prefill_tokens) + attended_s * attended
+
+``attended`` counts, for each token of a prompt that is computed, the tokens before it that it looks at.
+
+Fitted from measured steps. A file of them holds JSON lines as ``sluice bench engine --fit`` prints them, one a phase;
+lines of other figures are skipped:
+
+    {"figure": "engine_cost", "phase": "decode", "points": [[rows, context tokens of all rows, ms], ...]}
+    {"figure": "engine_cost", "phase": "prefill", "points": [[tokens, attended, ms], ...]}
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simulator.failures import SimulationError
+
+FIGURE: Final = "engine_cost"
+SAMPLES_MIN: Final = 8
+REWEIGHTINGS: Final = 3
+OUTLIER: Final = 5.0
+"""A step this many times further off than the median one was disturbed by something else, and is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds; see above."""
+
+    base_s: float
+    prefill_token_s: float
+    decode_row_s: float
+    context_token_s: float
+    prefill_s: float = 0.0
+    """Of a step that computes any prompt: engines take another pass over the model for it."""
+    attended_s: float = 0.0
+
+    def __call__(
+        self,
+        prefill_tokens: float,
+        decode_rows: float,
+        context_tokens: float,
+        attended: float = 0.0,
+    ) -> float:
+        """Seconds of one step."""
+        return (
+            self.base_s
+            + self.prefill_token_s * prefill_tokens
+            + self.decode_row_s * decode_rows
+            + self.context_token_s * context_tokens
+            + self.prefill_s * (prefill_tokens > 0)
+            + self.attended_s * attended
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """A measured step."""
+
+    prefill_tokens: float
+    decode_rows: float
+    context_tokens: float
+    seconds: float
+    attended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostFit:
+    """A cost and how well it says what was measured."""
+
+    cost: StepCost
+    samples: int
+    error: float
+    """Median over the samples of the relative error."""
+
+
+SHIPPED: Final[Mapping[str, StepCost]] = {
+    "small-cpu": StepCost(5.6e-4, 3.0e-6, 2.6e-5, 1.5e-7, 5.0e-4),
+    "large-cpu": StepCost(1.5e-3, 3.4e-5, 6.2e-5, 7.2e-7, 9.0e-4),
+}
+"""The shipped tiers on the CPU, see docs/simulation.md for the machine and the command."""
+
+
+def named_cost(name: str) -> StepCost:
+    """One of `SHIPPED`.
+
+    Raises:
+        SimulationError: there is none of that name.
+    """
+    if name not in SHIPPED:
+        raise SimulationError(f"no cost {name!r}; there are {', '.join(SHIPPED)}, or give a file")
+    return SHIPPED[name]
+
+
+def parse_samples(lines: Iterable[str]) -> list[StepSample]:
+    """The steps of a file.
+
+    Raises:
+        SimulationError: a line is not as above, with its number.
+    """
+    samples = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                samples += _of_line(line)
+            except SimulationError as error:
+                raise SimulationError(f"line {number}: {error}") from error
+    return samples
+
+
+def fit(samples: Sequence[StepSample]) -> CostFit:
+    """The cost with the least squares of the relative errors, none of its parts negative.
+
+    Relative to what the cost says, not to what was measured: else a step whose report came early would count most.
+
+    Raises:
+        SimulationError: fewer than `SAMPLES_MIN` steps, or none that decodes.
+    """
+    if len(samples) < SAMPLES_MIN or not any(sample.decode_rows for sample in samples):
+        raise SimulationError(
+            f"{len(samples)} steps of figure {FIGURE}: a cost needs {SAMPLES_MIN}, with decoding ones"
+        )
+    cost = _solve(samples, [1.0] * len(samples))
+    cost = _solve(samples, _said(cost, samples))
+    errors = _errors(cost, samples)
+    bound = OUTLIER * statistics.median(errors)
+    kept = [s for s, error in zip(samples, errors, strict=True) if error <= bound]
+    for _ in range(REWEIGHTINGS):
+        cost = _solve(kept, _said(cost, kept))
+    return CostFit(cost, len(kept), statistics.median(_errors(cost, kept)))
+
+
+def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
+    """Least squares of the errors over ``scales``; a part that comes out negative is 0, and the rest solved again."""
+    import numpy as np
+
+    weights = 1 / np.array(scales)
+    parts = np.array(
+        [
+            (
+                *(1.0, s.prefill_tokens, s.decode_rows, s.context_tokens),
+                *(s.prefill_tokens > 0, s.attended),
+            )
+            for s in samples
+        ]
+    )
+    weighted = parts * weights[:, None]
+    wanted = np.array([s.seconds for s in samples]) * weights
+    used = [column for column in range(parts.shape[1]) if parts[:, column].any()]
+    solved = np.zeros(parts.shape[1])
+    while used:
+        solved[:] = 0.0
+        solved[used] = np.linalg.lstsq(weighted[:, used], wanted, rcond=None)[0]
+        worst = min(used, key=lambda column: float(solved[column]))
+        if solved[worst] >= 0:
+            break
+        used.remove(worst)
+    return StepCost(*(float(part) for part in solved))
+
+
+def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
+    """What ``cost`` says of each, never nearly nothing."""
+    least = 0.1 * statistics.median(sample.seconds for sample in samples)
+    return [
+        max(least, cost(s.prefill_tokens, s.decode_rows, s.context_tokens, s.attended))
+        for s in samples
+    ]
+
+
+def _errors(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
+    said = _said(cost, samples)
+    return [abs(s.seconds - seconds) / seconds for s, seconds in zip(samples, said, strict=True)]
+
+
+def _of_line(line: str) -> list[StepSample]:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise SimulationError(f"is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise SimulationError("is not a JSON object")
+    if values.get("figure") != FIGURE:
+        return []
+    phase, points = values.get("phase"), values.get("points")
+    if phase not in ("decode", "prefill") or not isinstance(points, list):
+        raise SimulationError(f"an {FIGURE} has a phase, decode or prefill, and points")
+    return [_sample(phase, number, point) for number, point in enumerate(points, start=1)]
+
+
+def _sample(phase: str, number: int, point: Any) -> StepSample:
+    if not isinstance(point, list) or len(point) != 3 or not all(_is_count(v) for v in point):
+        raise SimulationError(f"point {number}: {point!r} is not three numbers from 0")
+    amount, context, ms = point
+    if not ms or not amount:
+        raise SimulationError(f"point {number}: a step computes something, and takes time")
+    if phase == "decode":
+        return StepSample(0, amount, context, ms / 1e3)
+    return StepSample(amount, 0, 0, ms / 1e3, context)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12

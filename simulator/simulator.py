@@ -1,0 +1,267 @@
+"""The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, tokens on the way back.
+
+The queue is `batcher.core.queue.Queue`, the very one that runs in production. Links take constant times. Nothing is
+drawn: all chance is in the trace.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from batcher.core.batches import Batch
+from batcher.core.queue import Queue
+from batcher.core.tasks import QueuedTask
+from simulator.admission import REPORT_S, Admission
+from simulator.engine import EngineRow, Progress
+from simulator.events import Events
+from simulator.outcome import Ending, History, Outcome, QueueSample
+from simulator.setup import Setup
+from simulator.store import Store
+from simulator.trace import Arrival
+from simulator.worker import SimulatedWorker
+from sluice.wire.subjects import CLASSES, RANKS
+
+SAMPLES: Final = 400
+"""About how many samples of the queue a run takes."""
+
+
+def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
+    """What becomes of the arrivals, which are in order of time."""
+    return Simulation(trace, setup).run()
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, trace: Sequence[Arrival], setup: Setup) -> None:
+        self._setup = setup
+        self._events = Events()
+        self._queue = Queue(setup.policy, dict(setup.weights))
+        self._store = Store()
+        self._admission = _admission(setup, self._queue, self._store)
+        self._outcomes = [Outcome(arrival) for arrival in trace]
+        self._workers = {
+            f"w{number}": SimulatedWorker(
+                f"w{number}",
+                setup.make_engine(),
+                setup.cost,
+                setup.links.send_s,
+                self._events,
+                self,
+            )
+            for number in range(setup.workers)
+        }
+        self._open = len(self._outcomes)
+        self._at_worker: dict[str, SimulatedWorker] = {}
+        self._queued_at: dict[str, float] = {}
+        self._pump_due = False
+        self._wake_at = math.inf
+        last = trace[-1].at_s if setup.until_s is None else setup.until_s
+        self._sample_s = max(last, 1.0) / SAMPLES
+        self._history = History(self._outcomes, setup.workers, setup.limits.slots)
+
+    def run(self) -> History:
+        """Plays until everything has ended, or until `Setup.until_s`."""
+        events, until = self._events, self._setup.until_s
+        self._expect(0)
+        if self._admission is not None:
+            self._report_load(self._admission)
+        while self._open and (due := events.next_at()) is not None:
+            if until is not None and due > until:
+                break
+            self._sample(due)
+            events.step()
+        if until is not None:
+            self._sample(until)
+            events.now = until
+        return self._close()
+
+    # Gateway.
+
+    def _expect(self, number: int) -> None:
+        if number < len(self._outcomes):
+            at_s = self._outcomes[number].arrival.at_s
+            self._events.at(at_s, partial(self._arrive, number))
+
+    def _arrive(self, number: int) -> None:
+        self._expect(number + 1)
+        arrival, now = self._outcomes[number].arrival, self._events.now
+        if self._admission is not None and not self._admission.admits(arrival, now):
+            self._end(self._outcomes[number], Ending.REFUSED, now)
+            return
+        self._events.at(now + self._setup.links.in_s, partial(self._publish, number))
+        if arrival.timeout_s is not None:
+            self._events.at(arrival.at_s + arrival.timeout_s, partial(self._expire, number))
+
+    def _report_load(self, admission: Admission) -> None:
+        """The batcher's report, now and from now on."""
+        now = self._events.now
+        admission.report(now, len(self._workers))
+        self._events.at(now + REPORT_S, partial(self._report_load, admission))
+
+    # Batcher.
+
+    def _publish(self, number: int) -> None:
+        outcome = self._outcomes[number]
+        if outcome.ending is Ending.OPEN:
+            self._queued_at[str(number)] = self._events.now
+            self._store.put(outcome.arrival.priority_class, str(number))
+            self._nudge()
+
+    def _prefetch(self) -> None:
+        """Takes what there is room for out of the work queue."""
+        for name in self._store:
+            room = self._setup.prefetch_rows - self._queue.waiting(name)
+            for request_id in self._store.take(name, room):
+                outcome = self._outcomes[int(request_id)]
+                if outcome.ending is Ending.OPEN:
+                    self._queue.add(_task(request_id, outcome.arrival), self._events.now)
+
+    def _nudge(self) -> None:
+        """The queue is asked once for all that happens at one time."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._events.at(self._events.now, self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        now = self._events.now
+        while True:
+            self._prefetch()
+            replicas = [worker.replica() for worker in self._workers.values()]
+            decision = self._queue.next_batch(now, replicas)
+            for request_id in decision.expired:
+                self._expire(int(request_id))
+            if decision.batch is None:
+                break
+            self._send(decision.batch)
+        self._wake(decision.wake_at)
+
+    def _wake(self, at: float | None) -> None:
+        if at is not None and (at < self._wake_at or self._wake_at <= self._events.now):
+            self._wake_at = at
+            self._events.at(at, partial(self._awake, at))
+
+    def _awake(self, at: float) -> None:
+        if at == self._wake_at:
+            self._wake_at = math.inf
+            self._nudge()
+
+    def _send(self, batch: Batch) -> None:
+        worker = self._workers[batch.worker]
+        rows = []
+        for member in batch.rows:
+            self._leave_queue(member.request_id)
+            self._at_worker[member.request_id] = worker
+            rows.append(self._engine_row(member.request_id))
+        lengths = [member.prefill_tokens for member in batch.rows]
+        history = self._history
+        history.batches += 1
+        history.rows_sent += len(lengths)
+        history.cells += len(lengths) * max(lengths)
+        history.filled += sum(lengths)
+        worker.send(rows, [member.cache_tokens for member in batch.rows])
+
+    def _engine_row(self, request_id: str) -> EngineRow:
+        arrival = self._outcomes[int(request_id)].arrival
+        rank = RANKS[arrival.priority_class]
+        return EngineRow(request_id, rank, arrival.prompt_tokens, arrival.answer_tokens)
+
+    def _leave_queue(self, request_id: str) -> None:
+        waited = self._events.now - self._queued_at.pop(request_id)
+        self._outcomes[int(request_id)].wait_s += waited
+
+    def _expire(self, number: int) -> None:
+        """The deadline has come: what is in a worker leaves it; what waits, the queue drops by itself."""
+        outcome, request_id = self._outcomes[number], str(number)
+        if outcome.ending is not Ending.OPEN:
+            return
+        self._end(outcome, Ending.EXPIRED, self._events.now)
+        if request_id in self._queued_at:
+            self._leave_queue(request_id)
+        worker = self._at_worker.pop(request_id, None)
+        if worker is not None:
+            worker.drop(request_id)
+            worker.forget(request_id)
+            self._queue.finish(request_id, 0, self._events.now, whole=False)
+        self._nudge()
+
+    def _end(self, outcome: Outcome, ending: Ending, at: float) -> None:
+        outcome.ending, outcome.ended_at = ending, at
+        self._open -= 1
+
+    # Workers.
+
+    def on_admitted(self, worker: SimulatedWorker, refused: Sequence[str]) -> None:
+        """See `WorkerEvents`."""
+        for request_id in refused:
+            if self._at_worker.pop(request_id, None) is not None:
+                self._queued_at[request_id] = self._events.now
+                self._queue.requeue(request_id, 0, self._events.now)
+        self._nudge()
+
+    def on_progress(self, worker: SimulatedWorker, progress: Progress) -> None:
+        """See `WorkerEvents`."""
+        now, links = self._events.now, self._setup.links
+        for request_id in progress.first:
+            self._outcomes[int(request_id)].first_at = now + links.out_s
+        for request_id in progress.ended:
+            outcome = self._outcomes[int(request_id)]
+            if outcome.ending is Ending.OPEN:
+                self._end(outcome, Ending.FINISHED, now + links.out_s)
+        if progress.first or progress.ended:
+            self._events.at(now + links.send_s, partial(self._report, worker, progress.ended))
+
+    def _report(self, worker: SimulatedWorker, ended: Sequence[str]) -> None:
+        """The batcher hears of the ends."""
+        for request_id in ended:
+            worker.forget(request_id)
+            if self._at_worker.pop(request_id, None) is not None:
+                tokens = self._outcomes[int(request_id)].arrival.answer_tokens
+                self._queue.finish(request_id, tokens, self._events.now)
+        self._nudge()
+
+    # Accounts.
+
+    def _sample(self, until: float) -> None:
+        samples = self._history.samples
+        while (at_s := len(samples) * self._sample_s) <= until:
+            if len(samples) > 2 * SAMPLES:
+                # It takes longer than the arrivals let expect.
+                del samples[1::2]
+                self._sample_s *= 2
+                continue
+            queued = tuple(self._queue.waiting(name) + self._store[name] for name in CLASSES)
+            running = sum(worker.running for worker in self._workers.values())
+            samples.append(QueueSample(at_s, queued, running))
+
+    def _close(self) -> History:
+        now = self._events.now
+        for request_id in list(self._queued_at):
+            self._leave_queue(request_id)
+        for worker in self._workers.values():
+            worker.account()
+            self._history.busy_s += worker.busy_s
+            self._history.row_s += worker.row_s
+        self._history.seconds = now
+        return self._history
+
+
+def _admission(setup: Setup, queue: Queue, store: Store) -> Admission | None:
+    if setup.queue_max is None:
+        return None
+    return Admission(queue, store, setup.queue_max)
+
+
+def _task(request_id: str, arrival: Arrival) -> QueuedTask:
+    timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
+    return QueuedTask(
+        request_id=request_id,
+        priority_class=arrival.priority_class,
+        deadline=arrival.at_s + timeout_s,
+        tenant=arrival.tenant,
+        workload=arrival.workload,
+        prompt_tokens=arrival.prompt_tokens,
+        max_tokens=arrival.max_tokens,
+    )

@@ -1,0 +1,35 @@
+"""The one configuration file of a mesh: what each section may say, with defaults for a mesh on this machine."""
+
+from sluice.settings.mesh import (
+    BatcherSettings,
+    GatewaySettings,
+    ModelSettings,
+    NatsSettings,
+    PrometheusSettings,
+    RecordsSettings,
+    Settings,
+    SettingsError,
+    TelemetrySettings,
+    TenantSettings,
+    TritonSettings,
+    load,
+    otlp_http_endpoint,
+    resolve_model_path,
+)
+
+__all__ = [
+    "BatcherSettings",
+    "GatewaySettings",
+    "ModelSettings",
+    "NatsSettings",
+    "PrometheusSettings",
+    "RecordsSettings",
+    "Settings",
+    "SettingsError",
+    "TelemetrySettings",
+    "TenantSettings",
+    "TritonSettings",
+    "load",
+    "otlp_http_endpoint",
+    "resolve_model_path",
+]

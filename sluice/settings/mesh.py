@@ -1,0 +1,392 @@
+"""The one configuration file: what it may say, with defaults for a mesh on this machine.
+
+Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``.
+Errors name the key (`SettingsError`).
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from sluice.defaults import AUTO as AUTO
+from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from sluice.settings.batching import Policy
+from sluice.settings.routing import RouteRule as RouteRule
+from sluice.settings.routing import RoutingSettings as RoutingSettings
+from sluice.wire.limits import TasksLimits
+
+
+class SettingsError(ValueError):
+    """The configuration cannot work; the message names the key and says what to do."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ModelSettings(_Section):
+    """One model to serve."""
+
+    name: Name
+    tier: Name = "small"
+    path: str
+    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
+    engine: Literal["transformers", "classifier", "echo"] = "transformers"
+    """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
+    "echo" answers with the prompt's own tokens and no model: for load tests."""
+    echo_step_ms: float = Field(0.0, ge=0, le=10_000)
+    """What a step of the engine "echo" takes, whatever its rows."""
+    slots: int = Field(32, ge=1, le=1024)
+    """Rows computed at once."""
+    max_waiting_rows: int = Field(32, ge=0, le=65536)
+    """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
+    context_tokens: int | None = Field(None, ge=8)
+    """Prompt and answer together; unset: what the model's configuration says."""
+    max_answer_tokens: int | None = Field(None, ge=1)
+    """Largest max_tokens of a request; unset: the context."""
+    threads: int = Field(1, ge=1, le=256)
+    """Torch threads of the worker."""
+    device: str = "auto"
+    """"auto" takes CUDA where there is one, else the CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    quantization: Literal["none", "int8"] = "none"
+    """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
+    cache_gb: float | None = Field(None, gt=0)
+    """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
+    block_tokens: int | None = Field(None, ge=1, le=4096)
+    """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Most tokens of prompts in one step, beside one of every row that decodes."""
+    prefix_cache: bool = True
+    """Whether rows that begin with the same tokens share their blocks."""
+    draft: str | None = None
+    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
+    draft_tokens: int = Field(3, ge=1, le=16)
+    """Tokens that are drafted at a time."""
+    prompt_price: float = Field(0.0, ge=0)
+    answer_price: float = Field(0.0, ge=0)
+    """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
+    triton_url: str | tuple[str, ...] | None = None
+    """Where this model is served, one address or several; unset: ``triton.url``."""
+    replicas: int = Field(1, ge=1, le=64)
+    """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
+
+    @property
+    def triton_models(self) -> tuple[str, ...]:
+        """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
+        return (self.name, *(f"{self.name}.{number}" for number in range(1, self.replicas)))
+
+    @property
+    def triton_urls(self) -> tuple[str, ...]:
+        """Its own addresses; empty: ``triton.url``."""
+        if self.triton_url is None:
+            return ()
+        return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
+
+    @field_validator("triton_url")
+    @classmethod
+    def _has_addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if not isinstance(value, str) and value is not None and len(set(value)) != len(value):
+            raise ValueError("names an address twice")
+        if value == () or value == "":
+            raise ValueError("name an address, or leave it out")
+        return value
+
+
+class GatewaySettings(_Section):
+    """The gRPC server."""
+
+    address: str = DEFAULT_ADDRESS
+    max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    max_concurrent_requests: int = Field(1024, ge=1)
+    queue_max: int = Field(10_000, ge=1)
+    """Requests of a model and class that may wait for a worker; more are refused."""
+    default_timeout_s: float = Field(300.0, gt=0)
+    """Deadline of a request whose caller set none."""
+    reader_buffer_tokens: int = Field(2048, ge=1)
+    """Tokens that may wait for a client that does not read."""
+    stall_s: float = Field(3.0, gt=0)
+    """After this long without a frame the gateway asks for frames again."""
+    replay_entries: int = Field(1024, ge=0)
+    replay_s: float = Field(120.0, ge=0)
+    """How many finished answers with an idempotency key are kept for a replay, and how long."""
+    drain_s: float = Field(10.0, ge=0)
+
+
+class BatcherSettings(_Section):
+    """Batch formation and the channel to the workers."""
+
+    policy: Policy = Policy()
+    """How batches are formed: a name, or a mapping with a name and what differs from it; see docs/batching.md."""
+    policies: dict[Name, Policy] = Field(default_factory=dict)
+    """Policies of single models, by the model's name."""
+    prefetch_rows: int = Field(1024, ge=1, le=65536)
+    """Tasks of a class and model that a batcher holds ahead of the workers: among them it can choose."""
+    prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
+    """Tasks of a model that a batcher holds at all, bytes: with more it takes none."""
+    batchers_max: int = Field(8, ge=1, le=256)
+    """Batchers side by side for which JetStream hands out tasks."""
+    heartbeat_ms: int = Field(1000, ge=50, le=10_000)
+    stall_s: float = Field(3.5, gt=0)
+    """A worker that was silent for this long is lost: its rows are sent again."""
+    final_retry_s: float = Field(1.0, gt=0)
+    """A final frame that no gateway confirmed for this long is sent again."""
+    drain_s: float = Field(10.0, ge=0)
+
+    def policy_of(self, model: str) -> Policy:
+        """How batches of ``model`` are formed."""
+        return self.policies.get(model, self.policy)
+
+
+class TenantSettings(_Section):
+    """One tenant."""
+
+    weight: float = Field(1.0, gt=0, le=1e6)
+    """Its share of the workers beside other tenants that want more than there is, relative to theirs."""
+
+
+class NatsSettings(_Section):
+    """NATS: an external server when ``url`` is set, else the embedded one."""
+
+    url: str | None = None
+    port: Port = 0
+    """Port of the embedded server; 0 takes a free one."""
+    connect_s: float = Field(10.0, gt=0)
+    tasks_max_messages: int = Field(100_000, ge=1)
+    """Tasks of one model and class that JetStream stores, running ones included; more are refused."""
+    tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
+    """All tasks that JetStream stores, bytes."""
+
+    @property
+    def tasks_limits(self) -> TasksLimits:
+        """Bounds of the work queue."""
+        return TasksLimits(self.tasks_max_messages, self.tasks_max_bytes)
+
+
+class TritonSettings(_Section):
+    """Triton: external when ``url`` is set, else the embedded one."""
+
+    url: str | None = None
+    port: Port = 0
+    """gRPC port of the embedded server; 0 takes a free one."""
+    start_s: float = Field(120.0, gt=0)
+
+
+class RecordsSettings(_Section):
+    """What is kept of requests, for `sluice explain`, and of safety decisions, for auditors; both in JetStream."""
+
+    enabled: bool = True
+    max_mib: int = Field(256, ge=1)
+    max_age_h: float = Field(72.0, gt=0)
+    audit_enabled: bool = True
+    audit_max_mib: int = Field(1024, ge=1)
+    audit_max_age_h: float = Field(24.0 * 365, gt=0)
+    audit_key: str | None = Field(None, min_length=16, repr=False)
+    """Key of the hashes of prompts in the audit, for all gateways of a mesh; unset: no hashes."""
+    audit_text_tenants: frozenset[str] = frozenset()
+    """Tenants that want the text of their prompts in the audit."""
+
+
+class PrometheusSettings(_Section):
+    """Pages of metrics for Prometheus, by process; unset: none."""
+
+    gateway: str | None = None
+    """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
+
+
+class TelemetrySettings(_Section):
+    """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See docs/telemetry.md."""
+
+    otlp_http_endpoint: str | None = None
+    """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
+    prometheus: PrometheusSettings = PrometheusSettings()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(BaseSettings):
+    """The whole file."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="SLUICE_", env_nested_delimiter="__"
+    )
+
+    models: tuple[ModelSettings, ...] = (
+        ModelSettings(name="small", tier="small", path="builtin:small"),
+        ModelSettings(name="large", tier="large", path="builtin:large"),
+    )
+    routing: RoutingSettings = RoutingSettings(
+        default="small",
+        rules=(
+            RouteRule(
+                model="large",
+                min_numbers=4,
+                max_prompt_chars=120,
+                reason="four numbers or more to work on, and little else",
+            ),
+        ),
+        fallbacks={"large": ("small",)},
+    )
+    gateway: GatewaySettings = GatewaySettings()
+    batcher: BatcherSettings = BatcherSettings()
+    nats: NatsSettings = NatsSettings()
+    triton: TritonSettings = TritonSettings()
+    records: RecordsSettings = RecordsSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    """Tenants that differ from the default, by name."""
+    safety: dict[str, Any] = Field(default_factory=dict)
+    """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file, which arrives as arguments."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        names = [model.name for model in self.models]
+        if not names:
+            raise ValueError("models: name at least one model")
+        if len(set(names)) != len(names):
+            raise ValueError("models: two models have the same name")
+        for model in self.models:
+            if model.engine == "classifier" and model.draft is not None:
+                raise ValueError(f"models: {model.name}: draft: a classifier draws no tokens")
+        if AUTO in names:
+            raise ValueError(f'models: "{AUTO}" is reserved for routing')
+        classifiers = {model.name for model in self.models if model.engine == "classifier"}
+        for key, target in self.routing.all_models():
+            if target in classifiers:
+                raise ValueError(f"routing.{key}: {target!r} is a classifier and answers nobody")
+            if target not in names:
+                raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_can_work(self) -> Self:
+        unknown = self.batcher.policies.keys() - {model.name for model in self.models}
+        if unknown:
+            raise ValueError(f"batcher.policies.{min(unknown)}: there is no such model")
+        for model in self.models:
+            budget = self.batcher.policy_of(model.name).batch_tokens_max
+            if model.context_tokens is not None and budget < model.context_tokens:
+                own = model.name in self.batcher.policies
+                key = f"batcher.policies.{model.name}" if own else "batcher.policy"
+                raise ValueError(
+                    f"{key}.batch_tokens_max: {budget:g} is less than one prompt of model"
+                    f" {model.name!r} may have, {model.context_tokens}"
+                )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares of the tenants that differ from 1."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
+
+    def model(self, name: str) -> ModelSettings | None:
+        """The model called ``name``."""
+        return next((model for model in self.models if model.name == name), None)
+
+    def to_yaml(self) -> str:
+        """The file that loads as these settings."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load(path: Path | None = None) -> Settings:
+    """Settings of ``path``, or the defaults without one.
+
+    Raises:
+        SettingsError: the file cannot be read, is not YAML, or a key is unknown or has a value that cannot work.
+    """
+    values = {} if path is None else _read(path)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        where = str(path) if path else "settings"
+        raise SettingsError(f"{where}: {_first_problem(error)}") from error
+
+
+def resolve_model_path(path: str) -> str:
+    """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
+
+    Raises:
+        SettingsError: there is no shipped tier of that name, or the folder of an absolute or dotted path is missing.
+    """
+    if path.startswith("builtin:"):
+        import importlib.util
+
+        spec = importlib.util.find_spec("model_workers")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
+        if not folder.is_dir():
+            raise SettingsError(
+                f'no shipped model {path!r}; there are "builtin:small", "builtin:large"'
+            )
+        return str(folder)
+    if path.startswith((".", "/", "~")):
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            raise SettingsError(f"model folder {folder} does not exist")
+        return str(folder)
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: the top level must be a mapping")
+    return values
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    text = problem["msg"].removeprefix("Value error, ")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{key}: {text}{more}" if key else f"{text}{more}"
+
+
+def otlp_http_endpoint(settings: Settings) -> str | None:
+    """Where Triton sends its spans (full URL with path), or None when tracing is off."""
+    grpc_endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if settings.telemetry.otlp_http_endpoint:
+        return settings.telemetry.otlp_http_endpoint
+    if not grpc_endpoint:
+        return None
+    host = grpc_endpoint.split("://")[-1].rsplit(":", 1)[0]
+    return f"http://{host}:4318/v1/traces"

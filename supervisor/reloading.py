@@ -1,0 +1,144 @@
+"""Gives a running mesh another configuration, from outside: by what its state directory says, and SIGHUP."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from sluice.defaults import DEFAULT_ADDRESS
+from sluice.errors import SetupError
+from sluice.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
+from sluice.settings import Settings, SettingsError, load
+from supervisor.lifecycle import Phase
+from supervisor.serve import settings_of
+from supervisor.state import ProcessState, StateDir, write_atomically
+
+ANSWER_S: Final = 30.0
+"""How long a process may take to say whether it took the configuration, seconds."""
+_POLL_S: Final = 0.05
+_TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
+_FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """What `reload_mesh` did.
+
+    Attributes:
+        processes: names of those that took the configuration.
+        changed: whether it differs from the one before; lists of words are read again in any case.
+        seconds: how long it took.
+    """
+
+    processes: tuple[str, ...]
+    changed: bool
+    seconds: float
+
+
+def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
+    """Checks ``config``, puts it in the place of the configuration that the processes read, and has them read it.
+
+    Without ``config`` the present one is read again, with the lists that it names. All or nothing: when a process
+    refuses it, the one before is put back.
+
+    Raises:
+        SetupError: no mesh runs there, or a process does not answer.
+        SettingsError: the configuration cannot work, or changes what cannot change while running.
+    """
+    begun = time.monotonic()
+    running = _running(state)
+    before = load(state.config)
+    with _working_directory_of(running):
+        after = before if config is None else _carried(settings_of(config, None), before)
+        if config is None:
+            settings_of(state.config, None)
+    refuse_changes(before, after, _FIXED)
+    old_text, new_text = state.config.read_text(encoding="utf-8"), after.to_yaml()
+    write_atomically(state.config, new_text)
+    try:
+        for process in running:
+            _hang_up(process)
+    except (SetupError, SettingsError):
+        write_atomically(state.config, old_text)
+        for process in running:
+            _send(process)
+        raise
+    names = tuple(process.name for process in running)
+    return Reloaded(names, new_text != old_text, time.monotonic() - begun)
+
+
+def _running(state: StateDir) -> list[ProcessState]:
+    """The processes that obey SIGHUP. One that waits for its restart reads the new file when it starts."""
+    mesh = state.read()
+    if mesh is None or not state.is_locked():
+        raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
+    found = [
+        process
+        for process in mesh.processes
+        if process.name in TAKEN_WHILE_RUNNING and process.phase == Phase.RUNNING and process.alive
+    ]
+    if not found:
+        raise SetupError("no process that could take a configuration runs now; see: sluice status")
+    return found
+
+
+def _carried(settings: Settings, running: Settings) -> Settings:
+    """``settings`` with the addresses that were chosen when the mesh started, where the file leaves them open."""
+    update: dict[str, object] = {}
+    if settings.nats.url is None:
+        update["nats"] = settings.nats.model_copy(
+            update={"url": running.nats.url, "port": running.nats.port}
+        )
+    if settings.triton.url is None:
+        update["triton"] = settings.triton.model_copy(
+            update={"url": running.triton.url, "port": running.triton.port}
+        )
+    if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
+        address = {"address": running.gateway.address}
+        update["gateway"] = settings.gateway.model_copy(update=address)
+    if (settings.telemetry.prometheus.gateway or "").endswith(":0"):
+        pages = {"prometheus": running.telemetry.prometheus}
+        update["telemetry"] = settings.telemetry.model_copy(update=pages)
+    return settings.model_copy(update=update)
+
+
+@contextlib.contextmanager
+def _working_directory_of(processes: list[ProcessState]) -> Iterator[None]:
+    """Lists are named relative to where the mesh was started."""
+    assert processes[0].pid is not None
+    with contextlib.chdir(psutil.Process(processes[0].pid).cwd()):
+        yield
+
+
+def _hang_up(process: ProcessState) -> None:
+    """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
+    assert process.log is not None
+    log = Path(process.log)
+    start = log.stat().st_size
+    _send(process)
+    until = time.monotonic() + ANSWER_S
+    while (said := outcome_in(_text_from(log, start))) is None:
+        if not process.alive or time.monotonic() > until:
+            raise SetupError(f"{process.name} did not answer; see its log {log}")
+        time.sleep(_POLL_S)
+    taken, why = said
+    if not taken:
+        raise SettingsError(f"{process.name}: {why}")
+
+
+def _send(process: ProcessState) -> None:
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGHUP)
+
+
+def _text_from(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")

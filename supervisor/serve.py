@@ -1,0 +1,120 @@
+"""Runs a mesh until a signal comes: the body of `sluice up`, and of the detached supervisor it starts.
+
+``python -m supervisor.serve --state-dir DIR --report-fd N ...`` is the detached one: it writes one line to the
+descriptor when it is ready or has failed, and its log to STATE/logs/supervisor.log.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from sluice.errors import SetupError
+from sluice.settings import Settings, SettingsError, load
+from supervisor.mesh import Mesh, running_mesh
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]) -> None:
+    """Starts a mesh, calls ``on_ready``, and keeps it up until one of `SIGNALS`; a second signal ends it at once.
+
+    Raises:
+        SetupError, SettingsError: the mesh did not start.
+        KeyboardInterrupt: a signal came before it was ready.
+    """
+    ready = False
+
+    async def body() -> None:
+        nonlocal ready
+        async with running_mesh(settings, root) as mesh:
+            ready = True
+            on_ready(mesh)
+            await asyncio.Event().wait()
+
+    await until_signal(body())
+    if not ready:
+        raise KeyboardInterrupt
+
+
+async def until_signal(body: Awaitable[None]) -> None:
+    """Runs ``body``; the first of `SIGNALS` cancels it, so does each later one, and then this returns."""
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(body)
+    for number in SIGNALS:
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        await asyncio.wait([running])
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    if not running.cancelled():
+        running.result()
+
+
+def log_to_stderr(level: str) -> None:
+    """One line per event."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+
+
+def settings_of(config: Path | None, address: str | None) -> Settings:
+    """The file's settings, with the gateway's address replaced when one is given.
+
+    Raises:
+        SettingsError: they cannot work.
+    """
+    from gateway.config.policies import (
+        read_policies,
+    )  # what compiles rules is not needed to load this module
+
+    settings = load(config)
+    read_policies(settings, config)
+    if address is None:
+        return settings
+    gateway = settings.gateway.model_copy(update={"address": address})
+    return settings.model_copy(update={"gateway": gateway})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The detached supervisor; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m supervisor.serve")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--address")
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--report-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        settings = settings_of(options.config, options.address)
+        log_to_stderr(settings.telemetry.log_level)
+        on_ready = _reporter(options.report_fd)
+        asyncio.run(serve(settings, options.state_dir, on_ready))
+    except (SetupError, SettingsError) as error:
+        _report(options.report_fd, {"error": str(error)})
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _reporter(descriptor: int) -> Callable[[Mesh], None]:
+    return lambda mesh: _report(descriptor, {"ready_s": mesh.ready_s})
+
+
+def _report(descriptor: int, message: dict[str, str | float]) -> None:
+    try:
+        os.write(descriptor, json.dumps(message).encode() + b"\n")
+        os.close(descriptor)
+    except OSError:
+        logging.getLogger(__name__).info("nobody waits for the report")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The state directory: what a supervisor leaves for `sluice status`, `sluice down` and a second `sluice up`.
+
+| file | what |
+|---|---|
+| ``lock`` | held (flock) by the supervisor as long as it lives: the truth about whether one runs |
+| ``state.json`` | `MeshState`, replaced at every change |
+| ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
+| ``models/`` | the Triton model repository, rendered at start |
+| ``nats/`` | JetStream's store; survives `down` |
+| ``logs/NAME.log`` | output of each process |
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psutil
+
+from sluice.errors import SetupError
+
+STATE_DIR_VARIABLE: Final = "SLUICE_STATE_DIR"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process of the mesh, as its supervisor saw it last.
+
+    Attributes:
+        phase: a `lifecycle.Phase`.
+        pid: None while it waits for its restart.
+        started_unix_ms: of the present run.
+        restarts: how often it was started again.
+        reloads: how often a model of it was loaded again because its Python process had died.
+        port: where it listens, if anywhere.
+        log: its log file.
+    """
+
+    name: str
+    phase: str
+    pid: int | None
+    started_unix_ms: int | None
+    restarts: int
+    reloads: int
+    port: int | None
+    log: str | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the recorded process exists now; a later process with the same number does not count."""
+        return self.pid is not None and is_same_process(self.pid, self.started_unix_ms)
+
+
+@dataclass(frozen=True)
+class MeshState:
+    """A mesh, as its supervisor saw it last.
+
+    Attributes:
+        pid: of the supervisor.
+        started_unix_ms: when the supervisor began.
+        ready: whether the start is complete.
+        stop_s: how long a stop may take, seconds.
+        address: of the gateway.
+        processes: in the order of their start.
+    """
+
+    pid: int
+    started_unix_ms: int
+    ready: bool
+    stop_s: float
+    address: str
+    nats_url: str
+    triton_url: str | None
+    processes: tuple[ProcessState, ...]
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The state that `to_json` wrote.
+
+        Raises:
+            ValueError: it is not one, or of another version.
+        """
+        values: Any = json.loads(text)
+        try:
+            if values.pop("version") != _VERSION:
+                raise ValueError("written by another version of Sluice")
+            processes = tuple(ProcessState(**process) for process in values.pop("processes"))
+            return cls(processes=processes, **values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a state file: {error}") from error
+
+
+class StateDir:
+    """Paths of one state directory, and its lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().resolve()
+        self.config = self.root / "config.yaml"
+        self.models = self.root / "models"
+        self.nats = self.root / "nats"
+        self.logs = self.root / "logs"
+        self._lock = self.root / "lock"
+        self._state = self.root / "state.json"
+
+    @classmethod
+    def default(cls) -> Self:
+        """$SLUICE_STATE_DIR, else ~/.local/state/sluice."""
+        named = os.environ.get(STATE_DIR_VARIABLE)
+        return cls(Path(named) if named else Path("~/.local/state/sluice"))
+
+    def log(self, name: str) -> Path:
+        """The log file of process ``name``."""
+        return self.logs / f"{name}.log"
+
+    def create(self) -> None:
+        """Makes the folders, for this user alone.
+
+        Raises:
+            SetupError: the place cannot be written.
+        """
+        try:
+            for folder in (self.root, self.logs, self.nats):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SetupError(
+                f"state directory {self.root} cannot be made: {error.strerror}; "
+                f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
+            ) from error
+
+    def lock(self) -> "Lock":
+        """Takes the directory for a supervisor, or raises SetupError when another one has it."""
+        self.create()
+        try:
+            return Lock(self._lock)
+        except BlockingIOError:
+            raise self.taken() from None
+
+    def is_locked(self) -> bool:
+        """Whether a supervisor lives."""
+        if not self._lock.exists():
+            return False
+        try:
+            with Lock(self._lock):
+                return False
+        except BlockingIOError:
+            return True
+
+    def taken(self) -> SetupError:
+        """What a second `up` says."""
+        state = self.read()
+        who = f" (pid {state.pid}, {state.address})" if state else ""
+        return SetupError(
+            f"a mesh is running in {self.root}{who}; stop it with: sluice down --state-dir {self.root}"
+        )
+
+    def read(self) -> MeshState | None:
+        """The last state; None when there is none that can be read."""
+        try:
+            return MeshState.from_json(self._state.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def write(self, state: MeshState) -> None:
+        """Replaces the state in one step: a reader sees the old or the new one, whole."""
+        write_atomically(self._state, state.to_json())
+
+    def forget(self) -> None:
+        """Removes the state: nothing runs, and that is as it should be."""
+        self._state.unlink(missing_ok=True)
+
+
+class Lock:
+    """The flock of a state directory, held until `close` or the end of this process, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes it, or raises BlockingIOError at once."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Gives it back; a second time does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces the file ``path`` by ``text`` in one step, for this user alone."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def is_same_process(pid: int, started_unix_ms: int | None) -> bool:
+    """Whether ``pid`` lives and began at about ``started_unix_ms`` (None: whenever)."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # The kernel counts from boot in ticks of 10 ms, and the wall clock may have been set since.
+        return (
+            started_unix_ms is None or abs(process.create_time() * 1000 - started_unix_ms) < 5_000
+        )
+    except psutil.Error:
+        return False

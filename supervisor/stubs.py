@@ -1,0 +1,133 @@
+"""Watches the Python processes of Triton's models, because Triton does not.
+
+A stub that dies leaves its model "ready", its streams hanging, and nothing in the log. Each stub is watched through a
+pidfd, so its end is known at once and watching costs nothing. Loading the model again through the repository API starts
+a new stub, in a third of a second beside the model's own start, while other models keep their rows and their streams; a
+restart of the server would take those away. The requests of the dead stub hang until their clients give them up.
+"""
+
+import asyncio
+import enum
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from supervisor.child import Child
+from supervisor.lifecycle import Lifecycle
+from supervisor.triton import restricted_metadata, stub_pids, wait_for_triton
+
+logger = logging.getLogger(__name__)
+
+RELOADS_MAX: Final = 5
+"""Failed loads of one model in a row, after which the server itself is restarted."""
+
+
+class Action(enum.Enum):
+    """What `control_model` asks for."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+
+
+class StubWatch:
+    """A companion of the server's process that brings dead stubs back."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        models: Sequence[str],
+        start_s: float,
+        on_reload: Callable[[], None],
+    ) -> None:
+        """Watches ``models`` of the server at ``address``; its start and each load may take ``start_s`` seconds."""
+        self._address = address
+        self._secret = secret
+        self._models = tuple(models)
+        self._start_s = start_s
+        self._on_reload = on_reload
+
+    async def __call__(self, server: Child) -> None:
+        """Runs until the server is asked to end, or has ended.
+
+        Raises:
+            TimeoutError: the server did not start in time.
+            ReloadFailed: a model cannot be brought back in this server.
+        """
+        await wait_for_triton(self._address, self._start_s)
+        lives = {model: Lifecycle() for model in self._models}
+        for life in lives.values():
+            life.started(time.monotonic())
+        while True:
+            stubs = stub_pids(server.pid)
+            if server.ending or not server.alive:
+                return
+            dead = [model for model in self._models if f"{model}_0_0" not in stubs]
+            for model in dead:
+                await self._bring_back(model, lives[model])
+            if not dead:
+                await first_end(stubs.values())
+
+    async def _bring_back(self, model: str, life: Lifecycle) -> None:
+        for _ in range(RELOADS_MAX):
+            wait_s = life.exited(time.monotonic())
+            logger.warning(
+                "the Python process of model %s ended; loading it again in %.1f s", model, wait_s
+            )
+            # Unloaded first: Triton crashes when it answers a cancelled request for a dead stub, and takes a load of a
+            # model that it holds already for done. Until the load, requests are refused as they should be.
+            problem = await self._control(model, Action.UNLOAD)
+            await asyncio.sleep(wait_s)
+            problem = problem or await self._control(model, Action.LOAD)
+            if problem is None:
+                life.started(time.monotonic())
+                self._on_reload()
+                return
+            logger.error("model %s was not loaded: %s", model, problem)
+        raise ReloadFailed(f"model {model} was not loaded {RELOADS_MAX} times in a row")
+
+    async def _control(self, model: str, action: Action) -> str | None:
+        return await control_model(self._address, self._secret, model, action, self._start_s)
+
+
+class ReloadFailed(Exception):
+    """A model of a running server could not be loaded again."""
+
+
+async def control_model(
+    address: str, secret: str, model: str, action: Action, bound_s: float
+) -> str | None:
+    """Has the server at ``address`` load or unload ``model``; returns why it did not."""
+    # Imported here: it takes half a second, and most meshes never need it.
+    from tritonclient.grpc.aio import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
+    async with InferenceServerClient(address) as client:
+        act = client.load_model if action is Action.LOAD else client.unload_model
+        try:
+            await asyncio.wait_for(act(model, headers=dict(restricted_metadata(secret))), bound_s)
+        except InferenceServerException as error:
+            return " ".join(str(error.message()).split())
+        except TimeoutError:
+            return f"no answer in {bound_s:.0f} s"
+    return None
+
+
+async def first_end(pids: Iterable[int]) -> None:
+    """Returns when one of the processes has ended; they need not be our children."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    descriptors: list[int] = []
+    try:
+        for pid in pids:
+            descriptors.append(os.pidfd_open(pid))
+            loop.add_reader(descriptors[-1], ended.set)
+        await ended.wait()
+    except ProcessLookupError:
+        return
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)

@@ -1,0 +1,321 @@
+"""Triton Inference Server out of the ``nvidia-pytriton`` wheel, with a plain model repository.
+
+Rules:
+- Nothing is written into the wheel. A runtime folder of symbolic links lays the Python backend and the stub for this
+  Python side by side, as Triton expects them, and holds the one library the stub needs, libpython.
+- That libpython must be the running interpreter's own: with another build of the same version, modules with a C part
+  fail to import inside the stub. So it is linked by full path, and no other folder gets on the library path.
+- The stub finds our packages as this interpreter does: it embeds the ``python3`` that is first on PATH, which is the
+  one beside ``sys.executable``, and gets the rest of ``sys.path`` (source trees, test roots) by PYTHONPATH.
+- Restricted calls need `restricted_metadata`. The secret stands on the command line, because Triton takes it nowhere
+  else: it keeps away other programs on the port, not a user who may list this user's processes.
+
+docs/notes-triton.md holds what was measured.
+"""
+
+import asyncio
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import psutil
+
+from sluice.errors import SetupError
+from sluice.ports import LOOPBACK
+
+RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
+"""Groups of calls that only a holder of the secret may make."""
+
+TRACE_SERVICE: Final = "sluice-triton"
+"""`service.name` of Triton's own spans."""
+
+_STUB: Final = "triton_python_backend_stub"
+_BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
+_SECRET_KEY: Final = "sluice-secret"
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class TritonWheel:
+    """The parts of an installed ``nvidia-pytriton``.
+
+    Attributes:
+        server: the ``tritonserver`` program.
+        backend: folder of the Python backend.
+        stub: the program that runs a Python model, built for this Python version.
+    """
+
+    server: Path
+    backend: Path
+    stub: Path
+
+
+@dataclass(frozen=True)
+class TritonConfig:
+    """What one server serves, and where.
+
+    Attributes:
+        repository: the model repository.
+        models: names of the models to load at start.
+        runtime: folder that `prepare_runtime` filled.
+        port: of gRPC.
+        secret: value of the header that restricted calls need; letters, digits, "-" and "_".
+        host: address to bind.
+        metrics_port: of the Prometheus endpoint; None for none.
+        otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
+        export_delay_ms: how long a finished span may wait for others before it is sent.
+        exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
+        load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
+            bound the model's own ``initialize``.
+        shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
+    """
+
+    repository: Path
+    models: tuple[str, ...]
+    runtime: Path
+    port: int
+    secret: str
+    host: str = LOOPBACK
+    metrics_port: int | None = None
+    otlp_endpoint: str | None = None
+    export_delay_ms: int = 500
+    exit_timeout_s: int = 5
+    load_timeout_s: int = 300
+    shm_prefix: str = "sluice_triton_"
+
+
+def find_wheel() -> TritonWheel:
+    """The installed wheel's parts.
+
+    Raises:
+        SetupError: it is not installed, not complete, or has no stub for this Python version.
+    """
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise SetupError("nvidia-pytriton is not installed; run: pip install nvidia-pytriton")
+    root = Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wheel = TritonWheel(
+        server=root / "bin" / "tritonserver",
+        backend=root / "backends" / "python",
+        stub=root / "python_backend_stubs" / version / _STUB,
+    )
+    if not wheel.stub.is_file() and wheel.server.is_file():
+        raise SetupError(
+            f"nvidia-pytriton has no stub for Python {version}; use Python 3.11 or 3.12"
+        )
+    for program in (wheel.server, wheel.stub):
+        if not os.access(program, os.X_OK):
+            raise SetupError(
+                f"{program} is missing or may not be executed; "
+                "run: pip install --force-reinstall nvidia-pytriton"
+            )
+    return wheel
+
+
+def find_libpython() -> Path:
+    """The shared library of the running interpreter, from a virtual environment too.
+
+    Raises:
+        SetupError: this interpreter was built or installed without one.
+    """
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    # Relocated builds (uv, conda) may name the build machine's folder as LIBDIR, so the prefix is asked as well.
+    folders = (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib")
+    for folder in filter(None, folders):
+        library = Path(folder) / name
+        if library.is_file():
+            return library.resolve()
+    raise SetupError(
+        f"{name} of {sys.base_prefix} was not found; install a Python with a shared library "
+        "(pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared, Debian: the libpython3 package)"
+    )
+
+
+def prepare_runtime(folder: Path) -> None:
+    """Fills ``folder`` with the links that the server needs; what is right already stays.
+
+    Raises:
+        SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.
+    """
+    wheel, library = find_wheel(), find_libpython()
+    links = {_backends(folder) / "python" / name: wheel.backend / name for name in _BACKEND_FILES}
+    links[_backends(folder) / "python" / _STUB] = wheel.stub
+    # The stub asks for the versioned name, whatever file the library is in.
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    links[_libraries(folder) / f"libpython{version}.so.1.0"] = library
+    try:
+        for link, target in links.items():
+            _link(link, target)
+    except OSError as error:
+        raise SetupError(f"{folder}: {error.strerror}; choose a folder to write to") from error
+
+
+def triton_command(config: TritonConfig) -> tuple[str, ...]:
+    """Program and arguments of a server.
+
+    Models are loaded explicitly, so that one can be unloaded and loaded again when its stub has died. Their
+    configuration must be complete: completing it would start every stub twice.
+
+    Raises:
+        SetupError: as `find_wheel`.
+    """
+    return (
+        str(find_wheel().server),
+        f"--model-repository={config.repository}",
+        f"--backend-directory={_backends(config.runtime)}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in config.models),
+        "--disable-auto-complete-config",
+        "--allow-http=false",
+        f"--grpc-address={config.host}",
+        f"--grpc-port={config.port}",
+        f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{_SECRET_KEY}={config.secret}",
+        f"--exit-timeout-secs={config.exit_timeout_s}",
+        f"--backend-config=python,shm-region-prefix-name={config.shm_prefix}",
+        f"--backend-config=python,stub-timeout-seconds={config.load_timeout_s}",
+        # Both serve backends that hold tensors on GPUs in Triton itself; our engines hold their own.
+        "--pinned-memory-pool-byte-size=0",
+        "--enable-peer-access=false",
+        *_metrics_arguments(config),
+        *_trace_arguments(config),
+    )
+
+
+def triton_environment(runtime: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The whole environment of a server: ``base`` (default: our own) with its paths set."""
+    environment = dict(os.environ if base is None else base)
+    # A home or a library path for some other interpreter would reach the stub's as well.
+    environment.pop("PYTHONHOME", None)
+    environment["PATH"] = _joined((str(Path(sys.executable).parent), environment.get("PATH", "")))
+    environment["LD_LIBRARY_PATH"] = _joined(
+        (str(_libraries(runtime)), environment.get("LD_LIBRARY_PATH", ""))
+    )
+    environment["PYTHONPATH"] = _joined(_import_folders())
+    return environment
+
+
+def restricted_metadata(secret: str) -> tuple[tuple[str, str], ...]:
+    """What restricted calls carry."""
+    return ((f"triton-grpc-protocol-{_SECRET_KEY}", secret),)
+
+
+async def wait_for_triton(address: str, bound_s: float) -> None:
+    """Returns when the server at ``address`` answers, which it does from when its models are loaded.
+
+    A model that fails to load ends the server instead, so watch the process as well. Nothing in the server bounds how
+    long a model may initialize; ``bound_s`` does.
+
+    Raises:
+        TimeoutError: not within ``bound_s`` seconds.
+    """
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 100),  # the smallest that gRPC takes
+        ("grpc.max_reconnect_backoff_ms", 200),
+        # A connection of its own: another channel's back-off must not slow this one.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        await asyncio.wait_for(channel.channel_ready(), bound_s)
+
+
+def stub_pids(server_pid: int) -> dict[str, int]:
+    """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
+
+    Empty when the server is gone. Nothing else tells that a stub has died: server and model stay "ready".
+    """
+    try:
+        children = psutil.Process(server_pid).children()
+        return dict(pair for child in children if (pair := _instance(child)))
+    except psutil.NoSuchProcess:
+        return {}
+
+
+def remove_shared_memory(prefix: str) -> int:
+    """Removes what a server that was killed or crashed left in shared memory; returns the number of regions.
+
+    Only for a server that has ended, with its stubs. ``prefix`` is its `TritonConfig.shm_prefix`.
+    """
+    assert prefix, "an empty prefix is everybody's shared memory"
+    regions = [path for path in _SHARED_MEMORY.glob("*") if path.name.startswith(prefix)]
+    for region in regions:
+        region.unlink(missing_ok=True)
+    return len(regions)
+
+
+def _metrics_arguments(config: TritonConfig) -> tuple[str, ...]:
+    if config.metrics_port is None:
+        return ("--allow-metrics=false",)
+    return (
+        f"--metrics-address={config.host}",
+        f"--metrics-port={config.metrics_port}",
+        # Whole-machine figures, polled; request metrics need no polling.
+        "--allow-cpu-metrics=false",
+        "--allow-gpu-metrics=false",
+    )
+
+
+def _trace_arguments(config: TritonConfig) -> tuple[str, ...]:
+    if config.otlp_endpoint is None:
+        return ()
+    settings = (
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        "rate=0",  # none by chance; requests that bring a context are traced all the same
+        f"opentelemetry,url={config.otlp_endpoint.rstrip('/')}/v1/traces",
+        f"opentelemetry,resource=service.name={TRACE_SERVICE}",
+        f"opentelemetry,bsp_schedule_delay={config.export_delay_ms}",
+    )
+    return tuple(f"--trace-config={setting}" for setting in settings)
+
+
+def _backends(runtime: Path) -> Path:
+    return runtime / "backends"
+
+
+def _libraries(runtime: Path) -> Path:
+    return runtime / "lib"
+
+
+def _link(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_symlink() and link.readlink() == target:
+        return
+    # Renamed into place: a server that starts at this moment sees the old link or the new one.
+    fresh = link.with_name(f"{link.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+
+
+def _import_folders() -> list[str]:
+    """Where this interpreter finds packages beyond its standard library."""
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    standard |= {f"{folder}/lib-dynload" for folder in standard}
+    return [entry for entry in sys.path if entry not in standard and _is_folder(Path(entry))]
+
+
+def _is_folder(entry: Path) -> bool:
+    return entry.is_absolute() and entry.is_dir()
+
+
+def _joined(folders: Iterable[str]) -> str:
+    return os.pathsep.join(filter(None, folders))
+
+
+def _instance(child: psutil.Process) -> tuple[str, int] | None:
+    """The model instance a stub serves; None for what is no stub or no longer lives."""
+    try:
+        argv = child.cmdline()
+        if child.status() == psutil.STATUS_ZOMBIE or not argv or Path(argv[0]).name != _STUB:
+            return None
+    except psutil.NoSuchProcess:
+        return None
+    # PROGRAM MODEL_FILE REGION SIZE GROWTH SERVER_PID BACKEND_FOLDER OFFSET INSTANCE RUNTIME
+    return (argv[8], child.pid) if len(argv) > 8 else None

@@ -1,0 +1,201 @@
+"""Bad input and bad times over the real wire: code, reason, violations, and nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from nats.js.api import StreamConfig
+
+from sluice.errors import SluiceError
+from sluice.internal.v1.frame_pb2 import Frame
+from sluice.v1 import inference_pb2 as pb
+from sluice.wire import jetstream, subjects
+from sluice.wire.limits import TasksLimits
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.tokenizer import CONTEXT, write_model
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    prompt,
+    text_of,
+)
+
+GENERATE = "/sluice.v1.InferenceService/Generate"
+
+
+async def still_answers(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    assert text_of(await events_of(call)) == "hello"
+
+
+async def send_bytes(wire: Wire, payload: bytes) -> tuple[grpc.StatusCode, SluiceError]:
+    method: Any = wire.channel.unary_stream(GENERATE)
+    return await error_of(method(payload))
+
+
+BAD: list[tuple[pb.GenerateRequest, str, str, list[str]]] = [
+    (prompt(""), "INVALID_ARGUMENT", "REQUEST_INVALID", ["prompt"]),
+    (prompt("\x00\x01"), "FAILED_PRECONDITION", "SAFETY_BLOCKED", []),
+    (prompt(model="nobody"), "NOT_FOUND", "MODEL_UNKNOWN", []),
+    (
+        prompt("", sampling=pb.SamplingParams(max_tokens=0, temperature=9)),
+        "INVALID_ARGUMENT",
+        "REQUEST_INVALID",
+        ["prompt", "sampling.max_tokens", "sampling.temperature"],
+    ),
+    (prompt("long " * CONTEXT), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", ["input"]),
+    (prompt("x" * 20_000), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", ["input"]),
+]
+
+
+async def test_every_bad_request_gets_its_typed_error(wire: Wire) -> None:
+    for request, code, reason, fields in BAD:
+        got, error = await error_of(wire.stub.Generate(request))
+        assert (got.name, error.reason) == (code, reason)
+        assert [violation.field for violation in error.violations] == fields
+    assert len(wire.gateway.registry) == 0
+    await still_answers(wire)
+
+
+async def test_bytes_that_are_not_utf_8(wire: Wire) -> None:
+    code, error = await send_bytes(wire, b"\x0a\x02\xff\xfe")
+    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+    assert "UTF-8" in error.message
+    await still_answers(wire)
+
+
+async def test_bytes_that_are_no_message(wire: Wire) -> None:
+    code, error = await send_bytes(wire, b"\x07")
+    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+
+
+async def test_a_message_over_the_limit_says_both_numbers(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_message_bytes=4096) as wire:
+        request = prompt("x" * 5000)
+        code, error = await error_of(wire.stub.Generate(request))
+        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "MESSAGE_TOO_LARGE")
+        assert error.metadata == {"bytes": str(request.ByteSize()), "limit_bytes": "4096"}
+        await still_answers(wire)
+
+
+async def test_errors_of_unary_methods_are_typed_too(wire: Wire) -> None:
+    code, error = await error_of(wire.stub.CountTokens(pb.CountTokensRequest(model="small")))
+    assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+
+
+async def test_a_fault_of_ours_is_internal_and_logged(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret text")
+
+    monkeypatch.setattr("gateway.api.generate.validate", broken)
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("INTERNAL", "INTERNAL")
+    assert "secret text" not in error.message
+    assert "a call failed" in caplog.text
+
+
+async def test_a_model_that_nobody_serves_is_refused_at_once(wire: Wire) -> None:
+    await wire.batcher.report(leaving=True)
+    await wire.until(lambda: not wire.gateway.ready("small"))
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "MODEL_UNAVAILABLE")
+    assert error.retry_after_s
+
+
+async def test_more_requests_than_allowed_are_refused_at_once(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_concurrent_requests=1) as wire:
+        first = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        code, error = await error_of(wire.stub.Generate(prompt()))
+        assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+        assert error.retry_after_s
+        await wire.batcher.send(task, last(0))
+        await events_of(first)
+        await still_answers(wire)
+
+
+async def test_without_a_stream_for_tasks_the_transport_is_unavailable(wire: Wire) -> None:
+    await wire.batcher.jetstream.delete_stream(subjects.TASKS_STREAM)
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
+    assert error.retry_after_s
+    assert len(wire.gateway.registry) == 0
+
+
+async def test_a_full_queue_is_an_overload(wire: Wire) -> None:
+    full: StreamConfig = jetstream.tasks_stream(TasksLimits())
+    full.max_bytes = 1
+    await wire.batcher.jetstream.update_stream(full)
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+    assert error.retry_after_s
+
+
+async def test_a_conversation_needs_a_template(nats_url: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "plain", template=None)
+    async with open_wire(nats_url, folder) as wire:
+        messages = [pb.ChatMessage(role="user", content="hi")] * 2
+        request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="small")
+        _, error = await error_of(wire.stub.Generate(request))
+        assert [violation.field for violation in error.violations] == ["chat"]
+        await still_answers(wire)
+
+
+async def test_what_a_template_refuses_is_the_callers_to_mend(
+    nats_url: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "strict", template="{{ raise_exception('no system turn') }}")
+    async with open_wire(nats_url, folder) as wire:
+        code, error = await error_of(wire.stub.Generate(prompt()))
+        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+        assert "no system turn" in error.message
+
+
+async def test_the_deadline_ends_a_call_that_nobody_reads(
+    nats_url: str, model_folder: Path
+) -> None:
+    """The gateway waits inside a write when the deadline comes."""
+    limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 1.0}
+    async with open_wire(nats_url, model_folder, **limits) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, *flood(wire, 0, bundles=20))
+        await wire.batcher.cancelled(task)
+        assert len(wire.gateway.registry) == 0
+        code, error = await error_of(call)
+        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_PASSED")
+        await wire.until(lambda: wire.gateway.active == 0)
+
+
+async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None:
+    """Nothing is read: flow control fills up, then the gateway's own buffer."""
+    async with open_wire(nats_url, model_folder, reader_buffer_tokens=64) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        start = 0
+        while not wire.batcher.control and start < 2_000_000:
+            frames = flood(wire, start, bundles=1)
+            await wire.batcher.send(task, *frames)
+            start += len(frames[0].token_ids)
+        await wire.batcher.cancelled(task)
+        assert len(wire.gateway.registry) == 0
+        code, error = await error_of(call)
+        assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
+        await wire.until(lambda: wire.gateway.active == 0)
+
+
+def flood(wire: Wire, start: int, bundles: int) -> list[Frame]:
+    """Frames of thousands of tokens each."""
+    token_ids = wire.tokens("hello world ") * 1000
+    return [frame(start + i * len(token_ids), token_ids) for i in range(bundles)]

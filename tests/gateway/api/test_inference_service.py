@@ -1,0 +1,170 @@
+"""The other methods, health, reflection, spans, and the way out."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from opentelemetry.trace import SpanKind
+
+from sluice.internal.v1.task_pb2 import Task
+from sluice.ports import free_port
+from sluice.telemetry import names
+from sluice.v1 import inference_pb2 as pb
+from supervisor.nats import wait_for_nats
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.tokenizer import CONTEXT
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    prompt,
+    text_of,
+)
+from tests.support.nats import START_S, nats_process, running_nats
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE = "sluice.v1.InferenceService"
+
+
+async def test_tokens_are_counted_as_generate_counts_them(wire: Wire) -> None:
+    counted = await wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello world"))
+    call = wire.stub.Generate(prompt("hello world"))
+    task = await wire.batcher.task()
+    assert counted.token_count == len(task.prompt_token_ids)
+    assert (counted.context_tokens, counted.model) == (CONTEXT, "small")
+    call.cancel()
+
+
+async def test_models_are_listed_with_their_load(wire: Wire) -> None:
+    await wire.batcher.report("small", slots=8)
+    await wire.until(lambda: not wire.gateway.ready("large"))
+    answer = await wire.stub.ListModels(pb.ListModelsRequest())
+    small, large = answer.models
+    assert (small.name, small.tier, small.ready, small.slots, small.queued) == (
+        "small",
+        "small",
+        True,
+        8,
+        2,
+    )
+    assert (large.name, large.ready) == ("large", False)
+    assert small.context_tokens == CONTEXT
+
+
+async def test_health_is_true_for_the_service_and_every_model(wire: Wire) -> None:
+    for service in ("", SERVICE, "model.small", "model.large"):
+        await wire.health_becomes(service, SERVING)
+    await wire.batcher.report("small")
+    await wire.health_becomes("model.large", NOT_SERVING)
+    assert await wire.health("model.small") == SERVING
+    await wire.health_becomes(SERVICE, NOT_SERVING)
+    await wire.batcher.report("small", "large")
+    await wire.health_becomes(SERVICE, SERVING)
+
+
+async def test_reflection_lists_the_services(wire: Wire) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(wire.channel)
+    call = stub.ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    listed = {service.name for service in (await call.read()).list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= listed
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+    assert (await call.read()).file_descriptor_response.file_descriptor_proto
+    call.cancel()
+
+
+async def test_the_spans_of_a_request_form_one_trace(wire: Wire) -> None:
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    metadata = (("traceparent", f"00-{trace_id}-{parent_id}-01"),)
+    call = wire.stub.Generate(prompt(), metadata=metadata)
+    message = await wire.batcher.message()
+    task = Task.FromString(message.data)
+    await wire.batcher.send(task, frame(0, wire.tokens("hello")), last(len(wire.tokens("hello"))))
+    events = await events_of(call)
+    assert events[0].started.trace_id == trace_id
+    await wire.until(lambda: wire.span(names.SPAN_GENERATE) is not None)
+    server = wire.span(names.SPAN_GENERATE)
+    assert server is not None
+    assert server.kind is SpanKind.SERVER
+    assert format(server.parent.span_id, "016x") == parent_id
+    for name in ("safety", "route", "tokenize", "publish", "stream"):
+        span = wire.span(name)
+        assert span is not None, name
+        assert span.parent.span_id == server.context.span_id
+    publish = wire.span(names.SPAN_PUBLISH)
+    assert publish is not None
+    assert publish.kind is SpanKind.PRODUCER
+    assert message.headers is not None
+    assert format(publish.context.span_id, "016x") in message.headers["traceparent"]
+    assert server.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
+    assert server.attributes[names.REQUEST_ID] == task.request_id
+    assert server.attributes[names.GEN_AI_OUTPUT_TOKENS] == len(wire.tokens("hello"))
+
+
+async def test_an_error_is_recorded_by_its_reason(wire: Wire) -> None:
+    await error_of(wire.stub.Generate(prompt("long " * CONTEXT)))
+    await wire.until(lambda: wire.span(names.SPAN_GENERATE) is not None)
+    for name in (names.SPAN_TOKENIZE, names.SPAN_GENERATE):
+        span = wire.span(name)
+        assert span is not None
+        assert span.attributes[names.ERROR_REASON] == "PROMPT_TOO_LONG"
+
+
+async def test_draining_lets_streams_finish_and_takes_no_more(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, drain_s=5.0) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        draining = asyncio.ensure_future(wire.gateway.drain())
+        await wire.health_becomes(SERVICE, NOT_SERVING)
+        code, error = await error_of(wire.stub.Generate(prompt()))
+        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+        assert not draining.done()
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        assert text_of(await events_of(call)) == "hello"
+        await draining
+
+
+async def test_what_does_not_finish_in_time_is_ended(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, drain_s=0.1) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.gateway.drain()
+        code, error = await error_of(call)
+        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+        await wire.batcher.cancelled(task)
+
+
+async def test_a_restart_of_nats_is_survived(tmp_path: Path, model_folder: Path) -> None:
+    port = free_port()
+    with nats_process(tmp_path, port) as url:
+        await wait_for_nats(url, START_S)
+        opened = open_wire(url, model_folder)
+        wire = await opened.__aenter__()
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, frame(0, wire.tokens("hello")[:1]))
+        await wire.health_becomes(SERVICE, SERVING)
+    await wire.health_becomes(SERVICE, NOT_SERVING)
+    code, error = await error_of(wire.stub.Generate(prompt()))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
+    async with running_nats(tmp_path, port):
+        await wire.until(lambda: wire.batcher.client.is_connected)
+        # What came while the link was down is lost, so the gateway asks as soon as it is back.
+        await wire.batcher.asked_again(task, 1)
+        await wire.batcher.send(task, last(1, wire.tokens("hello")[1:]))
+        assert text_of(await events_of(call)) == "hello"
+        await opened.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("model", ["small", "auto"])
+async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
+    call = wire.stub.Generate(prompt("hello world", raw_prompt=True, model=model))
+    task = await wire.batcher.task()
+    assert list(task.prompt_token_ids) == wire.tokens("hello world")
+    call.cancel()

@@ -1,0 +1,190 @@
+"""Policies of a configuration: the example of the page works, what cannot work is refused with its line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.config.policies import load_inspector, read_policies
+from gateway.safety.actions import Action
+from gateway.safety.findings import Severity
+from gateway.safety.names import rule_names
+from sluice import settings as configuration
+from sluice.settings import Settings, SettingsError
+
+PAGE = Path(__file__).parents[2] / "docs" / "safety.md"
+
+
+def load(tmp_path: Path, text: str) -> tuple[Settings, Path]:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(text, encoding="utf-8")
+    return configuration.load(path), path
+
+
+def test_without_a_section_everything_is_flagged() -> None:
+    policy = read_policies(Settings()).choose("default", {})
+    assert policy.actions.choose("secret.assignment", Severity.CRITICAL).action is Action.FLAG
+    assert policy.actions.choose("limit.length", Severity.CRITICAL).action is Action.BLOCK
+
+
+def test_the_example_of_the_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "codenames.txt").write_text("blue heron\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    policies = read_policies(*load(tmp_path, example))
+    assert set(policies.by_name) == {"default", "strict"}
+    assert policies.choose("default", {"team": "finance"}).deny == ("blue heron",)
+
+
+def test_the_page_names_every_family_and_rule_of_ours() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    plain = {name for name in rule_names() if ".encoded." not in name}
+    assert [name for name in sorted(plain) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("restore: maybe", "line 4: safety.policies.default.restore: Input should be"),
+        ("output: {ansi: sometimes}", "line 4: safety.policies.default.output.ansi: Input should"),
+        ("output: {actions: {pii.*: {route: large}}}", "pii.*: an answer cannot be routed"),
+        ("actions: {limit.length: flag}", "actions.limit.length: must block"),
+        ("actions: {unicode.*: redact}", "actions.unicode.*: is normalization's"),
+        ("actions: {pii.nothing: flag}", "no rule 'pii.nothing'"),
+        ("actions: {pii.*: {route: nobody}}", "no model 'nobody'; known: small, large"),
+        ("deny: [missing.txt]", "missing.txt: cannot be read"),
+        ("limits: {languages: [en]}", "limits.languages: Extra inputs"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, says: str) -> None:
+    text = f"safety:\n  policies:\n    default:\n      {body}\n"
+    with pytest.raises(SettingsError) as caught:
+        read_policies(*load(tmp_path, text))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/sluice.yaml: line 4: safety.")
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"),
+    [
+        ("{template: llama_guard}", "guard.g.model: Field required"),
+        ("{model: small}", "guard.g.template: Field required"),
+        ("{model: small, template: gpt}", "guard.g.template: Input should be 'llama_guard'"),
+        (
+            "{model: nobody, template: llama_guard}",
+            "guard.g.model: no model 'nobody'; known: small",
+        ),
+        ("{model: small, template: classifier, categories: [BAD]}", "small is no classifier"),
+        ("{model: small, template: classifier}", "template classifier needs categories"),
+        ("{model: small, template: llama_guard, checks: []}", "name input, output, or both"),
+        (
+            "{model: small, template: llama_guard, checks: [inputs]}",
+            "guard.g.checks.0: Input should",
+        ),
+        ("{model: small, template: llama_guard, threshold: 2}", "guard.g.threshold: Input should"),
+        ("{model: small, template: llama_guard, action: redact}", "must be block, flag, or"),
+        ("{model: small, template: llama_guard, action: {route: x}}", "action: no model 'x'"),
+        (
+            "{model: small, template: llama_guard, action: {route: small}, checks: [output]}",
+            "an answer cannot be routed",
+        ),
+        ("{model: small, template: llama_guard, fail: maybe}", "guard.g.fail: Input should"),
+        ("{model: small, template: llama_guard, budget_s: 0}", "guard.g.budget_s: Input should"),
+        ("{model: small, template: llama_guard, risk: harm}", "risk goes with template granite"),
+        ("{model: small, template: custom, prompt: a}", "guard.g.prompt: must say where the"),
+        ("{model: small, template: custom, prompt: '{prompt}'}", "template custom needs unsafe"),
+        (
+            "{model: small, template: custom, prompt: '{prompt}', unsafe: '(', safe: a}",
+            "guard.g.unsafe: is no pattern: missing )",
+        ),
+        (
+            "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, checks: [output]}",
+            "must say where the answer stands",
+        ),
+        (
+            "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, threshold: 0.5}",
+            "a custom template gives no score",
+        ),
+    ],
+)
+def test_a_guard_that_cannot_work_is_refused_with_its_place(
+    tmp_path: Path, guard: str, says: str
+) -> None:
+    text = f"safety:\n  policies:\n    default:\n      guard:\n        g: {guard}\n"
+    with pytest.raises(SettingsError) as caught:
+        read_policies(*load(tmp_path, text))
+    assert says in str(caught.value)
+    assert f"{tmp_path}/sluice.yaml: line 5: safety.policies.default.guard.g" in str(caught.value)
+
+
+def classifier(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"name": "judge", "path": str(folder), "engine": "classifier"}
+
+
+def of_judge(guard: str) -> str:
+    return f"safety:\n  policies:\n    default:\n      guard:\n        g: {guard}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "config.json has no labels; name them in id2label"),
+        ({"id2label": {"0": "BAD"}}, "has no labels"),
+        ({"id2label": {"1": "BAD", "2": "GOOD"}}, "numbers its labels otherwise"),
+        ({"id2label": {"0": "BAD", "1": "BAD"}}, "numbers its labels otherwise"),
+    ],
+)
+def test_a_classifier_without_labels_is_refused(
+    tmp_path: Path, config: dict[str, object], says: str
+) -> None:
+    models = [classifier(tmp_path / "judge", config), {"name": "small", "path": "builtin:small"}]
+    text = json.dumps({"models": models, "routing": {"default": "small"}})
+    with pytest.raises(SettingsError) as caught:
+        read_policies(*load(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def test_the_labels_of_a_classifier_are_known(tmp_path: Path) -> None:
+    folder = classifier(tmp_path / "judge", {"id2label": {"0": "GOOD", "1": "BAD"}})
+    models = json.dumps([folder, {"name": "small", "path": "builtin:small"}])
+    head = f"models: {models}\nrouting: {{default: small}}\n"
+    good = of_judge("{model: judge, template: classifier, categories: [BAD]}")
+    assert read_policies(*load(tmp_path, head + good)).by_name["default"].settings.guard
+    for guard, says in (
+        ("{model: judge, template: classifier, categories: [EVIL]}", "judge has no label 'EVIL'"),
+        ("{model: judge, template: llama_guard}", "judge is a classifier"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            read_policies(*load(tmp_path, head + of_judge(guard)))
+    with pytest.raises(SettingsError, match="'judge' is a classifier and answers nobody"):
+        load(tmp_path, f"models: {models}\nrouting: {{default: judge}}\n")
+
+
+def test_a_dry_run_of_no_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"line 1: safety\.dry_run: no policy 'next'"):
+        read_policies(*load(tmp_path, "safety: {dry_run: next}"))
+
+
+def test_an_entry_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("x" * 300, encoding="utf-8")
+    text = f"safety: {{policies: {{default: {{deny: ['{words}']}}}}}}"
+    with pytest.raises(SettingsError, match=r"deny\.list: an entry is longer than 256"):
+        read_policies(*load(tmp_path, text))
+
+
+def test_the_environment_has_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_SAFETY__DEFAULT", "nope")
+    with pytest.raises(SettingsError, match="no policy 'nope'"):
+        read_policies(*load(tmp_path, "safety: {default: default}"))
+
+
+def test_labels_choose_the_policy(tmp_path: Path) -> None:
+    text = "safety: {policies: {default: {}, b: {default: block}}, choose: [{labels: {k: v}, policy: b}]}"
+    inspector = load_inspector(*load(tmp_path, text))
+    assert inspector.begin("default", {"k": "v"}, []).policy.name == "b"
+    assert inspector.begin("default", {}, []).policy.name == "default"

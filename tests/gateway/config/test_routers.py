@@ -1,0 +1,85 @@
+"""Learned routers named in the configuration: loaded, asked, and refused when they cannot work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.routers import load_router
+from gateway.routing.features import Features
+from gateway.routing.learned.artefact import save_to
+from gateway.routing.learned.training import train
+from gateway.routing.router import Idle, ModelFacts
+from sluice.settings import Settings, SettingsError
+from sluice.settings.routing import RoutingSettings
+from tests.gateway.routing.learned.made_up import outcomes
+
+MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("router") / "prompts.router"
+    save_to(train(outcomes(150), seed=1), path)
+    return path
+
+
+def settings(path: object, target: dict[str, float], **more: Any) -> Settings:
+    learned = {"artefact": str(path), "weak": "small", "strong": "large", "target": target}
+    return Settings(routing=RoutingSettings.model_validate({"learned": learned, **more}))
+
+
+def test_the_target_moves_the_line(artefact: Path) -> None:
+    texts = [row.prompt for row in outcomes(150)]
+    shares = []
+    for share in (0.1, 0.5, 1.0):
+        router = load_router(settings(artefact, {"strong_share": share}), MODELS)
+        plans = [router.plan(Features(None, text=text), Idle()) for text in texts]
+        shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
+        assert {plan.strategy for plan in plans} == {"learned"}
+        assert all("predicted gain" in plan.reason for plan in plans)
+        assert all(plan.versions["router"] for plan in plans)
+    assert shares == sorted(shares)
+    assert shares[0] < 0.4
+    assert shares[-1] == 1.0
+
+
+def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
+    artefact: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.router"
+    cut.write_bytes(artefact.read_bytes()[:-100])
+    for path in (cut, tmp_path / "none.router"):
+        with pytest.raises(SettingsError, match=r"^routing\.learned\.artefact: "):
+            load_router(settings(path, {"quality": 0.9}), MODELS)
+    cascade = {"first": "small", "second": "large", "artefact": str(artefact)}
+    with pytest.raises(SettingsError, match=r"routing\.cascade\.artefact: .* without answers"):
+        load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
+
+
+def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "both.router"
+    saved = save_to(train(outcomes(60, answers=True), seed=1), path)
+    assert saved.cascade is not None
+    cascade = {"first": "small", "second": "large", "artefact": str(path)}
+    prompts, judged = saved.prompts.calibration.gains, saved.cascade.calibration.gains
+    for share in (0.5, 1.0):
+        routing = settings(path, {"strong_share": share}, cascade=cascade)
+        held_out = load_router(routing, MODELS).held_out
+        assert {by.policy for by in held_out} == {"routing"}
+        by_head = {by.head: gains for by, gains in held_out.items()}
+        threshold = saved.prompts.calibration.for_large_share(share).threshold
+        kept = prompts < threshold
+        assert by_head["prompt"].tolist() == prompts.tolist()
+        expected = judged[kept] if kept.any() else judged
+        assert by_head["cascade"].tolist() == expected.tolist()
+    alone = RoutingSettings.model_validate({"cascade": cascade})
+    (gains,) = load_router(Settings(routing=alone), MODELS).held_out.values()
+    assert gains.tolist() == judged.tolist()
+
+
+def test_a_window_that_is_smaller_than_what_is_judged_is_refused() -> None:
+    with pytest.raises(ValueError, match="must fit into the window"):
+        RoutingSettings.model_validate({"drift": {"window": 100}})

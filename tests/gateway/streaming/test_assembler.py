@@ -1,0 +1,119 @@
+"""The rules of docs/wire.md, Frames."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from gateway.streaming.assembler import Assembler
+from sluice.internal.v1.frame_pb2 import Frame, Logprobs
+from tests.gateway.kit.batcher import frame, last
+
+STALL_S = 3.0
+
+
+def assembler(held: int = 0) -> Assembler:
+    return Assembler(held, STALL_S, now=0.0)
+
+
+def test_frames_in_order_are_taken() -> None:
+    a = assembler()
+    assert list(a.take(frame(0, [5, 6]), 1).token_ids) == [5, 6]
+    taken = a.take(last(2, [7]), 1)
+    assert list(taken.token_ids) == [7]
+    assert taken.final is not None
+
+
+def test_a_duplicate_is_dropped() -> None:
+    a = assembler()
+    a.take(frame(0, [5, 6]), 1)
+    assert not a.take(frame(0, [5, 6]), 1).token_ids
+    assert a.next_index == 2
+
+
+def test_a_frame_across_the_edge_loses_its_known_head() -> None:
+    a = assembler()
+    a.take(frame(0, [5, 6]), 1)
+    assert list(a.take(frame(1, [6, 7, 8]), 1).token_ids) == [7, 8]
+
+
+def test_a_gap_is_asked_for_once_until_it_moves_or_time_passes() -> None:
+    a = assembler()
+    assert a.take(frame(2, [7]), 1).resend_from == 0
+    assert a.take(frame(3, [8]), 1).resend_from is None
+    assert a.take(frame(3, [8]), 1 + STALL_S).resend_from == 0
+    a.take(frame(0, [5]), 5)
+    assert a.take(frame(3, [8]), 5).resend_from == 1
+
+
+def test_a_final_frame_beyond_a_gap_does_not_end_the_answer() -> None:
+    taken = assembler().take(last(3, [9]), 1)
+    assert taken.final is None
+    assert taken.resend_from == 0
+
+
+def test_a_final_frame_without_news_ends_the_answer() -> None:
+    a = assembler()
+    a.take(frame(0, [5, 6]), 1)
+    taken = a.take(last(2), 1)
+    assert taken.final is not None
+    assert not taken.token_ids
+
+
+def test_an_earlier_attempt_is_fenced_out() -> None:
+    a = assembler()
+    a.take(frame(0, [5], attempt=1), 1)
+    assert not a.take(frame(1, [6], attempt=0), 1).token_ids
+    taken = a.take(frame(1, [6], attempt=1000), 1)
+    assert taken.recovered
+    assert list(taken.token_ids) == [6]
+
+
+def test_the_first_frame_is_no_recovery() -> None:
+    assert not assembler().take(frame(0, [5], attempt=1000), 1).recovered
+
+
+def test_silence_is_asked_about_every_stall_s() -> None:
+    a = assembler(held=4)
+    assert a.overdue(STALL_S - 0.1) is None
+    assert a.overdue(STALL_S) == 4
+    assert a.overdue(STALL_S + 0.1) is None
+    assert a.overdue(2 * STALL_S) == 4
+
+
+def test_logprobs_lose_the_same_head() -> None:
+    a = assembler()
+    a.take(frame(0, [5]), 1)
+    taken = a.take(frame(0, [5, 6], logprobs=[Logprobs(logprob=-1), Logprobs(logprob=-2)]), 1)
+    assert [entry.logprob for entry in taken.logprobs] == [-2]
+
+
+@given(st.data())
+def test_any_delivery_yields_the_answer_as_long_as_gaps_are_resent(data: st.DataObject) -> None:
+    """Frames are lost, repeated and cut anew at random; what is asked for comes; the answer is exact."""
+    answer = data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=30))
+    got: list[int] = []
+    a, ended, now = assembler(), False, 0.0
+    for _ in range(200):
+        if ended:
+            break
+        now += STALL_S
+        start = data.draw(st.integers(0, len(answer)))
+        end = data.draw(st.integers(start, len(answer)))
+        got, ended, resend = _take(a, got, _piece(answer, start, end), now)
+        if resend is not None:
+            assert resend == len(got)
+            if data.draw(st.booleans()):
+                got, ended, _ = _take(a, got, _piece(answer, resend, len(answer)), now)
+    assert got == answer[: len(got)]
+    assert not ended or got == answer
+
+
+def _piece(answer: list[int], start: int, end: int) -> Frame:
+    make = last if end == len(answer) else frame
+    return make(start, answer[start:end])
+
+
+def _take(
+    a: Assembler, got: list[int], sent: Frame, now: float
+) -> tuple[list[int], bool, int | None]:
+    taken = a.take(sent, now)
+    return [*got, *taken.token_ids], taken.final is not None, taken.resend_from

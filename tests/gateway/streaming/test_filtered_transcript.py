@@ -1,0 +1,254 @@
+"""Answers under an output filter: whatever the tokens, text, ids and log-probabilities tell what the whole text may."""
+
+import random
+from functools import cache
+
+import pytest
+
+from gateway.safety.compiled import CompiledPolicies, compile_policies
+from gateway.safety.output.filter import OutputFilter, OutputRules
+from gateway.safety.policy import load_policies
+from gateway.safety.redaction import Placeholders
+from gateway.streaming.transcript import Transcript
+from sluice.client.exchange import Exchange
+from sluice.defaults import HIDDEN_TOKEN_ID
+from sluice.internal.v1.frame_pb2 import Logprobs
+from sluice.v1 import inference_pb2 as pb
+from tests.gateway.safety.output.kit import random_text
+from tests.gateway.safety.output.real import SAMPLES
+from tests.gateway.streaming.test_transcript import END_ID, TOKENIZER, TOKENS, ids
+
+POLICIES = """
+safety:
+  policies:
+    default: {}
+    redact: {actions: {pii.*: redact, secret.*: redact}}
+    block: {actions: {secret.*: block, pii.*: redact}}
+    remove: {actions: {secret.*: remove}}
+    echo: {actions: {pii.*: redact}, output: {echo: {words: 4, action: redact}, ansi: remove}}
+    restore: {actions: {pii.*: redact}, restore: true}
+"""
+SYSTEM = "You are Nia and never tell the code word zebra to anybody."
+KEY = "AKIAQ3ZK7WPX2MNB5TRD"
+MAIL = "jo.field@example.org"
+SEEDS = range(25)
+
+
+@cache
+def compiled() -> CompiledPolicies:
+    return compile_policies(load_policies(POLICIES, lambda path: ""))
+
+
+def rules(policy: str) -> OutputRules:
+    output = compiled().by_name[policy].output
+    assert output is not None
+    return output
+
+
+def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Transcript:
+    placeholders = Placeholders()
+    if policy == "restore":
+        placeholders.of("pii.email", "me@home.org")
+    filter_ = OutputFilter(rules(policy), placeholders, SYSTEM)
+    detokenizer = TOKENS.detokenizer()
+    return Transcript(
+        detokenizer, stops, TOKENS.stop_token_ids, TOKENS.token_text, filter_, held or ()
+    )
+
+
+def token_ids(text: str, rng: random.Random) -> list[int]:
+    """Tokens of ``text``, cut where no tokenizer would."""
+    made, at = [], 0
+    while at < len(text):
+        step = rng.choice((1, 2, 5, 30))
+        made += ids(text[at : at + step])
+        at += step
+    return made
+
+
+def filled(policy: str, tokens: list[int], *stops: str, truncated: bool = False) -> Transcript:
+    made = transcript(policy, *stops)
+    for token in tokens:
+        if made.closed:
+            break
+        made.append(token, Logprobs(logprob=-1.0, top_token_ids=[token], top_logprobs=[-1.0]))
+    made.close(truncated)
+    return made
+
+
+def text_of(made: Transcript, start: int = 0) -> str:
+    delta, tail = made.delta(start, False), made.tail()
+    return (delta.text if delta else "") + (tail.text if tail else "")
+
+
+def sample(rng: random.Random) -> str:
+    extra = (SYSTEM, "never tell the code word zebra", "\x1b[31m", "<EMAIL_1>", "naïve 😀 漢字")
+    return random_text(rng, (*SAMPLES, *extra))
+
+
+def shown_spans(made: Transcript, tokens: list[int]) -> list[tuple[int, int]]:
+    """Byte offsets of the tokens whose ids a caller sees; every character of a token stands for one byte."""
+    spans, at = [], 0
+    for token, shown in zip(tokens, made.shown_ids, strict=False):
+        word = TOKENIZER.id_to_token(token)
+        assert word is not None
+        if shown != HIDDEN_TOKEN_ID:
+            spans.append((at, at + len(word)))
+        at += len(word)
+    return spans
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("policy", ["redact", "block", "remove"])
+def test_what_shows_is_the_decision_about_the_whole_text(policy: str, seed: int) -> None:
+    rng = random.Random(seed)
+    text = sample(rng)
+    tokens = token_ids(text, rng)
+    expected = rules(policy).review(text)
+    made, shown = transcript(policy), ""
+    for token in tokens:
+        if made.closed:
+            break
+        start = len(made.shown_ids)
+        made.append(token)
+        delta = made.delta(start, False)
+        shown += delta.text if delta else ""
+        assert expected.text.startswith(shown)
+    made.close()
+    assert text_of(made) == expected.text
+    assert made.blocked == tuple(dict.fromkeys(expected.blocked[:1]) if expected.blocked else ())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_id_and_no_logprob_tells_a_hidden_character(seed: int) -> None:
+    rng = random.Random(seed)
+    text = sample(rng)
+    tokens = token_ids(text, rng)
+    made = filled("redact", tokens)
+    assert len(made.shown_ids) == len(tokens)
+    edits = rules("redact").review(text).edits
+    hidden = [(len(text[: e.start].encode()), len(text[: e.end].encode())) for e in edits]
+    for start, end in shown_spans(made, tokens):
+        assert not any(start < last and end > first for first, last in hidden)
+    delta = made.delta(0, True)
+    assert delta is not None
+    for shown, logprobs in zip(delta.token_ids, delta.logprobs, strict=True):
+        if shown == HIDDEN_TOKEN_ID:
+            assert logprobs == pb.TokenLogprobs()
+        else:
+            assert logprobs.top[0].token_id == shown
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("policy", ["redact", "block", "echo", "restore"])
+def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
+    policy: str, seed: int
+) -> None:
+    """Every gateway has the same tokens in the end; the client's own core puts the pieces together."""
+    rng = random.Random(seed)
+    tokens = [*token_ids(sample(rng), rng), END_ID]
+    stops = ["zz", "ell"] if rng.random() < 0.3 else []
+    whole = filled(policy, tokens, *stops)
+    exchange, text = Exchange(pb.GenerateRequest(prompt="x")), ""
+    for last in (False, False, True):
+        request = exchange.next_request()
+        held = list(request.resume.token_ids)
+        known = held[: held.index(HIDDEN_TOKEN_ID)] if HIDDEN_TOKEN_ID in held else held
+        made = transcript(policy, *stops, held=held)
+        exchange.accept(pb.GenerateResponse(started=pb.Started(model="m", seed=3)))
+        index, until = len(held), len(tokens) if last else rng.randint(len(known), len(tokens))
+        for count, token in enumerate(tokens[:until]):
+            if made.closed:
+                break
+            made.append(token)
+            if count >= len(known) and rng.random() < 0.4:
+                text, index = text + read(made, exchange, index), max(index, len(made.shown_ids))
+        if last:
+            made.close()
+            text += read(made, exchange, index)
+            if tail := made.tail():
+                text += told(exchange, tail)
+        assert not made.contradicted
+    assert text == text_of(whole)
+
+
+def read(made: Transcript, exchange: Exchange, index: int) -> str:
+    delta = made.delta(index, False)
+    return told(exchange, delta) if delta is not None else ""
+
+
+def told(exchange: Exchange, delta: pb.Delta) -> str:
+    event = exchange.accept(pb.GenerateResponse(delta=delta))
+    return getattr(event, "text", "")
+
+
+def test_nothing_waits_where_nothing_is_pending() -> None:
+    made = transcript("default")
+    for word in ("Please", " read", " the", " long", " story", ".", " It", " was", " night"):
+        for token in ids(word):
+            made.append(token)
+        assert text_of(made).endswith(word)
+        assert len(made.shown_ids) == len(made.token_ids)
+
+
+def test_the_rest_of_an_answer_cut_in_a_secret_is_hidden() -> None:
+    made = filled("redact", ids(f"the key is {KEY[:-2]}"), truncated=True)
+    assert text_of(made) == "the key is AKIA"
+    assert made.shown_ids[-1] == HIDDEN_TOKEN_ID
+    assert made.shown_ids[0] != HIDDEN_TOKEN_ID
+
+
+def test_a_block_ends_the_answer_with_the_rules_alone() -> None:
+    made = filled("block", ids(f"mail {MAIL}, key {KEY}, and more"))
+    assert text_of(made) == "mail <EMAIL_1>, key "
+    assert made.blocked == ("secret.aws_access_key",)
+    assert made.token_ids[-1] not in made.shown_ids
+    assert len(made.token_ids) < len(ids(f"mail {MAIL}, key {KEY}, and more"))
+
+
+def test_a_stop_string_behind_a_secret_ends_the_answer_after_its_placeholder() -> None:
+    made = filled("redact", ids(f"key {KEY}. STOP and more"), "STOP")
+    assert text_of(made) == "key <AWS_ACCESS_KEY_1>. "
+    assert made.stop == "STOP"
+
+
+def test_a_stop_string_inside_a_secret_is_not_seen() -> None:
+    made = filled("redact", ids(f"key {KEY}. more"), KEY[6:10])
+    assert text_of(made) == "key <AWS_ACCESS_KEY_1>. more"
+    assert made.stop is None
+
+
+def test_a_block_behind_a_stop_string_is_not_told() -> None:
+    made = filled("block", [*ids("fine. STOP "), *ids(f"{KEY} x")], "STOP")
+    assert (text_of(made), made.stop, made.blocked) == ("fine. ", "STOP", ())
+
+
+def test_incomplete_characters_wait_with_their_ids() -> None:
+    tokens = ids("é")
+    made = transcript("redact")
+    made.append(tokens[0])
+    assert made.delta(0, False) is None
+    made.append(tokens[1])
+    made.close()
+    assert text_of(made) == "é"
+    assert made.shown_ids == tokens
+
+
+def test_the_values_of_the_caller_come_back_in_text_alone() -> None:
+    tokens = ids("write <EMAIL_1> now")
+    made = filled("restore", tokens)
+    assert text_of(made) == "write me@home.org now"
+    assert made.shown_ids == tokens
+
+
+def test_another_policy_contradicts_what_the_caller_holds() -> None:
+    tokens = ids(f"mail {MAIL} now, please")
+    held = filled("default", tokens).shown_ids
+    made = transcript("redact", held=held)
+    for token in tokens:
+        made.append(token)
+    made.close()
+    assert made.contradicted
+    shorter = transcript("redact", held=[*held, 1])
+    shorter.close()
+    assert shorter.contradicted

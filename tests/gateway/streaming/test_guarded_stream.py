@@ -1,0 +1,171 @@
+"""A stream whose guards have not decided yet: what shows, what batchers hear, how it ends."""
+
+import pytest
+
+from gateway.safety.guards.checks import Check, Checks, Guard
+from gateway.safety.guards.families import family_of
+from gateway.safety.guards.settings import GuardSettings
+from gateway.safety.guards.verdict import Verdict
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.endings import Hops
+from gateway.streaming.leg import Leg
+from gateway.streaming.outbox import Outbox
+from gateway.streaming.reader import Reader
+from gateway.streaming.registry import Registry
+from gateway.streaming.replays import Replays
+from gateway.streaming.states import StreamState
+from gateway.streaming.stream import Stream
+from gateway.streaming.ticket import Ticket
+from gateway.streaming.transcript import Transcript
+from sluice.errors import DeadlinePassed
+from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
+from tests.gateway.kit.batcher import frame, last
+
+SAFE, UNSAFE = Verdict(flagged=False), Verdict(True, ("S1",))
+STALL_S = 3.0
+
+
+class Letters:
+    """A detokenizer for which token 97 is "a"."""
+
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Played:
+    """`Guards` whose verdicts the test gives."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.checks = Checks([guard])
+        self.due: list[Check] = self.checks.begin()
+
+    def produced(self, stream: Stream, *, ended: bool) -> None:
+        tokens = len(stream.transcript.token_ids)
+        self.due += self.checks.produced(tokens, lambda: stream.leg.said, ended)
+
+    def restart(self) -> None:
+        self.checks.restart()
+
+    def close(self) -> None:
+        self.checks.close()
+
+
+class Bench:
+    """One stream under one guard."""
+
+    def __init__(self, **keys: object) -> None:
+        settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
+        self.guards = Played(Guard("g", settings, family_of(settings)))
+        self.outbox = Outbox(lambda: None)
+        self.registry = Registry(self.outbox, Replays(2, 60))
+        ticket = Ticket(
+            started=Started(request_id="r1", model="m"),
+            deadline=10,
+            with_logprobs=False,
+            hops=Hops(arrived_at=0),
+            guards=self.guards,
+        )
+        transcript = Transcript(Letters(), (), frozenset(), chr)
+        self.stream = Stream(ticket, Leg("r1", "m", 3, transcript, Assembler(0, STALL_S, 0)))
+        self.registry.open(self.stream)
+        self.stream.published()
+        self.reader = Reader(0, 4, lambda: None)
+        self.registry.join(self.stream, self.reader)
+
+    def take(self, text: str, start: int = 0, *, final: bool = False) -> None:
+        ids = [ord(letter) for letter in text]
+        sent = last(start, ids) if final else frame(start, ids)
+        sent.request_id = "r1"
+        self.registry.take(sent, 1.0)
+
+    def decide(self, verdict: Verdict) -> None:
+        assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
+        self.registry.released(self.stream, 2.0)
+
+    def text(self) -> str:
+        return "".join(event.delta.text for event in self.stream.read(self.reader))
+
+
+def test_what_waited_is_shown_whole_however_much_it_is() -> None:
+    bench = Bench()
+    bench.take("a" * 50)
+    assert bench.text() == ""
+    bench.decide(SAFE)
+    bench.take("b", 50)
+    assert bench.text() == "a" * 50 + "b"  # not the reader's fault, although its limit is 4
+
+
+def test_a_row_that_has_ended_is_confirmed_again_and_not_asked_about() -> None:
+    bench = Bench()
+    bench.take("abc", final=True)
+    assert bench.stream.state is StreamState.CHECKING
+    assert not bench.registry.held("r1").waiting
+    bench.outbox.drain()
+    bench.take("abc", final=True)
+    (message,) = bench.outbox.drain()
+    assert list(message.confirm.request_ids) == ["r1"]
+    bench.registry.resync(3.0)
+    bench.registry.tick(5.0)
+    assert bench.outbox.drain() == []
+    bench.decide(SAFE)
+    delta, finished = bench.stream.read(bench.reader)
+    assert (delta.delta.text, finished.finished.reason) == ("abc", FINISH_REASON_STOP)
+    assert len(bench.registry) == 0
+
+
+def test_the_deadline_ends_what_no_verdict_came_for() -> None:
+    bench = Bench()
+    bench.take("abc", final=True)
+    bench.registry.tick(10.0)
+    with pytest.raises(DeadlinePassed):
+        bench.stream.read(bench.reader)
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
+    bench = Bench(checks=["output"], window_tokens=1)
+    bench.take("ab")
+    assert bench.text() == "ab"
+    bench.take("cd", 2, final=final)
+    bench.outbox.drain()
+    bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
+    (finished,) = bench.stream.read(bench.reader)
+    assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
+    assert finished.finished.usage.completion_tokens == 4
+    cancelled = [list(message.cancel.request_ids) for message in bench.outbox.drain()]
+    assert cancelled == ([] if final else [["r1"]])
+    again = Reader(0, 4, lambda: None)
+    bench.registry.join(bench.stream, again)
+    assert bench.stream.read(again)[0].delta.text == "ab"
+
+
+def test_another_model_begins_anew_and_what_the_first_one_said_is_void() -> None:
+    bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
+    bench.take("abc", final=True)
+    leg = Leg("r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 2))
+    assert bench.registry.reroute(bench.stream, leg, "guard.g.S1")
+    assert bench.stream.state is StreamState.PUBLISHING
+    (prompt, *stale) = bench.guards.due
+    assert stale
+    assert bench.guards.checks.decide(stale[0], UNSAFE) is None
+    bench.guards.checks.decide(prompt, SAFE)
+    bench.take("late", 3)  # of the first row: nobody takes it
+    notice, *rest = bench.stream.read(bench.reader)
+    assert notice.notice.model == "n"
+    assert rest == []
+    sent = frame(0, [ord("z")])
+    sent.request_id = "r2"
+    bench.registry.take(sent, 3.0)
+    assert bench.text() == "z"
+
+
+def test_what_has_ended_is_not_steered_any_more() -> None:
+    bench = Bench()
+    bench.registry.fail(bench.stream, DeadlinePassed("over"))
+    bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
+    bench.registry.released(bench.stream, 2.0)
+    assert not bench.registry.reroute(bench.stream, bench.stream.leg, "late")
+    assert bench.stream.state is StreamState.FAILED

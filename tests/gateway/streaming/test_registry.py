@@ -1,0 +1,364 @@
+"""The owner of all live requests, without a loop."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.endings import Hops
+from gateway.streaming.leg import Leg
+from gateway.streaming.outbox import Outbox
+from gateway.streaming.reader import Reader
+from gateway.streaming.registry import Registry
+from gateway.streaming.replays import Replays
+from gateway.streaming.states import LEGAL_MOVES, StreamState
+from gateway.streaming.stream import Stream
+from gateway.streaming.ticket import Ticket
+from gateway.streaming.transcript import Transcript
+from sluice.errors import (
+    Cancelled,
+    DeadlinePassed,
+    EngineFailed,
+    IdempotencyConflict,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+    SlowReader,
+)
+from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1.control_pb2 import ControlMessage
+from sluice.internal.v1.frame_pb2 import Frame, RowError
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    NOTICE_KIND_RECOVERED,
+    Started,
+)
+from tests.gateway.kit.batcher import TIMINGS, frame, last
+
+STALL_S = 3.0
+
+
+class Letters:
+    """A detokenizer for which token 97 is "a"."""
+
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Bench:
+    """A registry with one way to fill it."""
+
+    def __init__(self, keep_s: float = 60.0) -> None:
+        self.announced = 0
+        self.outbox = Outbox(self._announce)
+        self.registry = Registry(self.outbox, Replays(2, keep_s))
+
+    def _announce(self) -> None:
+        self.announced += 1
+
+    def stream(self, name: str = "r1", key: str = "", stop: str = "", now: float = 0.0) -> Stream:
+        ticket = Ticket(
+            started=Started(request_id=name, model="m", prompt_tokens=3),
+            deadline=now + 10,
+            with_logprobs=False,
+            hops=Hops(arrived_at=now),
+            key=key,
+            fingerprint=b"f",
+        )
+        transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
+        leg = Leg(name, "m", 3, transcript, Assembler(0, STALL_S, now))
+        stream = Stream(ticket, leg)
+        self.registry.open(stream)
+        stream.published()
+        return stream
+
+    def reader(self, stream: Stream, index: int = 0, limit: int = 4) -> Reader:
+        reader = Reader(index, limit, lambda: None)
+        self.registry.join(stream, reader)
+        return reader
+
+    def take(self, sent: Frame, now: float = 1.0, name: str = "r1") -> None:
+        sent.request_id = name
+        self.registry.take(sent, now)
+
+    def said(self) -> list[ControlMessage]:
+        return self.outbox.drain()
+
+
+def ids(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_an_answer_is_read_in_one_delta_and_confirmed() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("ab")))
+    bench.take(last(2, ids("c")), now=2)
+    delta, finished = stream.read(reader)
+    assert delta.delta.text == "abc"
+    assert finished.finished.reason == FINISH_REASON_STOP
+    assert finished.finished.usage.completion_tokens == 3
+    timings = finished.finished.timings
+    assert timings.queue_ms == TIMINGS.queue_ms
+    assert timings.time_to_first_token_ms == pytest.approx(1000)
+    assert timings.total_ms == pytest.approx(2000)
+    (message,) = bench.said()
+    assert list(message.confirm.request_ids) == ["r1"]
+    assert len(bench.registry) == 0
+
+
+def test_length_is_a_finish_reason() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("a"), end=frame_pb2.ROW_END_LENGTH))
+    assert stream.read(reader)[-1].finished.reason == FINISH_REASON_LENGTH
+
+
+def test_a_stop_string_finishes_and_cancels_the_row() -> None:
+    bench = Bench()
+    stream = bench.stream(stop="bc")
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("abcd")))
+    delta, finished = stream.read(reader)
+    assert delta.delta.text == "a"
+    assert list(delta.delta.token_ids) == ids("abc")
+    assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
+    assert finished.finished.stop == "bc"
+    (message,) = bench.said()
+    assert list(message.cancel.request_ids) == ["r1"]
+
+
+def test_a_stop_string_in_the_final_frame_is_confirmed() -> None:
+    bench = Bench()
+    stream = bench.stream(stop="bc")
+    reader = bench.reader(stream)
+    bench.take(last(0, ids("abc")))
+    assert stream.read(reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
+    (message,) = bench.said()
+    assert list(message.confirm.request_ids) == ["r1"]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "kind"),
+    [
+        (frame_pb2.ROW_END_FAILED, "ENGINE_FAILED", EngineFailed),
+        (frame_pb2.ROW_END_FAILED, "nothing known", EngineFailed),
+        (frame_pb2.ROW_END_REFUSED, "", Overloaded),
+        (frame_pb2.ROW_END_DEADLINE, "", DeadlinePassed),
+        (frame_pb2.ROW_END_CANCELLED, "", Cancelled),
+    ],
+)
+def test_rows_that_end_badly_end_with_their_error(
+    end: "frame_pb2.RowEnd.ValueType", reason: str, kind: type[Exception]
+) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.take(frame(0, end=end, error=RowError(reason=reason, message="no")))
+    with pytest.raises(kind):
+        stream.read(reader)
+    assert len(bench.registry) == 0
+
+
+def test_a_slow_reader_is_ended_and_its_row_cancelled() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream, limit=4)
+    bench.take(frame(0, ids("a")))
+    for index in range(1, 8):
+        bench.take(frame(index, ids("b")))
+    with pytest.raises(SlowReader):
+        stream.read(reader)
+    assert bench.said()[0].cancel.request_ids == ["r1"]
+
+
+def test_one_large_frame_is_not_the_readers_fault() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream, limit=4)
+    bench.take(frame(0, ids("a" * 100)))
+    bench.take(frame(100, ids("b")))
+    (event,) = stream.read(reader)
+    assert len(event.delta.token_ids) == 101
+
+
+def test_silence_is_asked_about() -> None:
+    bench = Bench()
+    bench.stream()
+    bench.registry.tick(STALL_S)
+    (message,) = bench.said()
+    assert message.resend.request_id == "r1"
+    assert message.resend.from_index == 0
+
+
+def test_the_deadline_ends_the_stream() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.registry.tick(10)
+    with pytest.raises(DeadlinePassed):
+        stream.read(reader)
+    assert bench.said()[0].cancel.request_ids == ["r1"]
+
+
+def test_a_caller_that_leaves_cancels_its_row() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    bench.registry.leave(stream, bench.reader(stream))
+    assert len(bench.registry) == 0
+    assert bench.said()[0].cancel.request_ids == ["r1"]
+    assert not bench.registry.held("r1").waiting
+
+
+def test_leaving_after_the_end_cancels_nothing() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.take(last(0, ids("a")))
+    bench.said()
+    bench.registry.leave(stream, reader)
+    assert bench.said() == []
+
+
+def test_frames_that_nobody_waits_for_are_answered() -> None:
+    bench = Bench()
+    bench.take(frame(0, ids("a")), name="gone")
+    bench.take(frame(1, ids("a")), name="gone")
+    bench.take(last(2), name="done")
+    cancel, confirm = bench.said()
+    assert list(cancel.cancel.request_ids) == ["gone"]
+    assert list(confirm.confirm.request_ids) == ["done"]
+    assert bench.announced == 1
+
+
+def test_held_tokens_and_attempt_are_told() -> None:
+    bench = Bench()
+    bench.stream()
+    bench.take(frame(0, ids("ab"), attempt=2))
+    held = bench.registry.held("r1")
+    assert held.waiting
+    assert list(held.token_ids) == ids("ab")
+    assert held.attempt == 2
+
+
+def test_a_later_attempt_is_noticed_by_the_reader() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream)
+    bench.take(frame(0, ids("a")))
+    bench.take(frame(1, ids("b"), attempt=1))
+    notice, delta = stream.read(reader)
+    assert notice.notice.kind == NOTICE_KIND_RECOVERED
+    assert delta.delta.text == "ab"
+    assert stream.read(reader) == []
+
+
+def test_after_a_loss_on_the_way_everything_is_asked_for() -> None:
+    bench = Bench()
+    bench.stream("r1")
+    bench.stream("r2")
+    bench.take(frame(0, ids("ab")))
+    bench.registry.resync(2)
+    asked = {m.resend.request_id: m.resend.from_index for m in bench.said()}
+    assert asked == {"r1": 2, "r2": 0}
+
+
+def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bad, good = bench.stream("bad"), bench.stream("good")
+    reader, other = bench.reader(bad), bench.reader(good)
+    bench.take(frame(0, [0x110000]), name="bad")  # no such character
+    bench.take(frame(0, ids("a")), name="good")
+    with pytest.raises(InternalError):
+        bad.read(reader)
+    assert good.read(other)[0].delta.text == "a"
+    assert "frame could not be taken" in caplog.text
+
+
+def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    old = bench.reader(stream)
+    bench.take(frame(0, ids("ab")))
+    assert bench.registry.find("k", b"f", ids("a"), "", 1) is stream
+    new = bench.reader(stream, index=1)
+    with pytest.raises(Cancelled):
+        stream.read(old)
+    bench.registry.leave(stream, old)
+    assert stream.read(new)[0].delta.text == "b"
+    assert bench.said() == []
+
+
+def test_a_finished_answer_is_found_until_it_is_too_old() -> None:
+    bench = Bench(keep_s=5)
+    stream = bench.stream(key="k")
+    bench.take(last(0, ids("ab")), now=1)
+    assert bench.registry.find("k", b"f", (), "", 5.9) is stream
+    assert bench.registry.find("k", b"f", (), "", 6.1) is None
+    bench.registry.tick(7)
+    assert bench.registry.find("k", b"f", (), "", 5.9) is None
+
+
+def test_only_so_many_finished_answers_are_kept() -> None:
+    bench = Bench()
+    for name in ("r1", "r2", "r3"):
+        bench.stream(name, key=name)
+        bench.take(last(0, ids("a")), name=name)
+    assert bench.registry.find("r1", b"f", (), "", 1) is None
+    assert bench.registry.find("r3", b"f", (), "", 1) is not None
+
+
+def test_another_request_with_the_key_is_refused() -> None:
+    bench = Bench()
+    bench.stream(key="k")
+    with pytest.raises(IdempotencyConflict):
+        bench.registry.find("k", b"other", (), "", 1)
+
+
+def test_tokens_of_another_answer_are_refused() -> None:
+    bench = Bench()
+    bench.stream(key="k")
+    bench.take(frame(0, ids("ab")))
+    with pytest.raises(InvalidRequest):
+        bench.registry.find("k", b"f", ids("x"), "", 1)
+
+
+def test_failing_all_leaves_nothing_behind() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    reader = bench.reader(stream)
+    bench.registry.fail_all(ShuttingDown("bye"))
+    with pytest.raises(ShuttingDown):
+        stream.read(reader)
+    assert len(bench.registry) == 0
+    assert bench.registry.find("k", b"f", (), "", 1) is None
+
+
+def test_the_table_of_moves_covers_every_state() -> None:
+    assert set(LEGAL_MOVES) == set(StreamState)
+    assert not LEGAL_MOVES[StreamState.FINISHED]
+    assert not LEGAL_MOVES[StreamState.FAILED]
+
+
+@given(st.lists(st.integers(0, 12), max_size=20))
+def test_reading_at_any_moment_gives_every_token_once(reads: list[int]) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    reader = bench.reader(stream, limit=100)
+    answer, got = "abcdefghijkl", ""
+    for index, letter in enumerate(answer):
+        sent = last if index == len(answer) - 1 else frame
+        bench.take(sent(index, ids(letter)))
+        if index in reads:
+            got += "".join(event.delta.text for event in stream.read(reader))
+    if len(answer) - 1 not in reads:
+        got += "".join(event.delta.text for event in stream.read(reader))
+    assert got == answer

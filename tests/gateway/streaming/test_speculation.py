@@ -1,0 +1,597 @@
+"""A second model's row beside the first one's: whatever comes in whatever order, the answer is one model's and both
+rows end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gateway.routing.cascade.watch import Watch
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.endings import Hops
+from gateway.streaming.leg import Leg
+from gateway.streaming.outbox import Outbox
+from gateway.streaming.reader import Reader
+from gateway.streaming.registry import Registry
+from gateway.streaming.relay import COMMITTED, ENDED, KEPT, REROUTED
+from gateway.streaming.replays import Replays
+from gateway.streaming.states import StreamState
+from gateway.streaming.stream import Stream
+from gateway.streaming.ticket import Ticket
+from gateway.streaming.transcript import Transcript
+from sluice.errors import Cancelled, EngineFailed, SluiceError, TransportUnavailable
+from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1.frame_pb2 import ROW_END_CANCELLED, ROW_END_FAILED, Logprobs, RowError
+from sluice.settings.routing import CascadeRoute
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    NOTICE_KIND_ESCALATED,
+    Started,
+)
+from tests.gateway.kit.batcher import frame
+
+STALL_S: Final = 3.0
+DEADLINE_S: Final = 1000.0
+READER_TOKENS: Final = 5
+COMMIT: Final = 6
+SMALL, LARGE = "abcdefghijkl", "MNOPQRSTUV"
+ANSWERS: Final = {"small": SMALL, "large": LARGE}
+FIRST, SECOND, ANEW = "r1", "r1-2", "r1-3"
+
+
+class Letters:
+    """A detokenizer for which token 97 is "a"."""
+
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Played:
+    """`Cascade` whose bounds the test sets; counts what works for it."""
+
+    together = True
+
+    def __init__(self, holds: bool = True, stop: str = "") -> None:
+        route = CascadeRoute(first="small", second="large", start="together", commit_tokens=COMMIT)
+        self.watch = Watch(route, "prompt", wants_json=False)
+        self.holds = holds
+        self.refuses = ""
+        self.launched: list[str] = []
+        self.over = 0
+        self.ends = 0
+        self._stop = stop
+
+    def refusal(self, now: float, *, ahead: bool) -> str:
+        return self.refuses
+
+    def second(self, draft: str, now: float) -> Leg:
+        self.over += 1
+        return leg_of(f"r1-{len(self.launched) + 2}", "large", self._stop)
+
+    def launch(self, stream: Stream, leg: Leg) -> None:
+        self.launched.append(leg.row_id)
+
+    def unneeded(self) -> None:
+        self.over -= 1
+
+    def ended(self) -> None:
+        self.ends += 1
+
+
+def leg_of(row_id: str, model: str, stop: str = "") -> Leg:
+    transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
+    return Leg(row_id, model, 3, transcript, Assembler(0, STALL_S, 0.0))
+
+
+class Bench:
+    """One speculative request, and what its batchers hear."""
+
+    def __init__(
+        self, holds: bool = True, stop: str = "", refuses: str = "", unread: int = READER_TOKENS
+    ) -> None:
+        self.cascade = Played(holds, stop)
+        self.cascade.refuses = refuses
+        self.outbox = Outbox(lambda: None)
+        self.registry = Registry(self.outbox, Replays(2, 60.0))
+        self.now = 1.0
+        ticket = Ticket(
+            started=Started(request_id=FIRST, model="small"),
+            deadline=DEADLINE_S,
+            with_logprobs=False,
+            hops=Hops(arrived_at=0.0),
+            key="k",
+            on_end=lambda _: self.cascade.ended(),
+            cascade=self.cascade,
+        )
+        self.stream = Stream(ticket, leg_of(FIRST, "small", stop))
+        self.registry.open(self.stream)
+        self.registry.stand_by(self.stream, self.now)
+        self.stream.published(FIRST)
+        self.reader = Reader(0, unread, lambda: None)
+        self.registry.join(self.stream, self.reader)
+
+    def take(
+        self,
+        row: str,
+        start: int,
+        text: str,
+        *,
+        logprob: float = -0.01,
+        end: "frame_pb2.RowEnd.ValueType | None" = None,
+        attempt: int = 0,
+    ) -> None:
+        error = RowError(reason="ENGINE_FAILED") if end == ROW_END_FAILED else None
+        sent = frame(
+            start,
+            [ord(letter) for letter in text],
+            attempt=attempt,
+            logprobs=[Logprobs(logprob=logprob)] * len(text),
+            end=end,
+            error=error,
+            request_id=row,
+        )
+        self.registry.take(sent, self.now)
+
+    def said(self) -> dict[str, list[str]]:
+        """What batchers heard since the last look: by word, the rows."""
+        heard: dict[str, list[str]] = {"cancel": [], "confirm": [], "resend": []}
+        for message in self.outbox.drain():
+            heard["cancel"] += message.cancel.request_ids
+            heard["confirm"] += message.confirm.request_ids
+            if message.HasField("resend"):
+                heard["resend"].append(message.resend.request_id)
+        return heard
+
+    def text(self) -> str:
+        return "".join(event.delta.text for event in self.stream.read(self.reader))
+
+
+def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
+    bench = Bench()
+    assert bench.cascade.launched == [SECOND]
+    bench.take(SECOND, 0, LARGE[:4])
+    bench.take(FIRST, 0, SMALL[: COMMIT - 1])
+    assert bench.text() == ""
+    assert bench.said() == {"cancel": [], "confirm": [], "resend": []}
+    bench.take(FIRST, COMMIT - 1, SMALL[COMMIT - 1 : COMMIT])
+    assert bench.said()["cancel"] == [SECOND]
+    assert bench.cascade.over == 0
+    assert bench.text() == SMALL[:COMMIT]
+    bench.take(FIRST, COMMIT, SMALL[COMMIT:], end=frame_pb2.ROW_END_STOP)
+    events = bench.stream.read(bench.reader)
+    finished = events[-1].finished
+    assert finished.model == "small"
+    assert [(leg.model, leg.usage.completion_tokens, leg.unused) for leg in finished.legs] == [
+        ("small", len(SMALL), False),
+        ("large", 4, True),
+    ]
+    assert bench.stream.legs[1].unused == COMMITTED
+    assert bench.cascade.ends == 1
+
+
+def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_used() -> None:
+    bench = Bench()
+    bench.take(FIRST, 0, SMALL[:3], end=frame_pb2.ROW_END_STOP)
+    finished = bench.stream.read(bench.reader)[-1].finished
+    assert [leg.unused for leg in finished.legs] == [False, True]
+    assert bench.said() == {"cancel": [SECOND], "confirm": [FIRST], "resend": []}
+
+
+def test_in_doubt_what_the_second_has_said_is_shown_at_once() -> None:
+    bench = Bench()
+    bench.take(SECOND, 0, LARGE[:5])
+    bench.now = 2.0
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    notice, delta = bench.stream.read(bench.reader)
+    assert (notice.notice.kind, notice.notice.model) == (NOTICE_KIND_ESCALATED, "large")
+    assert (delta.delta.index, delta.delta.text) == (0, LARGE[:5])
+    assert bench.stream.first_token_at == 2.0
+    assert bench.said()["cancel"] == [FIRST]
+    assert bench.cascade.launched == [SECOND]
+    bench.take(SECOND, 5, LARGE[5:], end=frame_pb2.ROW_END_STOP)
+    assert bench.text() == LARGE[5:]
+    assert bench.said()["confirm"] == [SECOND]
+    assert bench.stream.finished is not None
+    assert not any(leg.unused for leg in bench.stream.finished.legs)
+
+
+def test_a_second_answer_that_is_complete_ends_the_request_when_the_first_is_in_doubt() -> None:
+    bench = Bench()
+    bench.take(SECOND, 0, LARGE, end=frame_pb2.ROW_END_STOP)
+    assert bench.said()["confirm"] == [SECOND]  # the batcher need not keep it
+    assert not bench.registry.held(SECOND).waiting
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.said() == {"cancel": [FIRST], "confirm": [], "resend": []}
+    notice, delta, finished = bench.stream.read(bench.reader)
+    assert notice.notice.model == "large"
+    assert delta.delta.text == LARGE
+    assert finished.finished.reason == FINISH_REASON_STOP
+    assert len(bench.registry) == 0
+
+
+def test_a_stop_string_in_the_second_answer_cancels_its_row_and_waits() -> None:
+    bench = Bench(stop="OP")
+    bench.take(SECOND, 0, LARGE[:6])
+    assert bench.said()["cancel"] == [SECOND]
+    bench.take(SECOND, 6, LARGE[6:8])  # on its way when the cancel came
+    bench.take(SECOND, 8, "", end=ROW_END_CANCELLED)
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.said()["confirm"] == []
+    _, delta, finished = bench.stream.read(bench.reader)
+    assert delta.delta.text == "MN"
+    assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_a_second_row_that_fails_harms_nothing_and_begins_anew_in_doubt(tokens: int) -> None:
+    bench = Bench()
+    bench.take(SECOND, 0, LARGE[:tokens])
+    bench.take(SECOND, tokens, "", end=ROW_END_FAILED)
+    assert bench.said() == {"cancel": [], "confirm": [SECOND], "resend": []}
+    assert bench.cascade.over == 0
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.cascade.launched == [SECOND, ANEW]  # another name: JetStream knows the first one
+    bench.stream.published(ANEW)
+    bench.take(ANEW, 0, LARGE, end=frame_pb2.ROW_END_STOP)
+    assert bench.text() == LARGE
+    assert bench.stream.finished is not None
+    assert [(leg.usage.completion_tokens, leg.unused) for leg in bench.stream.finished.legs] == [
+        (4, False),
+        (tokens, True),
+        (len(LARGE), False),
+    ]
+    failed = bench.stream.legs[1]
+    assert isinstance(failed.error, EngineFailed)
+    assert "ENGINE_FAILED" in failed.unused
+
+
+def test_where_the_cascade_refuses_the_second_begins_in_doubt() -> None:
+    bench = Bench(refuses="too many")
+    assert bench.cascade.launched == []
+    assert bench.stream.leg.alone == "too many"
+    bench.cascade.refuses = ""
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.cascade.launched == [SECOND]
+
+
+def test_a_second_row_that_has_said_nothing_may_be_refused_like_any_other() -> None:
+    bench = Bench()
+    bench.cascade.refuses = "it would come too late"
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.said()["cancel"] == [SECOND]
+    assert "too late" in bench.stream.leg.kept
+    assert bench.stream.legs[1].unused == KEPT
+    assert bench.text() == SMALL[:4]
+
+
+def test_a_second_row_that_speaks_is_not_refused() -> None:
+    bench = Bench()
+    bench.cascade.refuses = "no worker is there"
+    bench.take(SECOND, 0, LARGE[:1])
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    assert bench.text() == LARGE[:1]
+
+
+def test_the_second_answer_takes_the_place_of_a_first_one_that_fails() -> None:
+    bench = Bench()
+    bench.take(SECOND, 0, LARGE[:2])
+    bench.take(FIRST, 0, SMALL[:3])
+    bench.take(FIRST, 3, "", end=ROW_END_FAILED)
+    assert bench.said()["confirm"] == [FIRST]
+    assert bench.text() == LARGE[:2]
+    assert isinstance(bench.stream.legs[0].error, EngineFailed)
+    assert "ENGINE_FAILED" in bench.stream.legs[0].handed_over
+
+
+def test_a_task_that_was_not_stored_is_lost_unless_frames_prove_it() -> None:
+    lost = TransportUnavailable("NATS does not answer")
+    bench = Bench()
+    bench.registry.unpublished(bench.stream, SECOND, lost, 1.0)
+    assert bench.said()["cancel"] == [SECOND]  # it may have been stored
+    assert bench.stream.state is StreamState.WAITING
+    other = Bench()
+    other.take(SECOND, 0, LARGE[:1])
+    other.registry.unpublished(other.stream, SECOND, lost, 1.0)
+    assert other.said()["cancel"] == []
+    first = Bench()
+    first.registry.unpublished(first.stream, FIRST, lost, 1.0)  # it has been, by now
+    assert not first.stream.ended
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+@pytest.mark.parametrize("published", [False, True])
+def test_silence_of_the_second_row_is_asked_about(published: bool, tokens: int) -> None:
+    bench = Bench()
+    if published:
+        bench.stream.published(SECOND)
+    bench.take(SECOND, 0, LARGE[:tokens])
+    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
+    bench.said()
+    bench.registry.tick(bench.now + STALL_S)
+    assert bench.said()["resend"] == ([SECOND] if published or tokens else [])
+    bench.stream.published(SECOND)
+    bench.registry.tick(bench.now + 3 * STALL_S)
+    assert bench.said()["resend"] == [SECOND]
+
+
+def test_both_rows_are_asked_for_after_a_loss_on_the_way_and_told_to_a_new_batcher() -> None:
+    bench = Bench()
+    bench.take(FIRST, 0, SMALL[:2])
+    bench.take(SECOND, 0, LARGE[:3], attempt=2)
+    bench.registry.resync(2.0)
+    assert sorted(bench.said()["resend"]) == [FIRST, SECOND]
+    held = bench.registry.held(SECOND)
+    assert (held.waiting, len(held.token_ids), held.attempt) == (True, 3, 2)
+    bench.take(SECOND, 5, LARGE[5:6], attempt=2)  # a gap
+    bench.take(FIRST, 2, SMALL[2:COMMIT])
+    assert not bench.registry.held(SECOND).waiting
+
+
+def test_a_frame_of_the_second_row_that_cannot_be_taken_costs_that_row_alone() -> None:
+    bench = Bench()
+    sent = frame(0, [0x110000], request_id=SECOND)  # no such character
+    bench.registry.take(sent, 1.0)
+    assert bench.said()["cancel"] == [SECOND]
+    bench.take(FIRST, 0, SMALL, end=frame_pb2.ROW_END_STOP)
+    assert bench.text() == SMALL
+
+
+@pytest.mark.parametrize("way", ["leaves", "deadline", "governed"])
+def test_who_ends_the_request_cancels_both_rows(way: str) -> None:
+    bench = Bench()
+    bench.take(FIRST, 0, SMALL[:2])
+    bench.take(SECOND, 0, LARGE[:2])
+    unused = ENDED
+    if way == "leaves":
+        bench.registry.leave(bench.stream, bench.reader)
+    elif way == "deadline":
+        bench.registry.tick(DEADLINE_S)
+    else:
+        assert bench.registry.reroute(bench.stream, leg_of("r1-r1", "governed"), "guard.g.S1")
+        unused = REROUTED
+    assert sorted(bench.said()["cancel"]) == [FIRST, SECOND]
+    assert bench.cascade.over == 0
+    assert bench.stream.legs[1].unused == unused
+    assert len(bench.registry) == (way == "governed")
+
+
+def test_who_comes_back_after_the_second_took_over_holds_nothing_of_it() -> None:
+    bench = Bench(holds=False)
+    bench.take(FIRST, 0, SMALL[:3])
+    assert bench.text() == SMALL[:3]
+    bench.take(SECOND, 0, LARGE[:4])
+    bench.take(FIRST, 3, SMALL[3:5], logprob=-9.0)
+    held = [ord(letter) for letter in SMALL[:3]]
+    assert bench.registry.find("k", b"", held, "small", 1.0) is bench.stream
+    again = Reader(3, READER_TOKENS, lambda: None)
+    bench.registry.join(bench.stream, again, "small")
+    with pytest.raises(Cancelled):
+        bench.stream.read(bench.reader)
+    notice, delta = bench.stream.read(again)
+    assert notice.notice.model == "large"
+    assert delta.delta.text == LARGE[:4]
+
+
+def test_the_tokens_of_a_second_row_that_was_never_shown_are_nobodys() -> None:
+    bench = Bench()
+    bench.take(SECOND, 0, LARGE[:4])
+    bench.take(FIRST, 0, SMALL[:COMMIT])
+    assert not bench.stream.holds_beginning([ord("M")], "large")
+    assert bench.stream.started("large").model == "small"
+
+
+# --- any order ------------------------------------------------------------------------------------------------------
+
+
+class Life(Enum):
+    """Of a row in its batcher."""
+
+    RUNNING = auto()
+    ENDED = auto()
+    """Its final frame is out, and waits to be confirmed."""
+    SETTLED = auto()
+
+
+@dataclass
+class Row:
+    """A row in its batcher, which sends frames and obeys."""
+
+    row_id: str
+    text: str
+    sure: Sequence[bool] = ()
+    sent: int = 0
+    attempt: int = 0
+    life: Life = Life.RUNNING
+    end: "frame_pb2.RowEnd.ValueType" = frame_pb2.ROW_END_STOP
+    settlements: int = field(default=0)
+
+    def settle(self) -> None:
+        self.settlements += self.life is not Life.SETTLED
+        self.life = Life.SETTLED
+
+
+class World:
+    """A request, its batchers and its caller; everything may go wrong but the gateway."""
+
+    def __init__(self, holds: bool, doubt_at: int) -> None:
+        self.bench = Bench(holds, unread=len(SMALL))
+        self.sure = [index != doubt_at for index in range(len(SMALL))]
+        self.rows = {FIRST: Row(FIRST, SMALL, self.sure)}
+        self.model, self.text, self.tokens = "small", "", list[int]()
+        self.done: SluiceError | None = None
+        self.finished = ""
+        self.obey()
+
+    def obey(self) -> None:
+        """Batchers hear what the gateway has to say, new tasks included."""
+        for row_id in self.bench.cascade.launched:
+            self.rows.setdefault(row_id, Row(row_id, LARGE))
+            self.bench.stream.published(row_id)
+        for message in self.bench.outbox.drain():
+            for row_id in message.cancel.request_ids:
+                self.rows[row_id].settle()
+            for row_id in message.confirm.request_ids:
+                assert self.rows[row_id].life is not Life.RUNNING, "confirmed before its end"
+                self.rows[row_id].settle()
+            if message.HasField("resend") and message.resend.request_id in self.rows:
+                self.send(self.rows[message.resend.request_id], message.resend.from_index)
+
+    def send(self, row: Row, start: int) -> None:
+        """All from ``start`` to what has been computed, in one frame."""
+        for index in range(start, max(start, row.sent)):
+            self._frame(row, index, row.text[index], None)
+        if row.life is Life.ENDED:
+            self._frame(row, row.sent, "", row.end)
+
+    def step(self, row: Row, count: int, *, lost: bool = False) -> None:
+        if row.life is not Life.RUNNING:
+            return
+        start, row.sent = row.sent, min(len(row.text), row.sent + count)
+        if row.sent == len(row.text):
+            row.life = Life.ENDED
+        if not lost:
+            self.send(row, start)
+
+    def fail(self, row: Row) -> None:
+        if row.life is Life.RUNNING:
+            row.life, row.end = Life.ENDED, ROW_END_FAILED
+            self._frame(row, row.sent, "", row.end)
+
+    def move(self, row: Row) -> None:
+        """Another batcher gets the task: it asks what the gateway has."""
+        if row.life is Life.SETTLED:
+            return
+        held = self.bench.registry.held(row.row_id)
+        if not held.waiting:
+            row.settle()
+            return
+        row.sent, row.attempt = len(held.token_ids), held.attempt + 1
+        row.life = Life.RUNNING if row.sent < len(row.text) else Life.ENDED
+        row.end = frame_pb2.ROW_END_STOP
+        if row.life is Life.ENDED:
+            self._frame(row, row.sent, "", row.end)
+
+    def read(self) -> None:
+        if self.done is not None or self.finished:
+            return
+        try:
+            for event in self.bench.stream.read(self.bench.reader):
+                if event.HasField("notice") and event.notice.kind == NOTICE_KIND_ESCALATED:
+                    assert not (self.bench.cascade.holds and self.text), "held text was shown"
+                    self.model, self.text, self.tokens = event.notice.model, "", []
+                if event.HasField("delta"):
+                    assert event.delta.index == len(self.tokens)
+                    self.text += event.delta.text
+                    self.tokens += event.delta.token_ids
+                if event.HasField("finished"):
+                    self.finished = event.finished.model
+        except SluiceError as error:
+            self.done = error
+        assert ANSWERS[self.model].startswith(self.text)
+
+    def reconnect(self) -> None:
+        """The call breaks, and the caller comes back with what it holds."""
+        if self.done is not None or self.finished or self.bench.stream.error is not None:
+            return
+        registry, stream = self.bench.registry, self.bench.stream
+        found = registry.find("k", b"", self.tokens, self.model, self.bench.now)
+        assert found is stream
+        self.bench.reader = Reader(len(self.tokens), len(SMALL), lambda: None)
+        registry.join(stream, self.bench.reader, self.model)
+
+    def settle(self) -> None:
+        """Nothing goes wrong any more."""
+        for _ in range(30):
+            for row in list(self.rows.values()):
+                self.step(row, 3)
+                self.obey()
+                self.read()
+            self.bench.now += 2 * STALL_S
+            self.bench.registry.tick(self.bench.now)
+            self.obey()
+            for row in list(self.rows.values()):  # finals are repeated until they are confirmed
+                if row.life is Life.ENDED:
+                    self._frame(row, row.sent, "", row.end)
+            self.obey()
+            self.read()
+
+    def _frame(
+        self, row: Row, start: int, text: str, end: "frame_pb2.RowEnd.ValueType | None"
+    ) -> None:
+        sure = not row.sure or not text or row.sure[start]
+        logprob = -0.01 if sure else -60.0
+        self.bench.take(row.row_id, start, text, logprob=logprob, end=end, attempt=row.attempt)
+
+
+STEPS: Final = ("first", "second", "read", "reconnect", "obey")
+FAULTS: Final = ("lose first", "lose second", "fail second", "move first", "move second", "repeat")
+
+
+@given(
+    holds=st.booleans(),
+    doubt_at=st.integers(0, len(SMALL)),
+    steps=st.lists(st.sampled_from((*STEPS, *STEPS, *FAULTS, "fail first", "leave")), max_size=40),
+)
+def test_in_any_order_the_answer_is_one_models_and_every_row_ends_once(
+    holds: bool, doubt_at: int, steps: list[str]
+) -> None:
+    world = World(holds, doubt_at)
+    bench, left, failed = world.bench, False, False
+    for step in steps:
+        first, second = world.rows[FIRST], list(world.rows.values())[-1]
+        match step.split():
+            case ["first"]:
+                world.step(first, 1)
+            case ["second"] if second is not first:
+                world.step(second, 1)
+            case ["lose", which]:
+                world.step(first if which == "first" else second, 1, lost=True)
+            case ["fail", which]:
+                failed = True
+                world.fail(first if which == "first" else second)
+            case ["move", which]:
+                world.move(first if which == "first" else second)
+            case ["repeat"]:
+                world.send(second, 0)
+            case ["read"]:
+                world.read()
+            case ["reconnect"]:
+                world.reconnect()
+            case ["obey"]:
+                world.obey()
+            case ["leave"]:
+                left = True
+                bench.registry.leave(bench.stream, bench.reader)
+    world.settle()
+    assert len(bench.registry) == 0
+    assert all(row.settlements == 1 for row in world.rows.values()), world.rows
+    assert bench.cascade.ends == 1
+    assert len({leg.row_id for leg in bench.stream.legs}) == len(bench.stream.legs)
+    assert [leg.row_id for leg in bench.stream.legs[1:]] == bench.cascade.launched
+    gone_over = bench.stream.leg.model == "large"
+    assert bench.cascade.over == gone_over
+    if bench.stream.finished is not None and not left:
+        assert world.finished == bench.stream.finished.model
+        assert world.text == ANSWERS[world.finished]
+        assert world.finished == "large" or doubt_at >= COMMIT or bench.stream.leg.kept
+    elif not left:
+        assert failed
+        assert isinstance(bench.stream.error, EngineFailed)
+
+
+def test_the_kit_can_fail() -> None:
+    """The world notices text of two models in one answer."""
+    world = World(holds=False, doubt_at=len(SMALL))
+    world.step(world.rows[FIRST], 2)
+    world.read()
+    world.text += "M"
+    with pytest.raises(AssertionError):
+        world.read()

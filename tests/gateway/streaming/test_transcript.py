@@ -1,0 +1,121 @@
+"""Tokens to text: whole characters only, stop strings anywhere, and any starting point."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gateway.models.tokenization import Tokenization
+from gateway.streaming.transcript import Transcript
+from sluice.internal.v1.frame_pb2 import Logprobs
+from tests.gateway.kit.tokenizer import END, id_of, make_tokenizer
+
+TOKENIZER = make_tokenizer()
+END_ID = id_of(TOKENIZER, END)
+TOKENS = Tokenization(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozenset({END_ID}))
+
+
+def transcript(*stops: str) -> Transcript:
+    return Transcript(TOKENS.detokenizer(), stops, TOKENS.stop_token_ids, TOKENS.token_text)
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def filled(token_ids: list[int], *stops: str) -> Transcript:
+    made = transcript(*stops)
+    for token_id in token_ids:
+        if made.closed:
+            break
+        made.append(token_id)
+    made.close()
+    return made
+
+
+def text_from(made: Transcript, start: int) -> str:
+    delta, tail = made.delta(start, False), made.tail()
+    return (delta.text if delta else "") + (tail.text if tail else "")
+
+
+@given(st.text(max_size=30))
+def test_all_text_comes_out_whole(text: str) -> None:
+    made = filled(ids(text))
+    assert text_from(made, 0) == text
+
+
+@given(st.text(max_size=20), st.data())
+def test_no_delta_ends_inside_a_character(text: str, data: st.DataObject) -> None:
+    """Every split of the tokens gives the same text, and never a replacement character."""
+    token_ids, made, shown = ids(text), transcript(), ""
+    for token_id in token_ids:
+        start = len(made.token_ids)
+        made.append(token_id)
+        delta = made.delta(start, False)
+        assert delta is not None
+        assert "�" not in delta.text or "�" in text
+        shown += delta.text
+    made.close()
+    tail = made.tail()
+    assert shown + (tail.text if tail else "") == text
+
+
+@given(st.text(alphabet="ab é😀", max_size=20), st.text(alphabet="ab é", min_size=1, max_size=3))
+def test_a_stop_string_is_found_wherever_tokens_split_it(text: str, stop: str) -> None:
+    made = filled(ids(text), stop)
+    at = text.find(stop)
+    assert text_from(made, 0) == (text if at < 0 else text[:at])
+    assert made.stop == (None if at < 0 else stop)
+
+
+@given(st.text(alphabet="ab é😀", max_size=20), st.data())
+def test_every_starting_point_continues_exactly(text: str, data: st.DataObject) -> None:
+    token_ids = ids(text)
+    made = filled(token_ids, "zz", "ba")
+    held = data.draw(st.integers(0, len(made.token_ids)))
+    before = transcript("zz", "ba")
+    shown = ""
+    for token_id in made.token_ids[:held]:
+        before.append(token_id)
+    if held:
+        delta = before.delta(0, False)
+        assert delta is not None
+        shown = delta.text
+    assert shown + text_from(made, held) == text_from(made, 0)
+
+
+def test_bytes_that_are_no_character_are_shown_at_the_end() -> None:
+    token_id = ids("é")[0]
+    made = transcript()
+    made.append(token_id)
+    delta = made.delta(0, False)
+    assert delta is not None
+    assert delta.text == ""
+    made.close()
+    tail = made.tail()
+    assert tail is not None
+    assert tail.text == "�"
+    assert not tail.token_ids
+
+
+def test_a_stop_token_is_reported_without_text() -> None:
+    made = filled([*ids("hello"), END_ID])
+    delta = made.delta(0, False)
+    assert delta is not None
+    assert delta.text == "hello"
+    assert delta.token_ids[-1] == END_ID
+
+
+def test_logprobs_carry_the_text_of_the_alternatives() -> None:
+    made = transcript()
+    (token_id,) = ids("hello")[:1]
+    made.append(
+        token_id, Logprobs(logprob=-0.5, top_token_ids=[token_id, END_ID], top_logprobs=[-0.5, -2])
+    )
+    delta = made.delta(0, True)
+    assert delta is not None
+    (entry,) = delta.logprobs
+    assert entry.logprob == pytest.approx(-0.5)
+    assert [top.text for top in entry.top] == [TOKENS.token_text(token_id), END]
+    without = made.delta(0, False)
+    assert without is not None
+    assert not without.logprobs

@@ -1,0 +1,360 @@
+"""What a gateway notices of its learned routers, and whom it tells."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nats
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from gateway.routing.learned import growing
+from gateway.routing.learned.artefact import save_to
+from gateway.routing.learned.training import train
+from gateway.routing.plan import Plan
+from gateway.routing.scores import CASCADE, PROMPT, HeadId, Score
+from gateway.telemetry.drift import Drift
+from sluice.internal.v1.frame_pb2 import ROW_END_STOP
+from sluice.settings.routing import DriftSettings
+from sluice.telemetry import names
+from sluice.v1.admin_pb2 import (
+    DRIFT_CHANGE_BEGAN,
+    DRIFT_CHANGE_ENDED,
+    DRIFT_CHANGE_RETIRED,
+    DRIFT_SIGNAL_ACCURACY,
+    DRIFT_SIGNAL_INPUTS,
+    DRIFT_STATE_DRIFTED,
+    DRIFT_STATE_GATHERING,
+    DRIFT_STATE_STABLE,
+    ExplainRequest,
+    FeedbackRequest,
+    GetRouterHealthRequest,
+    GetRouterHealthResponse,
+    Leg,
+    RequestRecord,
+    RouterDriftEvent,
+    RouteRecord,
+    RouterScore,
+)
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.wire import subjects
+from sluice.wire.codec import unpack
+from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.metrics import values
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+from tests.gateway.routing.learned.made_up import EASY, outcomes
+from tests.gateway.upstream.test_escalation import saying
+
+WINDOW = 50
+SETTINGS = DriftSettings(window=WINDOW, min_rows=20, judge_every=10, min_outcomes=10)
+PROMPT_HEAD = HeadId("routing", "r1", PROMPT)
+CASCADE_HEAD = HeadId("routing", "r1", CASCADE)
+USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
+
+
+class Heard:
+    """A `Drift` and what it says."""
+
+    def __init__(self) -> None:
+        self.events: list[RouterDriftEvent] = []
+        self.reader = InMemoryMetricReader()
+        meter = MeterProvider([self.reader]).get_meter("test")
+        self.drift = Drift("gw1", self.events.append, meter)
+
+    @property
+    def told(self) -> list[tuple[int, int]]:
+        return [(event.signal, event.change) for event in self.events]
+
+    def score(self, by: HeadId, gain: float, count: int = 1) -> None:
+        for _ in range(count):
+            self.drift.scored(Score(by, gain, {}))
+
+
+def held_out(*heads: HeadId) -> dict[HeadId, Any]:
+    draw = np.random.default_rng(0)
+    return {head: draw.normal(0, 0.1, 300).astype(np.float32) for head in heads}
+
+
+def record(*heads: str, strategy: str = "learned", model: str = "small") -> RequestRecord:
+    scores = [
+        RouterScore(
+            policy="routing", version="r1", head=head, chances={"small": 0.5, "large": 0.75}
+        )
+        for head in heads
+    ]
+    route = RouteRecord(strategy=strategy, scores=scores)
+    return RequestRecord(request_id="req-1", route=route, legs=[Leg(model=model)])
+
+
+def outcome_rows(drift: Drift) -> dict[str, int]:
+    return {router.head: router.accuracy.rows for router in drift.health().routers}
+
+
+def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    heard = Heard()
+    heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
+    with caplog.at_level(logging.INFO, "gateway.telemetry.drift"):
+        heard.score(PROMPT_HEAD, 0.9, count=40)
+        heard.drift.use(held_out(), SETTINGS)
+    assert heard.told == [
+        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
+        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_RETIRED),
+    ]
+    began = heard.events[0]
+    assert (began.gateway, began.router.policy, began.router.head) == ("gw1", "routing", PROMPT)
+    assert began.router.inputs.stability_index > began.router.inputs.limit
+    first, second = caplog.records
+    assert (first.levelname, second.levelname) == ("WARNING", "INFO")
+    assert first.getMessage().startswith(
+        "router drift began: policy=routing version=r1 head=prompt signal=inputs index="
+    )
+    assert first.getMessage().endswith(" rows=20")
+    counts = values(heard.reader, names.METRIC_DRIFT_EVENTS)
+    assert sorted(counts.values()) == [1, 1]
+    assert {dict(labels)[names.DRIFT_CHANGE] for labels in counts} == {"began", "retired"}
+
+
+@pytest.mark.parametrize(
+    ("shadows", "strategy", "rows"),
+    [(True, "learned", 2), (True, "canary", 2), (True, "cascade", 0), (False, "learned", 0)],
+)
+def test_comparisons_of_shadows_count_where_the_settings_say_so(
+    shadows: bool, strategy: str, rows: int
+) -> None:
+    heard = Heard()
+    settings = SETTINGS.model_copy(update={"shadows": shadows})
+    heard.drift.use(held_out(PROMPT_HEAD), settings)
+    score = Score(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
+    plan = Plan("small", "small", strategy, "", scores=(score,))
+    for row in ("req-1-s1", "req-2-s1"):
+        heard.drift.compared(plan, "small", 1.0, row)
+    heard.drift.compared(plan, "medium", 1.0, "req-3-s1")
+    heard.drift.compared(replace(plan, scores=()), "small", 1.0, "req-4-s1")
+    (health,) = heard.drift.health().routers
+    assert health.accuracy.rows == rows
+
+
+def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another() -> None:
+    heard = Heard()
+    heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
+    heard.score(PROMPT_HEAD, 0.0, count=7)
+    rows = [router.inputs.rows for router in heard.drift.health().routers]
+    heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
+    assert [router.inputs.rows for router in heard.drift.health().routers] == rows == [7]
+    newer = PROMPT_HEAD._replace(version="r2")
+    for heads, settings in (
+        (held_out(newer), SETTINGS),
+        (held_out(newer), DriftSettings()),
+        ({newer: np.zeros(300, np.float32)}, DriftSettings()),
+    ):
+        heard.drift.use(heads, settings)
+        assert [router.inputs.rows for router in heard.drift.health().routers] == [0]
+        heard.score(newer, 0.0, count=3)
+    assert not heard.drift.observed(PROMPT_HEAD, 0.5, 1.0)
+    heard.score(PROMPT_HEAD, 0.0)
+    assert heard.events == []
+
+
+@pytest.mark.parametrize(
+    ("graded", "counts_for"),
+    [
+        (record(PROMPT), {PROMPT}),
+        (record(PROMPT, CASCADE, strategy="cascade"), {CASCADE}),
+        (record(PROMPT, strategy="cascade"), set()),
+        (record(PROMPT, strategy="speculative"), set()),
+        (record(PROMPT, model="another"), set()),
+        (record(), set()),
+        (RequestRecord(route=RouteRecord()), set()),
+    ],
+)
+def test_a_grade_counts_for_the_head_that_was_asked_last(
+    graded: RequestRecord, counts_for: set[str]
+) -> None:
+    heard = Heard()
+    heard.drift.use(held_out(PROMPT_HEAD, CASCADE_HEAD), SETTINGS)
+    for grade in (0.0, 1.0):
+        heard.drift.graded(graded, grade)
+    assert outcome_rows(heard.drift) == {
+        head: int(head in counts_for) for head in (PROMPT, CASCADE)
+    }
+    for router in heard.drift.health().routers:
+        assert router.accuracy.HasField("bias") is (router.head in counts_for)
+        if router.head in counts_for:
+            assert router.accuracy.bias == 0.5
+
+
+def test_a_row_that_was_not_needed_gave_no_answer() -> None:
+    heard = Heard()
+    heard.drift.use(held_out(PROMPT_HEAD, CASCADE_HEAD), SETTINGS)
+    graded = record(PROMPT, CASCADE, strategy="speculative")
+    graded.legs.append(Leg(model="large", unused="the first answer passed its commit point"))
+    heard.drift.graded(graded, 1.0)
+    (router,) = [one for one in heard.drift.health().routers if one.accuracy.rows]
+    assert router.accuracy.bias == 0.5  # of the small model; the large one's would be 0.25
+
+
+def test_an_answer_that_failed_is_not_counted() -> None:
+    heard = Heard()
+    heard.drift.use(held_out(PROMPT_HEAD), SETTINGS)
+    failed = record(PROMPT)
+    failed.error_reason = "ENGINE_FAILED"
+    heard.drift.graded(failed, 0.0)
+    assert outcome_rows(heard.drift) == {PROMPT: 0}
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With both heads; what is hard shows in the answer."""
+    return _artefact(tmp_path_factory, answers=True)
+
+
+@pytest.fixture(scope="module")
+def by_prompt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is hard shows in the prompt."""
+    return _artefact(tmp_path_factory, answers=False)
+
+
+def _artefact(folders: pytest.TempPathFactory, *, answers: bool) -> Path:
+    path = folders.mktemp("router") / "made_up.router"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "TREES", 20)
+        save_to(train(outcomes(300, answers=answers), seed=1), path)
+    return path
+
+
+def learned(path: Path, strong_share: float, **more: Any) -> dict[str, Any]:
+    return {
+        "learned": {
+            "artefact": str(path),
+            "weak": "small",
+            "strong": "large",
+            "target": {"strong_share": strong_share},
+        },
+        "drift": SETTINGS.model_dump(),
+        **more,
+    }
+
+
+async def answered(wire: Wire, texts: Iterable[str], model: str) -> list[str]:
+    """The request ids of requests that ``model`` answered."""
+    request_ids = []
+    for text in texts:
+        call = wire.stub.Generate(prompt(text, model=""))
+        task = await wire.batcher.task(model)
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+        request_ids.append(task.request_id)
+    return request_ids
+
+
+async def health(wire: Wire) -> GetRouterHealthResponse:
+    stub: Any = AdminServiceStub(wire.channel)
+    response: GetRouterHealthResponse = await stub.GetRouterHealth(GetRouterHealthRequest())
+    return response
+
+
+async def grade(wire: Wire, request_id: str, value: float) -> None:
+    """Tries until the record has been written."""
+    stub: Any = AdminServiceStub(wire.channel)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            call = stub.Feedback(FeedbackRequest(request_id=request_id, grade=value))
+            try:
+                await call
+            except Exception:
+                assert (await error_of(call))[1].reason == "RECORD_UNKNOWN"
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+
+async def announced(url: str, count: int) -> list[RouterDriftEvent]:
+    """The first ``count`` events of the stream, waiting for them."""
+    client = await nats.connect(url)
+    try:
+        subscription = await client.jetstream().subscribe(
+            subjects.ROUTER_DRIFT, ordered_consumer=True
+        )
+        messages = [await subscription.next_msg(BOUND_S) for _ in range(count)]
+        return [unpack(RouterDriftEvent, message.data) for message in messages]
+    finally:
+        await client.close()
+
+
+async def test_prompts_of_another_kind_are_told_to_operators(
+    nats_url: str, model_folder: Path, by_prompt: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, routing=learned(by_prompt, 1.0)) as wire:
+        await answered(wire, USUAL, "large")
+        (router,) = (await health(wire)).routers
+        assert (router.inputs.state, router.inputs.rows) == (DRIFT_STATE_STABLE, WINDOW)
+        assert router.accuracy.state == DRIFT_STATE_GATHERING
+        await answered(wire, [f"{EASY} {i}" for i in range(WINDOW)], "large")
+        (router,) = (await health(wire)).routers
+        assert router.inputs.state == DRIFT_STATE_DRIFTED
+        assert router.inputs.stability_index > router.inputs.limit
+        (seen,) = values(wire.metrics, names.METRIC_INPUT_DRIFT).values()
+        assert seen == router.inputs.stability_index
+        await answered(wire, USUAL, "large")
+        events = await announced(nats_url, 2)
+    assert [(event.signal, event.change) for event in events] == [
+        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_BEGAN),
+        (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_ENDED),
+    ]
+    assert events[0].router.version == router.version
+
+
+async def test_grades_that_disagree_are_told_to_operators(
+    nats_url: str, model_folder: Path, by_prompt: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, routing=learned(by_prompt, 1.0)) as wire:
+        request_ids = await answered(wire, USUAL[:12], "large")
+        for request_id in request_ids:
+            await grade(wire, request_id, 0.0)
+        (event,) = await announced(nats_url, 1)
+        (router,) = (await health(wire)).routers
+        (bias,) = values(wire.metrics, names.METRIC_ACCURACY_BIAS).values()
+        (brier,) = values(wire.metrics, names.METRIC_BRIER).values()
+        assert (bias, brier) == (router.accuracy.bias, router.accuracy.brier)
+        for request_id in request_ids:  # changed their minds
+            await grade(wire, request_id, 1.0)
+        (later,) = (await health(wire)).routers
+    assert (event.signal, event.change) == (DRIFT_SIGNAL_ACCURACY, DRIFT_CHANGE_BEGAN)
+    assert event.router.accuracy.rows == SETTINGS.min_outcomes
+    assert router.accuracy.bias < -router.accuracy.half_width
+    assert (router.accuracy.rows, later.accuracy.rows) == (12, 12)
+    assert later.accuracy.bias > 0
+
+
+async def test_a_judged_answer_counts_for_the_cascade_head(
+    nats_url: str, model_folder: Path, artefact: Path
+) -> None:
+    cascade = {
+        "first": "small",
+        "second": "large",
+        "commit_tokens": 200,
+        "artefact": str(artefact),
+        "target": {"strong_share": 0.01},
+    }
+    routing = learned(artefact, 0.01, cascade=cascade)
+    async with open_wire(nats_url, model_folder, routing=routing) as wire:
+        call = wire.stub.Generate(prompt("How many are 5 and 7 by the garden?", model=""))
+        task = await wire.batcher.task("small")
+        answer = "There are 5 + 7 = 12 in all.\n#### 12"
+        await wire.batcher.send(task, saying(wire, answer, -0.01, end=ROW_END_STOP))
+        await events_of(call)
+        await grade(wire, task.request_id, 1.0)
+        stub: Any = AdminServiceStub(wire.channel)
+        explained = await stub.Explain(ExplainRequest(request_id=task.request_id))
+        by_head = {router.head: router for router in (await health(wire)).routers}
+    scores = explained.record.route.scores
+    assert [score.head for score in scores] == [PROMPT, CASCADE]
+    assert {router.inputs.rows for router in by_head.values()} == {1}
+    assert by_head[PROMPT].accuracy.rows == 0
+    assert by_head[CASCADE].accuracy.rows == 1
+    assert by_head[CASCADE].accuracy.bias == pytest.approx(1 - scores[1].chances["small"])

@@ -1,0 +1,73 @@
+"""What a gateway counts of requests; before a real nats-server."""
+
+import pytest
+
+from gateway.telemetry.metrics import FIRST_TOKEN_S
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.telemetry import names
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.metrics import values
+from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+
+
+def requests(wire: Wire) -> dict[tuple[object, ...], float]:
+    """By model, class and outcome."""
+    keys = names.GEN_AI_RESPONSE_MODEL, names.PRIORITY_CLASS, names.OUTCOME
+    return {
+        tuple(dict(labels).get(key) for key in keys): value
+        for labels, value in values(wire.metrics, names.METRIC_REQUESTS).items()
+    }
+
+
+async def test_answers_are_counted_with_their_tokens_and_their_first_token(wire: Wire) -> None:
+    for end in (ROW_END_LENGTH, None):
+        call = wire.stub.Generate(prompt("hello world"))
+        task = await wire.batcher.task()
+        tokens = wire.tokens("hello world")
+        whole = last(0, tokens) if end is None else frame(0, tokens, end=end)
+        await wire.batcher.send(task, whole)
+        await events_of(call)
+    assert requests(wire) == {
+        ("small", "interactive", "length"): 1,
+        ("small", "interactive", "stop"): 1,
+    }
+    counted = values(wire.metrics, names.METRIC_TOKENS)
+    by_type = {dict(labels)[names.GEN_AI_TOKEN_TYPE]: value for labels, value in counted.items()}
+    assert by_type == {"input": 2 * len(task.prompt_token_ids), "output": 2 * len(tokens)}
+    ((labels, count),) = values(wire.metrics, names.GEN_AI_TTFT).items()
+    assert count == 2
+    assert dict(labels) == {
+        names.GEN_AI_OPERATION: "chat",
+        names.GEN_AI_SYSTEM: "sluice",
+        names.GEN_AI_RESPONSE_MODEL: "small",
+        names.PRIORITY_CLASS: "interactive",
+    }
+
+
+async def test_what_fails_is_counted_by_its_reason(wire: Wire) -> None:
+    _, error = await error_of(wire.stub.Generate(prompt("hello " * 500)))
+    call = wire.stub.Generate(prompt())
+    await wire.batcher.task()
+    call.cancel()
+    await wire.until(lambda: len(requests(wire)) == 2)
+    assert requests(wire) == {
+        (None, "interactive", error.reason): 1,
+        ("small", "interactive", "CANCELLED"): 1,
+    }
+    assert error.reason == "PROMPT_TOO_LONG"
+
+
+async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
+    for number in range(3):
+        call = wire.stub.Generate(
+            prompt(labels={"task": f"t{number}"}), metadata=(("sluice-tenant", f"t{number}"),)
+        )
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+    assert requests(wire) == {("small", "interactive", "stop"): 3}
+
+
+def test_the_histogram_has_the_bounds_of_the_conventions() -> None:
+    assert len(FIRST_TOKEN_S) == 16
+    assert list(FIRST_TOKEN_S) == pytest.approx(sorted(FIRST_TOKEN_S))

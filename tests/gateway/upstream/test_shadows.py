@@ -1,0 +1,245 @@
+"""Shadows: what their model is asked, what becomes of it, and that no caller notices; before a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.upstream import shadows as shadowing
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.telemetry import names
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from tests.gateway.kit.batcher import BOUND_S, frame, last
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, typed
+
+ROUTING = {
+    "default": "small",
+    "shadows": [{"model": "large", "of": "small", "share": 1}],
+    "outcomes": {"weak": "small", "strong": "large"},
+}
+
+
+@pytest.fixture
+def opened(nats_url: str, model_folder: Path) -> Any:
+    """Opens a gateway whose large model shadows the small one."""
+
+    @asynccontextmanager
+    async def open_with(**more: Any) -> AsyncIterator[Wire]:
+        async with open_wire(nats_url, model_folder, **{"routing": ROUTING, **more}) as wire:
+            yield wire
+
+    return open_with
+
+
+async def answered(wire: Wire, said: str = "hello world", **fields: Any) -> Task:
+    """The task of a request that the small model has answered."""
+    call = wire.stub.Generate(prompt(**{"model": "", **fields}))
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, last(0, wire.tokens(said)))
+    assert text_of(await events_of(call)) == said
+    return task
+
+
+async def shadow_of(wire: Wire, said: str = "hello world") -> Task:
+    """The next task of a shadow, answered."""
+    task = await wire.batcher.task("large", "bulk")
+    await wire.batcher.send(task, last(0, wire.tokens(said)))
+    return task
+
+
+async def explained(
+    wire: Wire, request_id: str, wanted: Callable[[RequestRecord], Any] = lambda r: r.shadows
+) -> RequestRecord:
+    """The record, once it holds what is ``wanted``."""
+    stub: Any = AdminServiceStub(wire.channel)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                record = (await stub.Explain(ExplainRequest(request_id=request_id))).record
+                if wanted(record):
+                    return record
+            except grpc.aio.AioRpcError as failure:
+                if typed(failure).reason != "RECORD_UNKNOWN":
+                    raise
+            await asyncio.sleep(0.01)
+
+
+async def test_the_other_model_is_asked_the_same_when_the_caller_has_its_answer(
+    opened: Any,
+) -> None:
+    async with opened(prices={"small": (1, 1), "large": (10, 1e6)}) as wire:
+        fields = {"labels": {"task": "greeting"}, "priority": pb.PRIORITY_STANDARD}
+        call = wire.stub.Generate(
+            prompt("what is it", model="", sampling=pb.SamplingParams(max_tokens=7), **fields)
+        )
+        task = await wire.batcher.task("small", "standard")
+        assert wire.span(names.SPAN_SHADOW) is None
+        await wire.batcher.send(task, last(0, wire.tokens("hello world")))
+        assert text_of(await events_of(call)) == "hello world"
+        shadow = await shadow_of(wire, "hello there")
+        assert shadow.request_id == f"{task.request_id}-s1"
+        assert shadow.prompt_token_ids == task.prompt_token_ids
+        assert (shadow.sampling.seed, shadow.sampling.max_tokens) == (task.sampling.seed, 7)
+        assert (shadow.priority_class, shadow.workload) == ("bulk", "greeting")
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert (run.model, run.agreement, run.dropped) == ("large", 0.5, "")
+        assert run.completion_tokens == len(wire.tokens("hello there"))
+        assert run.cost >= run.completion_tokens
+        span = wire.span(names.SPAN_SHADOW)
+        assert span.attributes[names.SHADOW_AGREEMENT] == 0.5
+        assert span.parent.span_id == wire.span(names.SPAN_GENERATE).context.span_id
+        assert len(wire.gateway.registry) == 0
+
+
+async def test_its_cost_is_in_no_budget(opened: Any) -> None:
+    routing = ROUTING | {"budgets": [{"per_hour": 1.0, "model": "large"}]}
+    async with opened(routing=routing, prices={"small": (0, 0), "large": (0, 1e9)}) as wire:
+        task = await answered(wire)
+        await shadow_of(wire)
+        await explained(wire, task.request_id)
+        # Had it been counted, the large model would answer now.
+        again = await answered(wire)
+        assert (await explained(wire, again.request_id, lambda r: r.legs)).route.strategy == "rules"
+
+
+async def test_only_the_share_is_drawn_and_a_pinned_request_may_be(opened: Any) -> None:
+    routing = ROUTING | {"shadows": [{"model": "large", "of": "small", "share": 1e-9}]}
+    async with opened(routing=routing) as wire:
+        task = await answered(wire)
+        record = await explained(wire, task.request_id, lambda r: r.legs)
+        assert not record.shadows
+    async with opened() as wire:
+        task = await answered(wire, model="small")
+        shadow = await shadow_of(wire)
+        assert shadow.request_id.startswith(task.request_id)
+
+
+async def test_a_model_that_is_away_is_not_asked(opened: Any) -> None:
+    async with opened() as wire:
+        await wire.batcher.report("small")
+        await wire.until(lambda: not wire.gateway.ready("large"))
+        task = await answered(wire)
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert run.dropped == "model_unavailable"
+        assert not run.HasField("agreement")
+
+
+async def test_how_many_run_is_bounded(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadowing, "IN_FLIGHT_MAX", 1)
+    async with opened() as wire:
+        first, second = await answered(wire), await answered(wire)
+        (run,) = (await explained(wire, second.request_id)).shadows
+        assert run.dropped == "in_flight"
+        await shadow_of(wire)
+        (run,) = (await explained(wire, first.request_id)).shadows
+        assert run.agreement == 1
+        third = await answered(wire)
+        assert (await shadow_of(wire)).request_id.startswith(third.request_id)
+
+
+async def test_a_shadow_that_fails_is_told_and_counts_for_the_breaker(opened: Any) -> None:
+    routing = ROUTING | {"breaker": {"failures": 1, "open_s": 60}}
+    async with opened(routing=routing) as wire:
+        task = await answered(wire)
+        shadow = await wire.batcher.task("large", "bulk")
+        error = RowError(reason="ENGINE_FAILED", message="broken")
+        await wire.batcher.send(shadow, frame(0, end=ROW_END_FAILED, error=error))
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert run.dropped == "engine_failed"
+        task = await answered(wire)
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert run.dropped == "model_unavailable"
+
+
+async def test_a_shadow_has_a_limit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadowing, "LIMIT_S", 0.3)
+    async with opened() as wire:
+        task = await answered(wire)
+        shadow = await wire.batcher.task("large", "bulk")
+        await wire.batcher.cancelled(shadow)
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert run.dropped == "deadline_passed"
+
+
+async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> None:
+    async with opened() as wire:
+        await answered(wire)
+        shadow = await wire.batcher.task("large", "bulk")
+        heard = asyncio.ensure_future(wire.batcher.cancelled(shadow))
+        drained = asyncio.ensure_future(wire.gateway.drain())
+        await heard
+        await drained
+        assert len(wire.gateway.registry) == 0
+
+
+@pytest.mark.parametrize(
+    "safety",
+    [
+        {"actions": {"pii.iban": {"route": "small"}}},
+        {"output": {"actions": {"pii.iban": "block"}}},
+    ],
+    ids=["governed", "blocked"],
+)
+async def test_where_the_safety_policy_had_a_say_nothing_is_shadowed(
+    opened: Any, safety: dict[str, Any]
+) -> None:
+    iban = "DE89370400440532013000"
+    async with opened(safety={"policies": {"default": safety}}) as wire:
+        call = wire.stub.Generate(prompt(f"pay {iban}", model=""))
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, last(0, wire.tokens(f"to {iban} then")))
+        await events_of(call)
+        assert not (await explained(wire, task.request_id, lambda r: r.legs)).shadows
+        # The next one is the first that is asked.
+        fine = await answered(wire)
+        assert (await shadow_of(wire)).request_id.startswith(fine.request_id)
+
+
+async def test_an_answer_that_the_safety_policy_ends_is_compared_with_nothing(
+    opened: Any,
+) -> None:
+    safety = {"output": {"actions": {"pii.iban": "block"}}}
+    async with opened(safety={"policies": {"default": safety}}) as wire:
+        task = await answered(wire)
+        await shadow_of(wire, "to DE89370400440532013000 then")
+        (run,) = (await explained(wire, task.request_id)).shadows
+        assert (run.dropped, run.HasField("agreement")) == ("safety_blocked", False)
+
+
+async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -> None:
+    guard = {
+        "model": "large",
+        "template": "llama_guard",
+        "budget_s": 30,
+        "action": {"route": "small"},
+    }
+    async with opened(safety={"policies": {"default": {"guard": {"harm": guard}}}}) as wire:
+        call = wire.stub.Generate(prompt("a plan", model=""))
+        task = await wire.batcher.task()
+        check = await wire.batcher.task("large")
+        await wire.batcher.send(check, last(0, wire.tokens("unsafe\nS1")))
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+        record = await explained(wire, task.request_id, lambda r: r.legs)
+        assert [one.action for one in record.decisions] == [pb.SAFETY_ACTION_ROUTE]
+        assert not record.shadows
+
+
+async def test_a_fault_in_learning_costs_no_answer(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(shadowing, "teaches", broken)
+    async with opened() as wire:
+        task = await answered(wire)
+        assert f"request {task.request_id}: nothing was learned" in caplog.text
+        assert len(wire.gateway.registry) == 0

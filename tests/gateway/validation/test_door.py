@@ -1,0 +1,249 @@
+"""Every wrong field, by its path; and all of them in one error."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.models.catalog import Catalog
+from gateway.validation.fit import fit
+from gateway.validation.requests import ValidRequest, validate
+from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
+from sluice.v1.inference_pb2 import (
+    ChatInput,
+    ChatMessage,
+    GenerateRequest,
+    Resume,
+    SamplingParams,
+)
+from tests.gateway.kit.tokenizer import CONTEXT
+
+
+def check(catalog: Catalog, request: GenerateRequest, remaining_s: float | None = None) -> Any:
+    return validate(request, catalog, remaining_s, 300.0, "default")
+
+
+def violations(catalog: Catalog, **fields: Any) -> list[str]:
+    if "chat" not in fields:
+        fields.setdefault("prompt", "hello")
+    with pytest.raises(InvalidRequest) as caught:
+        check(catalog, GenerateRequest(**fields))
+    return [violation.field for violation in caught.value.violations]
+
+
+def chat(*turns: tuple[str, str]) -> ChatInput:
+    return ChatInput(messages=[ChatMessage(role=role, content=text) for role, text in turns])
+
+
+SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": CONTEXT + 1}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": math.inf}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_p": math.nan}, "top_p"),
+    ({"top_k": 1 << 21}, "top_k"),
+    ({"repetition_penalty": 0.4}, "repetition_penalty"),
+    ({"repetition_penalty": math.inf}, "repetition_penalty"),
+    ({"repetition_penalty": math.nan}, "repetition_penalty"),
+    ({"logprobs": 9}, "logprobs"),
+    ({"stop": ["x"] * 9}, "stop"),
+    ({"stop": ["ok", ""]}, "stop[1]"),
+    ({"stop": ["x" * 65]}, "stop[0]"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"min_p": math.nan}, "min_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"presence_penalty": math.nan}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"frequency_penalty": math.inf}, "frequency_penalty"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": CONTEXT + 1}, "min_tokens"),
+    ({"min_tokens": 1, "regex": "a"}, "min_tokens"),
+    ({"min_tokens": 1, "json_schema": "{}"}, "min_tokens"),
+    ({"json_schema": ""}, "json_schema"),
+    ({"json_schema": '{"type": "nothing"}'}, "json_schema"),
+    ({"regex": "("}, "regex"),
+    ({"regex": "x" * 8193}, "regex"),
+]
+
+
+@pytest.mark.parametrize(("params", "field"), SAMPLING)
+def test_sampling(catalog: Catalog, params: dict[str, Any], field: str) -> None:
+    assert violations(catalog, sampling=SamplingParams(**params)) == [f"sampling.{field}"]
+
+
+INPUTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"prompt": ""}, ["prompt"]),
+    ({"prompt": " \n"}, ["prompt"]),
+    ({"chat": ChatInput()}, ["chat.messages"]),
+    ({"chat": chat(("user", "hi"), ("assistant", "yes"))}, ["chat.messages"]),
+    ({"chat": chat(("robot", "hi"), ("user", "hi"))}, ["chat.messages[0].role"]),
+    ({"chat": chat(("user", "a"), ("system", "b"), ("user", "c"))}, ["chat.messages[1].role"]),
+    ({"chat": chat(("user", ""))}, ["chat.messages[0].content"]),
+    ({"chat": chat(("user", "hi")), "raw_prompt": True}, ["raw_prompt"]),
+    ({"priority": 17}, ["priority"]),
+    ({"labels": {str(i): "" for i in range(33)}}, ["labels"]),
+    ({"labels": {"k" * 65: ""}}, ["labels"]),
+    ({"labels": {"k": "v" * 257}}, ["labels"]),
+    ({"labels": {"": "v"}}, ["labels"]),
+    ({"idempotency_key": "k" * 129}, ["idempotency_key"]),
+    ({"resume": Resume(token_ids=[1 << 20])}, ["resume.token_ids"]),
+    (
+        {"resume": Resume(token_ids=[9, 9]), "sampling": SamplingParams(max_tokens=1)},
+        ["resume.token_ids"],
+    ),
+    (
+        {"resume": Resume(token_ids=[9]), "sampling": SamplingParams(temperature=1)},
+        ["resume.seed"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), INPUTS)
+def test_other_fields(catalog: Catalog, fields: dict[str, Any], expected: list[str]) -> None:
+    assert violations(catalog, **fields) == expected
+
+
+def test_no_input_at_all(catalog: Catalog) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(catalog, GenerateRequest())
+    assert [violation.field for violation in caught.value.violations] == ["input"]
+
+
+def test_all_violations_come_in_one_error(catalog: Catalog) -> None:
+    params = SamplingParams(max_tokens=0, temperature=3, top_p=0)
+    assert violations(catalog, prompt="", sampling=params, model="nobody") == [
+        "prompt",
+        "sampling.max_tokens",
+        "sampling.temperature",
+        "sampling.top_p",
+        "model",
+    ]
+
+
+def test_an_unknown_model_names_the_known(catalog: Catalog) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        check(catalog, GenerateRequest(prompt="hi", model="nobody"))
+    assert caught.value.metadata == {"models": "small, large"}
+    assert "small, large" in caught.value.message
+
+
+def test_a_passed_deadline(catalog: Catalog) -> None:
+    with pytest.raises(DeadlinePassed):
+        check(catalog, GenerateRequest(prompt="hi"), remaining_s=0)
+
+
+def test_messages_never_hold_the_prompt(catalog: Catalog) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(
+            catalog, GenerateRequest(prompt="secret", sampling=SamplingParams(stop=["secret" * 20]))
+        )
+    assert "secret" not in str(caught.value)
+
+
+def test_defaults_are_filled_in(catalog: Catalog) -> None:
+    request: ValidRequest = check(catalog, GenerateRequest(prompt="hi", model="auto"))
+    assert request.model is None
+    assert request.priority_class == "interactive"
+    assert request.timeout_s == 300.0
+    assert request.sampling.temperature == 0
+    assert request.sampling.top_p == 1
+    assert request.sampling.repetition_penalty == 1
+    assert request.sampling.seed is None
+
+
+def test_the_fingerprint_leaves_key_and_resume_out(catalog: Catalog) -> None:
+    one = check(catalog, GenerateRequest(prompt="hi", idempotency_key="k"))
+    two = check(
+        catalog, GenerateRequest(prompt="hi", idempotency_key="k", resume=Resume(token_ids=[9]))
+    )
+    other = check(catalog, GenerateRequest(prompt="ho", idempotency_key="k"))
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+def test_the_seed_of_resume_is_used(catalog: Catalog) -> None:
+    resumed = check(
+        catalog,
+        GenerateRequest(
+            prompt="hi",
+            sampling=SamplingParams(temperature=1),
+            resume=Resume(token_ids=[9], seed=7),
+        ),
+    )
+    assert resumed.sampling.seed == 7
+
+
+def test_a_prompt_longer_than_the_context_says_both_numbers(catalog: Catalog) -> None:
+    request = check(catalog, GenerateRequest(prompt="hi"))
+    with pytest.raises(PromptTooLong) as caught:
+        fit(request, catalog["small"], CONTEXT)
+    assert caught.value.metadata == {
+        "prompt_tokens": str(CONTEXT),
+        "context_tokens": str(CONTEXT),
+    }
+    assert str(CONTEXT) in caught.value.message
+
+
+def test_max_tokens_is_cut_to_what_the_context_has_room_for(catalog: Catalog) -> None:
+    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(max_tokens=100)))
+    assert fit(request, catalog["small"], 10).max_tokens == 100
+    assert fit(request, catalog["small"], CONTEXT - 5).max_tokens == 5
+    without = check(catalog, GenerateRequest(prompt="hi"))
+    assert fit(without, catalog["small"], 10).max_tokens == CONTEXT - 10
+
+
+def test_the_reason_for_a_wrong_schema_is_the_library_s(catalog: Catalog) -> None:
+    params = SamplingParams(json_schema='{"not": {}}')
+    with pytest.raises(InvalidRequest, match="Unimplemented keys"):
+        check(catalog, GenerateRequest(prompt="hi", sampling=params))
+
+
+def test_min_tokens_are_cut_with_max_tokens(catalog: Catalog) -> None:
+    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(min_tokens=100)))
+    assert fit(request, catalog["small"], 10).min_tokens == 100
+    assert fit(request, catalog["small"], CONTEXT - 5).min_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(min_p=0.5, presence_penalty=-0.5, frequency_penalty=0.25, min_tokens=3),
+        SamplingParams(json_schema="{}"),
+        SamplingParams(regex=""),
+    ],
+)
+def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> None:
+    sampling = fit(
+        check(catalog, GenerateRequest(prompt="hi", sampling=params)), catalog["small"], 10
+    )
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "min_tokens"):
+        assert getattr(sampling, name) == getattr(params, name)
+    assert sampling.WhichOneof("constraint") == params.WhichOneof("constraint")
+    assert (sampling.json_schema, sampling.regex) == (params.json_schema, params.regex)
+
+
+def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
+    model = catalog["small"]
+    endless = replace(model, tokenization=replace(model.tokenization, stop_token_ids=frozenset()))
+    free = check(catalog, GenerateRequest(prompt="hi"))
+    assert fit(free, endless, 10)
+    request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(regex="a")))
+    with pytest.raises(InvalidRequest, match="no token that ends") as caught:
+        fit(request, endless, 10)
+    assert [violation.field for violation in caught.value.violations] == ["sampling.regex"]
+
+
+def test_sampling_travels_complete(catalog: Catalog) -> None:
+    request = check(
+        catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(logprobs=3, seed=5))
+    )
+    sampling = fit(request, catalog["small"], 10)
+    assert sampling.logprobs
+    assert sampling.top_logprobs == 3
+    assert sampling.seed == 5
+    assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenization.stop_token_ids)

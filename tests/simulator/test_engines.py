@@ -1,0 +1,193 @@
+"""Both models of an engine: every token once, time by the cost, limits kept, whoever is told how many steps to take."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.continuous import ContinuousEngine
+from simulator.cost import StepCost
+from simulator.engine import Engine, EngineLimits, EngineRow
+from simulator.padded import PaddedEngine
+
+COST = StepCost(1.0, 0.01, 0.1, 0.001)
+
+
+def row(name: str, prompt: int, answer: int, rank: int = 0) -> EngineRow:
+    return EngineRow(name, rank, prompt, answer)
+
+
+class Played:
+    """An engine played to its end."""
+
+    def __init__(self, engine: Engine, chance: Random | None = None) -> None:
+        self.seconds = 0.0
+        self.tokens = 0
+        self.steps = 0
+        self.first: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+        while (stretch := engine.stretch()) is not None:
+            steps = stretch.steps if chance is None else chance.randint(1, stretch.steps)
+            self.seconds += stretch.seconds(steps)
+            progress = engine.advance(steps)
+            self.tokens += progress.tokens
+            self.steps += steps
+            self.first.update((name, self.seconds) for name in progress.first)
+            self.ended.update((name, self.seconds) for name in progress.ended)
+            assert self.steps < 100_000
+
+
+specs = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2)), min_size=1, max_size=20
+)
+limits = st.builds(
+    EngineLimits,
+    slots=st.integers(1, 6),
+    waiting=st.just(100),
+    prefill_tokens=st.sampled_from([0, 7, 64]),
+    cache_tokens=st.sampled_from([0, 150, 1000]),
+    preempts=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("kind", [ContinuousEngine, PaddedEngine])
+@given(specs=specs, limits=limits, seed=st.integers(0, 3))
+def test_every_row_gets_its_tokens_once(
+    kind: type[ContinuousEngine] | type[PaddedEngine],
+    specs: list[tuple[int, int, int]],
+    limits: EngineLimits,
+    seed: int,
+) -> None:
+    engine = kind(COST, limits)
+    rows = [row(str(i), *spec) for i, spec in enumerate(specs)]
+    refused = {
+        name for begin in range(0, len(rows), 3) for name in engine.admit(rows[begin : begin + 3])
+    }
+    played = Played(engine, Random(seed) if seed else None)
+    taken = [r for r in rows if r.request_id not in refused]
+    assert set(played.ended) == set(played.first) == {r.request_id for r in taken}
+    assert played.tokens == sum(r.answer for r in taken)
+    assert all(played.first[name] <= played.ended[name] for name in played.ended)
+    load = engine.load()
+    assert (load.running, load.waiting, load.running_tokens, load.waiting_tokens) == (0, 0, 0, 0)
+
+
+@given(specs=specs, limits=limits, seed=st.integers(1, 5))
+def test_short_stretches_take_the_time_of_long_ones(
+    specs: list[tuple[int, int, int]], limits: EngineLimits, seed: int
+) -> None:
+    engines = [ContinuousEngine(COST, limits), ContinuousEngine(COST, limits)]
+    for engine in engines:
+        engine.admit([row(str(i), *spec) for i, spec in enumerate(specs)])
+    whole, cut = Played(engines[0]), Played(engines[1], Random(seed))
+    assert cut.seconds == pytest.approx(whole.seconds)
+    assert cut.ended == pytest.approx(whole.ended)
+
+
+@given(specs=specs, slots=st.integers(1, 6), seed=st.integers(0, 5))
+def test_the_cache_is_never_overfull(
+    specs: list[tuple[int, int, int]], slots: int, seed: int
+) -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots, 100, 16, cache_tokens=150))
+    engine.admit([row(str(i), *spec) for i, spec in enumerate(specs)])
+    chance = Random(seed)
+    while (stretch := engine.stretch()) is not None:
+        engine.advance(chance.randint(1, stretch.steps))
+        load = engine.load()
+        assert load.running <= slots
+        assert load.running_tokens <= 150 or load.running <= 1
+
+
+def test_time_is_that_of_the_cost() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=2))
+    engine.admit([row("a", 10, 3), row("b", 20, 2)])
+    played = Played(engine)
+    prefill = COST(30, 0, 0)
+    assert played.first == {"a": prefill, "b": prefill}
+    second = prefill + COST(0, 2, 11 + 21)
+    assert played.ended["b"] == pytest.approx(second)
+    assert played.ended["a"] == pytest.approx(second + COST(0, 1, 12))
+
+
+def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=2, prefill_tokens=8))
+    engine.admit([row("a", 4, 50)])
+    engine.advance(1) if engine.stretch() else None
+    engine.admit([row("b", 20, 2)])
+    first = []
+    for _ in range(3):
+        stretch = engine.stretch()
+        assert stretch is not None
+        assert stretch.steps == 1
+        first.append(engine.advance(1).first)
+    assert first == [[], [], ["b"]], "20 prompt tokens, 8 a step"
+
+
+def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=2))
+    engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
+    for _ in range(3):
+        assert engine.stretch() is not None
+        engine.advance(1)
+    engine.admit([row("urgent", 5, 2)])
+    played = Played(engine)
+    assert list(played.ended) == ["urgent", "old", "young"]
+    assert "young" not in played.first, "its first token came before"
+
+
+def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=4, prefill_tokens=10))
+    engine.admit([row("bulk", 100, 2, rank=2)])
+    assert engine.stretch() is not None
+    engine.advance(1)
+    engine.admit([row("urgent", 14, 2)])
+    assert list(Played(engine).first) == ["urgent", "bulk"]
+
+
+def test_rows_of_one_rank_do_not_take_each_others_slots() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=1))
+    engine.admit([row("first", 5, 9), row("second", 5, 1)])
+    assert list(Played(engine).ended) == ["first", "second"]
+
+
+def test_what_is_full_refuses() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=1, waiting=1))
+    assert engine.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
+    padded = PaddedEngine(COST, EngineLimits(slots=2, waiting=0))
+    assert padded.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
+    assert padded.admit([row("d", 1, 1)]) == ["d"]
+
+
+@pytest.mark.parametrize("kind", [ContinuousEngine, PaddedEngine])
+def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[PaddedEngine]) -> None:
+    engine = kind(COST, EngineLimits(slots=2))
+    engine.admit([row("a", 5, 9), row("b", 5, 9)])
+    engine.admit([row("c", 5, 9)])
+    assert engine.stretch() is not None
+    engine.advance(1)
+    for name in ("a", "c", "unknown"):
+        engine.cancel(name)
+    assert set(Played(engine).ended) == {"b"}
+
+
+def test_a_padded_batch_costs_what_its_longest_row_costs() -> None:
+    engine = PaddedEngine(COST, EngineLimits(slots=4))
+    engine.admit([row("long", 100, 3), row("short", 10, 1)])
+    played = Played(engine)
+    assert played.first["short"] == played.first["long"] == pytest.approx(COST(200, 0, 0))
+    assert played.ended["short"] == played.ended["long"] == played.seconds
+    assert played.seconds == pytest.approx(
+        COST(200, 0, 0) + COST(0, 2, 2 * 101) + COST(0, 2, 2 * 102)
+    )
+
+
+def test_the_step_that_runs_is_found() -> None:
+    engine = ContinuousEngine(COST, EngineLimits(slots=1))
+    engine.admit([row("a", 1, 50)])
+    engine.advance(1) if engine.stretch() else None
+    stretch = engine.stretch()
+    assert stretch is not None
+    for step in range(1, stretch.steps + 1):
+        middle = (stretch.seconds(step) + stretch.seconds(step - 1)) / 2
+        assert stretch.steps_within(middle) == step

@@ -1,0 +1,145 @@
+"""The simulated mesh: nothing lost, times that add up, deadlines kept, and the same numbers every time."""
+
+from typing import get_args
+
+import pytest
+
+from simulator.engine import EngineLimits
+from simulator.outcome import Ending
+from simulator.simulator import simulate
+from sluice.settings.batching import PolicyName
+from tests.simulator.kit import COST, LINKS, arrival, setup, trace
+
+POLICIES = get_args(PolicyName)
+MIXED = (
+    "poisson:rate=8,class=interactive,lengths=desk,timeout_s=3",
+    "bursty:rate=4,lengths=desk,tenant=a",
+    "flood:count=100,class=bulk,lengths=desk,tenant=b",
+)
+
+
+def test_the_time_of_one_request_is_the_sum_of_its_ways() -> None:
+    history = simulate([arrival(1.0, prompt=100, answer=3)], setup())
+    (outcome,) = history.outcomes
+    ways = LINKS.in_s + LINKS.send_s + LINKS.out_s
+    assert outcome.ttft_s == pytest.approx(ways + COST(100, 0, 0))
+    decode = COST(0, 1, 101) + COST(0, 1, 102)
+    assert outcome.latency_s == pytest.approx(ways + COST(100, 0, 0) + decode)
+    assert history.busy_s == pytest.approx(COST(100, 0, 0) + decode)
+    assert outcome.wait_s == 0
+
+
+@pytest.mark.parametrize("engine", ["continuous", "padded"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_no_token_is_lost(policy: str, engine: str) -> None:
+    history = simulate(trace(*MIXED), setup(policy, workers=2, engine=engine))
+    assert {outcome.ending for outcome in history.outcomes} <= {Ending.FINISHED, Ending.EXPIRED}
+    finished = [o for o in history.outcomes if o.ending is Ending.FINISHED]
+    assert len(finished) >= 100
+    for outcome in finished:
+        assert outcome.ttft_s is not None
+        assert outcome.latency_s is not None
+        assert 0 < outcome.ttft_s <= outcome.latency_s
+        assert 0 <= outcome.wait_s < outcome.ttft_s
+    assert 0 < history.busy_s <= 2 * history.seconds
+    assert history.rows_sent >= len(finished)
+    assert 0 < history.filled <= history.cells
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_deadlines_are_kept(policy: str) -> None:
+    requests = [arrival(0.0, answer=400, timeout_s=0.5) for _ in range(20)]
+    history = simulate([*requests, arrival(5.0)], setup(policy))
+    late = [o for o in history.outcomes if o.ending is Ending.EXPIRED]
+    assert len(late) == 20
+    assert all(o.ended_at == pytest.approx(0.5) for o in late)
+    last = history.outcomes[-1]
+    assert last.ending is Ending.FINISHED
+    assert last.latency_s is not None
+    assert last.latency_s < 1.0, "rows that are too late have left the worker"
+
+
+def test_the_same_input_gives_the_same_numbers() -> None:
+    first, second = (simulate(trace(*MIXED), setup(workers=2)) for _ in range(2))
+    assert first == second
+
+
+def test_a_run_can_stop_early() -> None:
+    requests = trace("flood:count=2000,lengths=desk")
+    history = simulate(requests, setup(until_s=5.0))
+    assert history.seconds == 5.0
+    still = [o for o in history.outcomes if o.ending is Ending.OPEN]
+    assert still
+    assert max(o.wait_s for o in still) == pytest.approx(5.0, abs=0.1)
+    assert history.samples[-1].at_s <= 5.0
+    assert history.samples[-1].queued[1] > 0
+    assert history.samples[-1].running == 8
+    assert history.busy_s == pytest.approx(5.0, abs=0.05)
+
+
+def test_samples_of_the_queue_stay_few_and_even() -> None:
+    history = simulate(trace("flood:count=300,lengths=desk"), setup())
+    times = [sample.at_s for sample in history.samples]
+    assert 400 < len(times) <= 802
+    assert times == pytest.approx([n * times[1] for n in range(len(times))])
+    assert times[-1] == pytest.approx(history.seconds, abs=times[1])
+    assert sum(history.samples[1].queued) > sum(history.samples[-1].queued) == 0
+
+
+def test_more_workers_finish_sooner() -> None:
+    requests = trace("flood:count=300,lengths=desk")
+    one, three = (simulate(requests, setup(workers=n)).seconds for n in (1, 3))
+    assert three < one / 2
+
+
+def test_what_a_full_worker_refuses_waits_again() -> None:
+    limits = EngineLimits(slots=4, waiting=0, cache_tokens=120)
+    history = simulate(trace("flood:count=60,lengths=desk"), setup(limits=limits))
+    assert all(o.ending is Ending.FINISHED for o in history.outcomes)
+
+
+def test_a_run_is_over_when_everything_has_ended() -> None:
+    requests = [arrival(0.0, timeout_s=300.0), arrival(1.0)]
+    assert simulate(requests, setup()).seconds < 2.0
+
+
+def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
+    load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
+    requests = trace(*load, seconds=30.0)
+    histories = [simulate(requests, setup(queue_max=n)) for n in (None, 100_000)]
+    finished, refused, expired = (
+        [sum(o.ending is ending for o in history.outcomes) for history in histories]
+        for ending in (Ending.FINISHED, Ending.REFUSED, Ending.EXPIRED)
+    )
+    assert refused[0] == 0
+    assert refused[1] > len(requests) / 4
+    assert expired[1] < expired[0] / 2
+    assert finished[1] > 0.9 * finished[0]
+    for outcome in histories[1].outcomes:
+        if outcome.ending is Ending.REFUSED:
+            assert outcome.ended_at == outcome.arrival.at_s
+
+
+def test_a_queue_that_is_full_refuses() -> None:
+    requests = trace("flood:count=50,class=bulk", "flood:count=5,class=interactive")
+    history = simulate(requests, setup(queue_max=20))
+    by_class = {
+        name: [o.ending for o in history.outcomes if o.arrival.priority_class == name]
+        for name in ("bulk", "interactive")
+    }
+    assert by_class["bulk"].count(Ending.REFUSED) == 30
+    assert by_class["interactive"].count(Ending.REFUSED) == 0
+
+
+def test_the_batcher_orders_no_more_than_it_takes_out_of_the_work_queue() -> None:
+    requests = [
+        *(arrival(0.0, answer=30, tenant="many") for _ in range(60)),
+        *(arrival(0.1, answer=30, tenant="few") for _ in range(5)),
+    ]
+
+    def last_of_few(prefetch_rows: int) -> float:
+        history = simulate(requests, setup(prefetch_rows=prefetch_rows))
+        assert all(o.ending is Ending.FINISHED for o in history.outcomes)
+        return max(o.first_at or 0 for o in history.outcomes if o.arrival.tenant == "few")
+
+    assert last_of_few(1000) < last_of_few(2) / 2

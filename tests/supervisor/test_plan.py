@@ -1,0 +1,157 @@
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import SetupError
+from sluice.settings import Settings, SettingsError
+from supervisor import nats, triton
+from supervisor.plan import MeshPlan, make_plan
+from supervisor.state import StateDir
+
+
+def settings(**sections: object) -> Settings:
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo"}
+    base = {
+        "models": [model],
+        "routing": {"default": "echo"},
+        "gateway": {"address": "127.0.0.1:0"},
+    }
+    return Settings.model_validate({**base, **sections})
+
+
+def plan(root: Path, **sections: object) -> MeshPlan:
+    return make_plan(settings(**sections), StateDir(root))
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_every_address_is_filled_in(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert made.nats is not None
+    assert made.triton is not None
+    assert made.settings.nats.url == f"nats://127.0.0.1:{made.nats.port}"
+    assert made.settings.triton.url == f"127.0.0.1:{made.triton.port}"
+    host, port = made.settings.gateway.address.split(":")
+    assert host == "127.0.0.1"
+    assert len({int(port), made.nats.port, made.triton.port, 0}) == 4
+    assert made.triton.models == ("echo",)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_server_is_named_alike_at_each_start_in_a_folder(tmp_path: Path) -> None:
+    first, again, other = plan(tmp_path), plan(tmp_path), plan(tmp_path / "other")
+    assert first.triton
+    assert again.triton
+    assert other.triton
+    assert first.triton.shm_prefix == again.triton.shm_prefix != other.triton.shm_prefix
+    assert first.triton.secret != again.triton.secret
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("gateway", "address"), ("nats", "port"), ("triton", "port")]
+)
+def test_a_port_in_use_names_setting_and_holder(
+    tmp_path: Path, taken_port: int, section: str, key: str
+) -> None:
+    value = f"127.0.0.1:{taken_port}" if key == "address" else taken_port
+    with pytest.raises(SetupError) as caught:
+        plan(tmp_path, **{section: {key: value}})
+    message = str(caught.value)
+    assert message.startswith(f"{section}.{key}: 127.0.0.1:{taken_port} is in use by ")
+    assert message.endswith("free it or choose another one")
+
+
+def test_two_servers_do_not_share_a_port(tmp_path: Path) -> None:
+    port = plan(tmp_path).nats
+    assert port is not None
+    with pytest.raises(SetupError, match=r"^triton\.port: port \d+ is"):
+        plan(tmp_path, nats={"port": port.port}, triton={"port": port.port})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.7:0"])
+def test_the_gateway_is_not_open_without_credentials(tmp_path: Path, address: str) -> None:
+    with pytest.raises(SetupError, match=r"^gateway\.address: .*credentials"):
+        plan(tmp_path, gateway={"address": address})
+
+
+def test_the_page_of_metrics_gets_a_port_and_stays_on_this_machine(tmp_path: Path) -> None:
+    made = plan(tmp_path, telemetry={"prometheus": {"gateway": "127.0.0.1:0"}})
+    page = made.settings.telemetry.prometheus.gateway
+    assert page is not None
+    assert page.startswith("127.0.0.1:")
+    assert not page.endswith(":0")
+    assert plan(tmp_path).settings.telemetry.prometheus.gateway is None
+    with pytest.raises(SetupError, match=r"^telemetry\.prometheus\.gateway: .*credentials"):
+        plan(tmp_path, telemetry={"prometheus": {"gateway": "0.0.0.0:9464"}})
+
+
+def test_external_servers_are_used_and_not_started(tmp_path: Path, taken_port: int) -> None:
+    url = f"127.0.0.1:{taken_port}"
+    made = plan(tmp_path, nats={"url": f"nats://user:word@{url}"}, triton={"url": url})
+    assert made.nats is made.triton is None
+    assert made.settings.nats.url == f"nats://user:word@{url}"
+    assert made.settings.triton.url == url
+
+
+def test_a_model_of_another_triton_is_not_served_here(tmp_path: Path, taken_port: int) -> None:
+    here = {"name": "echo", "path": "builtin:small", "engine": "echo"}
+    there = {**here, "name": "far", "triton_url": f"127.0.0.1:{taken_port}"}
+    both, far = plan(tmp_path, models=[here, there]), [there]
+    assert both.triton is not None
+    assert both.triton.models == ("echo",)
+    assert plan(tmp_path, models=far, routing={"default": "far"}).triton is None
+
+
+def test_every_worker_of_a_model_is_started_and_every_address_asked(
+    tmp_path: Path, taken_port: int
+) -> None:
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
+    here = plan(tmp_path, models=[model], routing={"default": "echo"})
+    assert here.triton is not None
+    assert here.triton.models == ("echo", "echo.1")
+    urls = [f"127.0.0.1:{taken_port}", f"127.0.0.1:{here.triton.port}"]
+    with pytest.raises(SetupError, match=r"^models\.0\.triton_url: nobody answers at"):
+        plan(tmp_path, models=[{**model, "triton_url": urls}], routing={"default": "echo"})
+
+
+@pytest.mark.parametrize("section", ["nats", "triton"])
+def test_an_external_server_that_is_not_there(tmp_path: Path, section: str) -> None:
+    free = plan(tmp_path).nats
+    assert free is not None
+    with pytest.raises(SetupError, match=rf"^{section}\.url: nobody answers at 127.0.0.1:"):
+        plan(tmp_path, **{section: {"url": f"127.0.0.1:{free.port}"}})
+
+
+def test_a_broken_model_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = {"name": "mine", "path": str(folder)}
+    with pytest.raises(SettingsError, match=r"^models: mine: [^:]*config\.json") as caught:
+        plan(tmp_path, models=[model], routing={"default": "mine"})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_model_folder(tmp_path: Path) -> None:
+    model = {"name": "mine", "path": str(tmp_path / "none")}
+    with pytest.raises(SettingsError, match=r"^models: mine: [^:]*does not exist"):
+        plan(tmp_path, models=[model], routing={"default": "mine"})
+
+
+def test_a_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(triton.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    with pytest.raises(SetupError, match=r"^libpython3.* was not found; install"):
+        plan(tmp_path)
+
+
+def test_a_missing_nats_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats, "_wheel_programs", lambda: iter(()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"^nats-server is not installed; run: pip install"):
+        plan(tmp_path)

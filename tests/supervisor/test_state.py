@@ -1,0 +1,106 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sluice.errors import SetupError
+from supervisor.state import MeshState, ProcessState, StateDir, is_same_process
+
+
+def mesh_state(pid: int = 1) -> MeshState:
+    process = ProcessState(
+        name="nats",
+        phase="running",
+        pid=pid,
+        started_unix_ms=5,
+        restarts=2,
+        reloads=0,
+        port=4222,
+        log="/tmp/nats.log",
+    )
+    return MeshState(
+        pid=pid,
+        started_unix_ms=4,
+        ready=True,
+        stop_s=9.5,
+        address="127.0.0.1:1",
+        nats_url="nats://127.0.0.1:2",
+        triton_url=None,
+        processes=(process,),
+    )
+
+
+def test_state_round_trip(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    assert state.read() is None
+    state.write(mesh_state())
+    assert state.read() == mesh_state()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state.json"]
+    state.forget()
+    assert state.read() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 99, "pid": 1}'])
+def test_a_file_of_something_else_is_no_state(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    assert StateDir(tmp_path).read() is None
+
+
+def test_a_second_supervisor_is_told_of_the_first(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "deep" / "state")
+    lock = state.lock()
+    state.write(mesh_state(pid=77))
+    with pytest.raises(SetupError, match=r"pid 77, 127.0.0.1:1.*sluice down --state-dir"):
+        StateDir(state.root).lock()
+    assert state.is_locked()
+    lock.close()
+    lock.close()
+    assert not state.is_locked()
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from supervisor.state import StateDir\n"
+        "lock = StateDir(Path(sys.argv[1])).lock(); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert StateDir(tmp_path).is_locked()
+        holder.kill()
+    assert not StateDir(tmp_path).is_locked()
+
+
+def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=r"cannot be made: .*--state-dir"):
+        StateDir(tmp_path / "file" / "below").lock()
+
+
+def test_the_default_directory_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
+    assert StateDir.default().root == tmp_path
+    monkeypatch.delenv("SLUICE_STATE_DIR")
+    assert StateDir.default().root == Path("~/.local/state/sluice").expanduser().resolve()
+
+
+def test_a_later_process_with_the_same_number_is_another_one() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        now_ms = time.time_ns() // 1_000_000
+        assert is_same_process(process.pid, None)
+        assert is_same_process(process.pid, now_ms)
+        assert not is_same_process(process.pid, now_ms - 60_000)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_same_process(process.pid, now_ms)
+    assert not is_same_process(process.pid, None)

@@ -1,0 +1,287 @@
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sluice.errors import SetupError
+from supervisor.child import Child, ChildSpec, last_words
+from supervisor.guardian import Guardian
+from supervisor.supervisor import Supervisor
+
+BOUND_S = 20.0
+SLEEPER = "import time; time.sleep(600)"
+STUBBORN = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write("up")
+{SLEEPER}
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
+open(sys.argv[1], "w").write(str(child.pid))
+{SLEEPER}
+"""
+SUPERVISOR = """
+import asyncio, sys
+from supervisor.child import ChildSpec
+from supervisor.supervisor import Supervisor
+
+async def main():
+    supervisor = Supervisor()
+    for name in sys.argv[3:]:
+        supervisor.start(ChildSpec(name, (sys.executable, "-c", sys.argv[1], sys.argv[2])))
+    print(*supervisor.pids.values(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def python(
+    name: str, program: str, log: Path, pipe: Path = Path(), stop_s: float = 10.0
+) -> ChildSpec:
+    return ChildSpec(name, (sys.executable, "-c", program, str(pipe)), log=log, stop_s=stop_s)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Where a program tells us how far it is."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+async def told(pipe: Path) -> str:
+    """What a program wrote into ``pipe``."""
+    return await asyncio.wait_for(asyncio.to_thread(pipe.read_text), BOUND_S)
+
+
+@pytest.fixture
+async def supervisor() -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor()
+    yield supervisor
+    await supervisor.stop()
+
+
+async def gone(pid: int) -> None:
+    """Returns when the process (not a child of ours) has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), BOUND_S)
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def test_a_killed_process_is_started_again(
+    supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
+    before = supervisor.pids["sleeper"]
+    os.kill(before, signal.SIGKILL)
+    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+    assert supervisor.pids["sleeper"] != before
+    assert "sleeper ended (signal SIGKILL); next start in 0.2 s" in caplog.text
+
+
+async def test_a_process_that_keeps_failing_waits_longer_each_time(
+    supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    unit = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
+    await supervisor.wait_for(lambda: unit.life.restarts == 2, BOUND_S)
+    waits = [r.args[2] for r in caplog.records if isinstance(r.args, tuple) and len(r.args) == 3]
+    assert waits[:2] == [0.2, 0.4]
+    assert "exit code 3" in caplog.text
+
+
+async def test_stop_is_orderly_and_in_reverse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    supervisor = Supervisor()
+    for name in ("first", "second", "third"):
+        supervisor.start(python(name, SLEEPER, tmp_path / name))
+    pids = supervisor.pids
+    await supervisor.stop()
+    ends = [r.getMessage().split()[0] for r in caplog.records if "has ended" in r.getMessage()]
+    assert ends == ["third", "second", "first"]
+    assert supervisor.pids == {}
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: Path) -> None:
+    supervisor = Supervisor()
+    unit = supervisor.start(python("stubborn", STUBBORN, tmp_path / "log", pipe, stop_s=0.1))
+    assert await told(pipe) == "up"
+    pid = supervisor.pids["stubborn"]
+    await supervisor.stop()
+    assert unit.life.phase.value == "stopped"
+    assert not psutil.pid_exists(pid)
+
+
+async def test_stop_between_two_runs_does_not_wait_for_the_next(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    unit = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
+    await supervisor.wait_for(lambda: unit.life.phase.value == "backing_off", BOUND_S)
+    await supervisor.stop()
+    assert unit.life.phase.value == "stopped"
+
+
+async def test_grandchildren_end_with_their_parent(
+    supervisor: Supervisor, tmp_path: Path, pipe: Path
+) -> None:
+    supervisor.start(python("parent", PARENT, tmp_path / "log", pipe))
+    grandchild = int(await told(pipe))
+    os.kill(supervisor.pids["parent"], signal.SIGKILL)
+    await gone(grandchild)
+
+
+async def test_an_exit_during_the_start_names_log_and_last_lines(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("of an earlier run\n")
+    program = "import sys; print('no such model'); sys.exit(4)"
+    supervisor.start(python("sleeper", SLEEPER, tmp_path / "other"))
+    supervisor.start(python("batcher", program, log))
+    with pytest.raises(SetupError) as caught:
+        await supervisor.during_start(asyncio.Event().wait())
+    assert str(caught.value) == (
+        f"batcher ended while starting (exit code 4); log {log}: no such model"
+    )
+
+
+async def test_a_missing_program_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start(ChildSpec("x", ("/no/such/program",), log=tmp_path / "log"))
+    with pytest.raises(SetupError, match="cannot start /no/such/program: No such file"):
+        await supervisor.during_start(asyncio.Event().wait())
+
+
+async def test_a_readiness_problem_comes_through(supervisor: Supervisor, tmp_path: Path) -> None:
+    async def too_late() -> None:
+        raise SetupError("not ready in time")
+
+    supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
+    with pytest.raises(SetupError, match="not ready in time"):
+        await supervisor.during_start(too_late())
+
+
+async def test_the_companion_lives_as_long_as_a_run(supervisor: Supervisor, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def companion(child: Child) -> None:
+        seen.append(("with", child.pid))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append(("without", child.pid))
+
+    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), companion)
+    first = supervisor.pids["sleeper"]
+    await asyncio.sleep(0)
+    os.kill(first, signal.SIGKILL)
+    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+    await asyncio.sleep(0)
+    assert seen == [("with", first), ("without", first), ("with", supervisor.pids["sleeper"])]
+
+
+async def test_a_companion_that_fails_costs_its_process_a_restart(
+    supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([RuntimeError("watch broke")])
+
+    async def companion(child: Child) -> None:
+        for failure in failures:
+            raise failure
+
+    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), companion)
+    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+    assert "the watch over sleeper failed" in caplog.text
+
+
+async def test_a_killed_supervisor_leaves_no_grandchild(pipe: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISOR, PARENT, str(pipe), "a", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    children = [int(pid) for pid in (await process.stdout.readline()).split()]
+    grandchild = int(await told(pipe))
+    process.kill()
+    await process.wait()
+    for pid in (grandchild, *children):
+        await gone(pid)
+
+
+async def test_a_killed_guardian_is_replaced(pipe: Path, tmp_path: Path) -> None:
+    guardian = Guardian()
+    spec = python("parent", PARENT, tmp_path / "log", pipe)
+    child = Child(spec)
+    grandchild = int(await told(pipe))
+    guardian._process.kill()
+    guardian._process.wait()
+    guardian.guard([child.pid])
+    guardian.close()
+    assert await child.exited == -signal.SIGKILL
+    await gone(grandchild)
+
+
+async def test_a_killed_supervisor_leaves_no_child(pipe: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        SUPERVISOR,
+        STUBBORN,
+        str(pipe),
+        "a",
+        "b",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in (await process.stdout.readline()).split()]
+    assert len(pids) == 2
+    assert "up" in await told(pipe)
+    process.kill()
+    await process.wait()
+    for pid in pids:
+        await gone(pid)
+
+
+async def test_cancelled_stop_still_ends_everything(tmp_path: Path, pipe: Path) -> None:
+    supervisor = Supervisor()
+    supervisor.start(python("stubborn", STUBBORN, tmp_path / "log", pipe, stop_s=600.0))
+    assert await told(pipe) == "up"
+    pid = supervisor.pids["stubborn"]
+    stopping = asyncio.create_task(supervisor.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert not psutil.pid_exists(pid)
+
+
+def test_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == "nothing written"
+    log.write_text("a\n\nb\nc \n")
+    assert last_words(log) == "a | b | c"
+    assert last_words(log, start=3) == "b | c"
+    assert last_words(log, start=99) == "a | b | c"
+    log.write_text("info: 1 error\nerror: load failed\n\nAt:\n" + "  x.py(3): y\n" * 9)
+    assert last_words(log).startswith("error: load failed | At: | x.py(3): y |")
+    log.write_text("Error " + "word " * 1000)
+    assert len(last_words(log)) <= 600

@@ -1,0 +1,261 @@
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from grpc import StatusCode, aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from sluice.errors import SetupError
+from sluice.ports import LOOPBACK, free_port
+from supervisor.child import Child, ChildSpec
+from supervisor.triton import (
+    TritonConfig,
+    find_libpython,
+    find_wheel,
+    prepare_runtime,
+    remove_shared_memory,
+    restricted_metadata,
+    stub_pids,
+    triton_command,
+    triton_environment,
+    wait_for_triton,
+)
+
+REPOSITORY = Path(__file__).with_name("repository")
+MODEL = "echo_probe"
+SECRET = "not-for-everybody"
+READY_S = 60.0
+BOUND_S = 20.0
+
+
+@dataclass(frozen=True)
+class Running:
+    child: Child
+    client: InferenceServerClient
+    stub: service_pb2_grpc.GRPCInferenceServiceStub
+    config: TritonConfig
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[TritonConfig]:
+    prepare_runtime(tmp_path / "runtime")
+    config = TritonConfig(
+        repository=REPOSITORY,
+        models=(MODEL,),
+        runtime=tmp_path / "runtime",
+        port=free_port(),
+        secret=SECRET,
+        exit_timeout_s=2,
+        shm_prefix=f"sluice_test_{os.getpid()}_",
+    )
+    yield config
+    remove_shared_memory(config.shm_prefix)
+
+
+@asynccontextmanager
+async def running(config: TritonConfig) -> AsyncIterator[Running]:
+    log = config.runtime / "triton.log"
+    env = triton_environment(config.runtime)
+    child = Child(ChildSpec("triton", triton_command(config), env=env, log=log))
+    address = f"{config.host}:{config.port}"
+    try:
+        await wait_for_triton(address, READY_S)
+        async with (
+            InferenceServerClient(address) as client,
+            aio.insecure_channel(address) as channel,
+        ):
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            yield Running(child, client, stub, config)
+    finally:
+        await child.end(10.0)
+
+
+async def ask(
+    running: Running, payload: bytes, parameters: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[bytes | None, bool]]:
+    """Payload (None for an empty response) and final flag of each response to one request.
+
+    By the generated stub: the client's asyncio ``stream_infer`` drops ``enable_empty_final_response``.
+    """
+    call = running.stub.ModelStreamInfer(metadata=(("triton_grpc_error", "true"),))
+    try:
+        await call.write(_request(payload, parameters or {}))
+        async for message in call:
+            # What is refused before it reaches a model stays inside the stream.
+            assert not message.error_message, message.error_message
+            response = message.infer_response
+            final = response.parameters["triton_final_response"].bool_param
+            yield next(iter(response.raw_output_contents), None), final
+            if final:
+                return
+    finally:
+        call.cancel()
+
+
+def _request(payload: bytes, parameters: Mapping[str, Any]) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=MODEL, raw_input_contents=[payload])
+    request.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, value in parameters.items():
+        request.parameters[name].int64_param = int(value)
+    return request
+
+
+async def answers(running: Running, payload: bytes, **parameters: Any) -> list[bytes]:
+    async with asyncio.timeout(BOUND_S):
+        return [data async for data, _ in ask(running, payload, parameters) if data is not None]
+
+
+def test_the_runtime_folder_leads_to_the_wheel_and_to_this_python(tmp_path: Path) -> None:
+    for _ in range(2):  # a second time changes nothing
+        prepare_runtime(tmp_path)
+        stub = tmp_path / "backends" / "python" / "triton_python_backend_stub"
+        assert stub.resolve() == find_wheel().stub.resolve()
+        [library] = (tmp_path / "lib").iterdir()
+        assert library.resolve() == find_libpython()
+
+
+def test_a_link_to_another_python_is_replaced(tmp_path: Path) -> None:
+    prepare_runtime(tmp_path)
+    [library] = (tmp_path / "lib").iterdir()
+    library.unlink()
+    library.symlink_to("/nowhere")
+    prepare_runtime(tmp_path)
+    assert library.resolve() == find_libpython()
+
+
+def test_a_missing_wheel_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SetupError, match="pip install nvidia-pytriton"):
+        find_wheel()
+
+
+def test_a_static_python_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", lambda _: None)
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    with pytest.raises(SetupError, match="shared library"):
+        find_libpython()
+
+
+def test_a_runtime_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="choose a folder"):
+        prepare_runtime(tmp_path / "file")
+
+
+def test_spans_and_metrics_only_where_asked_for(config: TritonConfig) -> None:
+    words = " ".join(triton_command(config))
+    assert "--trace-config" not in words
+    assert "--allow-metrics=false" in words
+    asked = TritonConfig(
+        REPOSITORY, (MODEL,), config.runtime, 1, SECRET, metrics_port=2, otlp_endpoint="http://h:3/"
+    )
+    words = " ".join(triton_command(asked))
+    assert "opentelemetry,url=http://h:3/v1/traces" in words
+    assert "service.name=sluice-triton" in words
+    assert "--metrics-port=2" in words
+    assert "--allow-metrics=false" not in words
+
+
+def test_the_environment_keeps_what_is_not_its_own(tmp_path: Path) -> None:
+    base = {"HOME": "/h", "PYTHONHOME": "/other", "LD_LIBRARY_PATH": "/cuda", "PATH": "/bin"}
+    environment = triton_environment(tmp_path, base)
+    assert environment["HOME"] == "/h"
+    assert "PYTHONHOME" not in environment
+    assert environment["LD_LIBRARY_PATH"] == f"{tmp_path}/lib:/cuda"
+    assert environment["PATH"].endswith(":/bin")
+
+
+async def test_many_responses_and_a_final_flag(config: TritonConfig) -> None:
+    async with running(config) as triton_:
+        async with asyncio.timeout(BOUND_S):
+            got = [item async for item in ask(triton_, b"\x00row\xff", {"count": 5})]
+        assert got == [(b"\x00row\xff", False)] * 5 + [(None, True)]
+        assert await triton_.child.end(10.0) == 0
+
+
+async def test_a_held_request_gets_responses_while_others_come_and_go(config: TritonConfig) -> None:
+    async with running(config) as triton_, asyncio.timeout(BOUND_S):
+        held = ask(triton_, b"open", {"hold": True})
+        assert await anext(held) == (b"open", False)
+        assert await answers(triton_, b"short") == [b"short"]
+        assert await answers(triton_, b"last", release=True) == [b"last"]
+        assert [item async for item in held] == [(b"last", False), (None, True)]
+
+
+async def test_restricted_calls_need_the_secret(config: TritonConfig) -> None:
+    async with running(config) as triton_:
+        client = triton_.client
+        for call in (
+            client.get_model_repository_index,
+            client.get_inference_statistics,
+            client.get_log_settings,
+            client.get_trace_settings,
+            client.get_system_shared_memory_status,
+        ):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                await call()
+            await call(headers=dict(restricted_metadata(SECRET)))
+        with pytest.raises(InferenceServerException, match="restricted"):
+            await client.unload_model(MODEL, headers=dict(restricted_metadata("wrong")))
+
+
+async def test_a_model_whose_stub_died_is_loaded_again(config: TritonConfig) -> None:
+    async with running(config) as triton_:
+        [(instance, before)] = stub_pids(triton_.child.pid).items()
+        assert instance == f"{MODEL}_0_0"
+        os.kill(before, signal.SIGKILL)
+        headers = dict(restricted_metadata(SECRET))
+        with pytest.raises(aio.AioRpcError, match="not healthy"):
+            await answers(triton_, b"lost")
+        assert stub_pids(triton_.child.pid) == {}
+        await triton_.client.unload_model(MODEL, headers=headers)
+        await triton_.client.load_model(MODEL, headers=headers)
+        assert await answers(triton_, b"again") == [b"again"]
+        assert stub_pids(triton_.child.pid)[instance] != before
+
+
+async def test_a_killed_server_is_noticed_at_once_and_nothing_is_left(config: TritonConfig) -> None:
+    async with running(config) as triton_, asyncio.timeout(BOUND_S):
+        held = ask(triton_, b"open", {"hold": True})
+        await anext(held)
+        os.kill(triton_.child.pid, signal.SIGKILL)
+        with pytest.raises(aio.AioRpcError) as error:
+            await anext(held)
+        assert error.value.code() is StatusCode.UNAVAILABLE
+        await triton_.child.exited
+    assert stub_pids(triton_.child.pid) == {}
+    assert remove_shared_memory(config.shm_prefix) == 1
+    assert remove_shared_memory(config.shm_prefix) == 0
+
+
+async def test_a_stub_can_notice_by_itself_that_its_server_is_gone(config: TritonConfig) -> None:
+    # Without `Child`, which would kill the whole group.
+    with (config.runtime / "triton.log").open("wb") as log:
+        server = await asyncio.create_subprocess_exec(
+            *triton_command(config), env=triton_environment(config.runtime), stdout=log, stderr=log
+        )
+    stubs: list[psutil.Process] = []
+    try:
+        await wait_for_triton(f"{config.host}:{config.port}", READY_S)
+        stubs = [psutil.Process(pid) for pid in stub_pids(server.pid).values()]
+        assert len(stubs) == 1
+    finally:
+        server.kill()
+        await server.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, stubs, BOUND_S)
+    assert not alive
+
+
+async def test_waiting_ends_at_its_bound() -> None:
+    with pytest.raises(TimeoutError):
+        await wait_for_triton(f"{LOOPBACK}:{free_port()}", 0.3)
