@@ -9,7 +9,6 @@ from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from opentelemetry.metrics import Meter
@@ -25,6 +24,7 @@ from gateway.api.generate import Generator
 from gateway.api.health import SERVICE, Health
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.reflection import add_reflection
 from gateway.models.catalog import Catalog
 from gateway.records.draft import Drafts
 from gateway.records.outcome_store import OutcomeStore
@@ -229,8 +229,7 @@ class Gateway:
         admin = AdminService(self._recorder, self._outcomes, self._drift)
         add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        add_reflection((SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
         return server
 
     def _bind(self) -> None:

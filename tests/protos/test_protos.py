@@ -1,6 +1,7 @@
 """The protos keep their rules, and the committed code is what they generate."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,35 @@ def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
     assert sorted(fresh) == sorted(committed)
     stale = [name for name, content in fresh.items() if committed[name] != content]
     assert stale == [], "run scripts/gen_protos"
+    baseline = Path("protos/baseline.binpb")
+    assert (tmp_path / baseline).read_bytes() == (ROOT / baseline).read_bytes()
+
+
+def test_a_removed_field_breaks_the_wire_until_there_is_a_new_baseline(tmp_path: Path) -> None:
+    for name in ("protos", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    proto = tmp_path / "protos/sluice/v1/inference.proto"
+    text = proto.read_text(encoding="utf-8")
+    comment, field = "  // The text of the turn.\n", "  string content = 2;\n"
+    assert comment + field in text
+    proto.write_text(text.replace(comment + field, ""), encoding="utf-8")
+
+    def gen_protos(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tmp_path / "scripts/gen_protos"), *arguments, str(tmp_path)],
+            env={**os.environ, "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    refused = gen_protos()
+    assert refused.returncode == 1
+    assert "breaks the wire" in refused.stderr
+    assert "content" in refused.stdout
+    assert buf("breaking", "protos", "--against", "protos/baseline.binpb", cwd=tmp_path).returncode
+    assert gen_protos("--break").returncode == 0
+    assert gen_protos().returncode == 0
 
 
 def test_buf_lint_is_clean() -> None:

@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from opentelemetry.trace import SpanKind
 
 from sluice.internal.v1.task_pb2 import Task
@@ -66,14 +67,26 @@ async def test_health_is_true_for_the_service_and_every_model(wire: Wire) -> Non
     await wire.health_becomes(SERVICE, SERVING)
 
 
-async def test_reflection_lists_the_services(wire: Wire) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(wire.channel)
-    call = stub.ServerReflectionInfo()
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services(wire: Wire, version: str) -> None:
+    call = wire.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     listed = {service.name for service in (await call.read()).list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health"} <= listed
-    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
-    assert (await call.read()).file_descriptor_response.file_descriptor_proto
+    assert {
+        SERVICE,
+        "grpc.health.v1.Health",
+        f"grpc.reflection.{version}.ServerReflection",
+    } <= listed
+    for symbol in (SERVICE, f"{SERVICE}.Generate", "sluice.v1.GenerateRequest"):
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+        assert (await call.read()).file_descriptor_response.file_descriptor_proto, symbol
+    for symbol in (f"{SERVICE}.Nothing", "Nothing"):
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+        assert (await call.read()).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     call.cancel()
 
 
