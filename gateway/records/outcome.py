@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.routing.agreement import agreement
-from gateway.routing.learned.labels import Compared, Label, Source, label
+from gateway.records.agreement import agreement
+from gateway.records.labels import Compared, Label, Source, label
 from gateway.routing.learned.text import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action

@@ -17,10 +17,10 @@ from gateway.admission import prompts
 from gateway.admission.overload import Demand, Overload
 from gateway.admission.pipeline import Admitted, Work
 from gateway.admission.usage import Accounts
+from gateway.records.agreement import agreement
 from gateway.records.draft import Draft
 from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
 from gateway.records.recorder import Recorder
-from gateway.routing.agreement import agreement
 from gateway.routing.trials import SHADOW, drawn
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import Drift

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.learned.labels import Compared, Label, Labels, Source, label
+from gateway.records.labels import Compared, Label, Labels, Source, label
 
 GRADE, SHADOW, CASCADE = Source.GRADE, Source.SHADOW, Source.CASCADE
 SHARES = st.floats(0, 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.agreement import agreement, final_choice, final_number
+from gateway.records.agreement import agreement, final_choice, final_number
 
 
 @pytest.mark.parametrize(
