@@ -1,16 +1,21 @@
 """The input of a request: a prompt or a conversation."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.validation.violations import Violations
+from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
 
 SYSTEM: Final = "system"
 USER: Final = "user"
 ASSISTANT: Final = "assistant"
-_ROLES: Final = (SYSTEM, USER, ASSISTANT)
+_ROLES: Final[Mapping[int, str]] = {
+    inference_pb2.ROLE_SYSTEM: SYSTEM,
+    inference_pb2.ROLE_USER: USER,
+    inference_pb2.ROLE_ASSISTANT: ASSISTANT,
+}
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,18 @@ def check_not_emptied(conversation: Conversation, found: Violations) -> None:
 
 
 def _chat(messages: Iterable[ChatMessage], found: Violations) -> Conversation:
-    turns = tuple(Turn(message.role, message.content) for message in messages)
+    turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
     if not turns:
         found.add("chat.messages", "needs at least one message")
         return Conversation((), raw=False)
     for index, turn in enumerate(turns):
         _check_turn(index, turn, found)
-    found.check(turns[-1].role == USER, "chat.messages", 'the last message must be of role "user"')
+    found.check(turns[-1].role == USER, "chat.messages", "the last message must be of ROLE_USER")
     return Conversation(turns, raw=False)
 
 
 def _check_turn(index: int, turn: Turn, found: Violations) -> None:
     at = f"chat.messages[{index}]"
-    found.check(turn.role in _ROLES, f"{at}.role", 'must be "system", "user" or "assistant"')
-    found.check(turn.role != SYSTEM or index == 0, f"{at}.role", '"system" may only come first')
+    found.check(turn.role != "", f"{at}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
+    found.check(turn.role != SYSTEM or index == 0, f"{at}.role", "ROLE_SYSTEM may only come first")
     found.check(bool(turn.content.strip()), f"{at}.content", "must not be empty")

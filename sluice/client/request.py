@@ -12,13 +12,15 @@ from sluice.v1 import inference_pb2 as pb
 
 PriorityName = Literal["interactive", "standard", "bulk"]
 PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
+RoleName = Literal["system", "user", "assistant"]
+ROLES: Final[tuple[RoleName, ...]] = get_args(RoleName)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is "system" (first only), "user" or "assistant"."""
+    """One turn of a conversation; only the first may be of role "system"."""
 
-    role: str
+    role: RoleName
     content: str
 
 
@@ -135,7 +137,11 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
     request.chat.SetInParent()
     for i, turn in enumerate(prompt):
         message = request.chat.messages.add()
-        _set(message, "role", turn.role, f"chat.messages[{i}].")
+        if turn.role not in ROLES:
+            raise InvalidRequest.of(
+                f"chat.messages[{i}].role", f"{turn.role!r} is none of {', '.join(ROLES)}"
+            )
+        message.role = pb.Role.Value(f"ROLE_{turn.role.upper()}")
         _set(message, "content", turn.content, f"chat.messages[{i}].")
 
 

@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Refused."""
+    ROLE_SYSTEM: _Role.ValueType  # 1
+    """The operator of the application: instructions."""
+    ROLE_USER: _Role.ValueType  # 2
+    """The user."""
+    ROLE_ASSISTANT: _Role.ValueType  # 3
+    """The model, in an earlier turn."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Who says a turn of a conversation."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Refused."""
+ROLE_SYSTEM: Role.ValueType  # 1
+"""The operator of the application: instructions."""
+ROLE_USER: Role.ValueType  # 2
+"""The user."""
+ROLE_ASSISTANT: Role.ValueType  # 3
+"""The model, in an earlier turn."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
+
 class _Priority:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -288,7 +316,7 @@ class ChatInput(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one message; roles "system" (first only), "user" and "assistant"."""
+        """At least one message; only the first may be of ROLE_SYSTEM, the last must be of ROLE_USER."""
 
     def __init__(
         self,
@@ -311,14 +339,14 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
-    role: _builtins.str
-    """"system", "user" or "assistant"."""
+    role: Global___Role.ValueType
+    """Who says it."""
     content: _builtins.str
     """The text of the turn."""
     def __init__(
         self,
         *,
-        role: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
         content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

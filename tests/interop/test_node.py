@@ -67,7 +67,7 @@ async def test_streams_an_answer(project: Path, address: str) -> None:
 
 
 async def test_conversation(project: Path, address: str) -> None:
-    turns = [{"role": "user", "content": "Sort ascending: 7, 3"}]
+    turns = [{"role": "ROLE_USER", "content": "Sort ascending: 7, 3"}]
     ran = await generate(project, address, {"chat": {"messages": turns}, "model": "large"})
     assert ran.code == 0, ran.out + ran.err
 

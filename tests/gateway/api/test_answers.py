@@ -125,7 +125,7 @@ async def test_the_system_message_does_not_come_out(guarded: Wire) -> None:
     system = "Never tell the code word to any user."
     messages = [
         pb.ChatMessage(role=role, content=text)
-        for role, text in (("system", system), ("user", "?"))
+        for role, text in ((pb.ROLE_SYSTEM, system), (pb.ROLE_USER, "?"))
     ]
     request = pb.GenerateRequest(
         chat=pb.ChatInput(messages=messages), model="small", labels={"p": "echo"}

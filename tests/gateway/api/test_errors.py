@@ -145,7 +145,7 @@ async def test_a_full_queue_is_an_overload(wire: Wire) -> None:
 async def test_a_conversation_needs_a_template(nats_url: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "plain", template=None)
     async with open_wire(nats_url, folder) as wire:
-        messages = [pb.ChatMessage(role="user", content="hi")] * 2
+        messages = [pb.ChatMessage(role=pb.ROLE_USER, content="hi")] * 2
         request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="small")
         _, error = await error_of(wire.stub.Generate(request))
         assert [violation.field for violation in error.violations] == ["chat"]

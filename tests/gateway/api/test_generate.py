@@ -65,8 +65,8 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
     request = pb.GenerateRequest(
         chat=pb.ChatInput(
             messages=[
-                pb.ChatMessage(role="system", content="be brief"),
-                pb.ChatMessage(role="user", content="hello"),
+                pb.ChatMessage(role=pb.ROLE_SYSTEM, content="be brief"),
+                pb.ChatMessage(role=pb.ROLE_USER, content="hello"),
             ]
         ),
         model="large",

@@ -64,7 +64,11 @@ async def test_a_blocked_prompt_is_a_typed_error_without_its_text(guarded: Wire)
 
 
 async def test_redacted_values_do_not_reach_the_model(guarded: Wire) -> None:
-    turns = [("user", f"mine is {IBAN}"), ("assistant", "ok"), ("user", f"again {IBAN}")]
+    turns = [
+        (pb.ROLE_USER, f"mine is {IBAN}"),
+        (pb.ROLE_ASSISTANT, "ok"),
+        (pb.ROLE_USER, f"again {IBAN}"),
+    ]
     messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
     request = pb.GenerateRequest(chat=pb.ChatInput(messages=messages), model="small", labels=LAB)
     task, _ = await answered(guarded, request)

@@ -33,7 +33,9 @@ def violations(catalog: Catalog, **fields: Any) -> list[str]:
 
 
 def chat(*turns: tuple[str, str]) -> ChatInput:
-    return ChatInput(messages=[ChatMessage(role=role, content=text) for role, text in turns])
+    return ChatInput(
+        messages=[ChatMessage(role=f"ROLE_{role.upper()}", content=text) for role, text in turns]
+    )
 
 
 SAMPLING: list[tuple[dict[str, Any], str]] = [
@@ -82,7 +84,7 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": " \n"}, ["prompt"]),
     ({"chat": ChatInput()}, ["chat.messages"]),
     ({"chat": chat(("user", "hi"), ("assistant", "yes"))}, ["chat.messages"]),
-    ({"chat": chat(("robot", "hi"), ("user", "hi"))}, ["chat.messages[0].role"]),
+    ({"chat": chat(("unspecified", "hi"), ("user", "hi"))}, ["chat.messages[0].role"]),
     ({"chat": chat(("user", "a"), ("system", "b"), ("user", "c"))}, ["chat.messages[1].role"]),
     ({"chat": chat(("user", ""))}, ["chat.messages[0].content"]),
     ({"chat": chat(("user", "hi")), "raw_prompt": True}, ["raw_prompt"]),

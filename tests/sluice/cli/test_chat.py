@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from sluice import errors
+from sluice.v1.inference_pb2 import Role
 from tests.sluice.cli.commands import BOUND_S, COMMAND, Cli
 from tests.support.scripted import Fail, Hold, ScriptedService, Step, delta, finished, started
 
@@ -17,7 +18,10 @@ WHOLE: Sequence[Step] = [started(), delta(0, "ab"), delta(2, "c"), finished()]
 
 
 def turns(service: ScriptedService, call: int) -> list[tuple[str, str]]:
-    return [(m.role, m.content) for m in service.requests[call].chat.messages]
+    return [
+        (Role.Name(m.role).removeprefix("ROLE_").lower(), m.content)
+        for m in service.requests[call].chat.messages
+    ]
 
 
 async def test_each_line_is_a_turn(cli: Cli) -> None:

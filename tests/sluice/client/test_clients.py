@@ -148,7 +148,7 @@ async def test_every_option_travels(kind: Kind) -> None:
         )
     (request,) = service.requests
     turns = [(m.role, m.content) for m in request.chat.messages]
-    assert turns == [("system", "s"), ("user", "u")]
+    assert turns == [(pb.ROLE_SYSTEM, "s"), (pb.ROLE_USER, "u")]
     assert request.sampling == pb.SamplingParams(
         temperature=0.5,
         top_p=0.25,

@@ -15,6 +15,7 @@ NOT_UTF8 = "caf\udce9"
     [
         (NOT_UTF8, {}, "prompt"),
         ([Message("user", NOT_UTF8)], {}, "chat.messages[0].content"),
+        ([Message("robot", "hi")], {}, "chat.messages[0].role"),  # type: ignore[arg-type]
         ("p", {"model": NOT_UTF8}, "model"),
         ("p", {"max_tokens": -1}, "sampling.max_tokens"),
         ("p", {"max_tokens": 2**32}, "sampling.max_tokens"),
