@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
 from bench.support.triton_direct import DirectWorker, rows
-from gateway.models.catalog import load_catalog
+from gateway.config.models import load_catalog
 from sluice import settings as config
 from sluice.settings.batching import Policy
 from sluice.v1 import inference_pb2, inference_pb2_grpc
@@ -191,7 +191,7 @@ async def bare_server() -> "AsyncIterator[Stub]":
 
 def _prompt_tokens(settings: config.Settings) -> tuple[list[int], list[int]]:
     """The prompt as the gateway would send it, and the stop tokens: Triton must get the same work on both ways."""
-    model = load_catalog(settings)[MODEL].tokenization
+    model = load_catalog(settings)[MODEL].tokenizer
     return model.encode_chat([{"role": "user", "content": PROMPT}]), list(model.stop_token_ids)
 
 

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.mesh import ANSWER_TOKENS, ECHO_TOKENS, MODEL, STREAMS, MeshClient, bench_settings
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine
+from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector, load_policies_of
-from gateway.models.catalog import load_catalog
-from gateway.models.tokenization import Tokenization
+from gateway.models.tokenizer import ModelTokenizer
 from gateway.safety.inspector import Inspector, verdict_on
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.streaming.transcript import Transcript
@@ -139,11 +139,11 @@ def p99_ms(inspector: Inspector, texts: Sequence[str]) -> float:
 
 def measure_output(runs: int) -> Figure:
     """What the filter adds to a token, everything redacted, for the worst corpus; answers with and without in turn."""
-    tokenization = load_catalog(Settings())["small"].tokenization
+    tokenizer = load_catalog(Settings())["small"].tokenizer
     policies = {"default": {}, "all redacted": {"default": "redact"}}
     compiled = load_policies_of(Settings(safety={"policies": _named(policies)}))
     texts = {
-        corpus: [tokenization.encode_text(t) for t in islice(prompts(lines, OUTPUT_BYTES), ANSWERS)]
+        corpus: [tokenizer.encode_text(t) for t in islice(prompts(lines, OUTPUT_BYTES), ANSWERS)]
         for corpus, lines in CORPORA.items()
     }
     medians: dict[str, dict[str, float]] = {}
@@ -152,8 +152,7 @@ def measure_output(runs: int) -> Figure:
         assert output is not None
         medians[name] = {
             corpus: statistics.median(
-                us_per_token(tokenization, answers, output)
-                - us_per_token(tokenization, answers, None)
+                us_per_token(tokenizer, answers, output) - us_per_token(tokenizer, answers, None)
                 for _ in range(runs)
             )
             for corpus, answers in texts.items()
@@ -177,16 +176,16 @@ def measure_output(runs: int) -> Figure:
 
 
 def us_per_token(
-    tokenization: Tokenization, answers: Sequence[Sequence[int]], output: OutputRules | None
+    tokenizer: ModelTokenizer, answers: Sequence[Sequence[int]], output: OutputRules | None
 ) -> float:
     """Microseconds for a token of an answer, from id to text."""
     start = time.perf_counter()
     for token_ids in answers:
         transcript = Transcript(
-            tokenization.detokenizer(),
+            tokenizer.detokenizer(),
             (),
-            tokenization.stop_token_ids,
-            tokenization.token_text,
+            tokenizer.stop_token_ids,
+            tokenizer.token_text,
             OutputFilter(output) if output is not None else None,
         )
         for token_id in token_ids:

@@ -28,7 +28,7 @@ from bench.support.engine_cost import Measured, StepProbe
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from bench.support.open_load import OpenLoad
 from bench.support.triton_direct import DirectWorker
-from gateway.models.catalog import load_catalog
+from gateway.config.models import load_catalog
 from simulator.arrivals import generate, parse_stream
 from simulator.engine import EngineLimits
 from simulator.outcome import Ending
@@ -138,7 +138,7 @@ def _figure(
 async def bench(model: str, runs: int) -> list[Figure]:
     """Measures, plays and simulates one model, on a mesh of its own."""
     settings = bench_settings(model)
-    vocabulary = load_catalog(settings)[model].tokenization.vocab_size
+    vocabulary = load_catalog(settings)[model].tokenizer.vocab_size
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
             running_mesh(settings, state_dir=Path(folder)) as mesh,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
-from gateway.models.catalog import load_catalog
 from gateway.server import running
 from sluice import heap
 from sluice import settings as configuration

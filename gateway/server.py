@@ -14,11 +14,11 @@ from nats.errors import Error as NatsError
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
-from gateway.admission.class_limiter import Turns
-from gateway.admission.load_table import Directory
-from gateway.admission.overload import Overload
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission
-from gateway.admission.usage import Accounts
+from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator
 from gateway.api.health import SERVICE, Health
@@ -26,16 +26,16 @@ from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.reflection import add_reflection
 from gateway.models.catalog import Catalog
-from gateway.records.draft import Drafts
 from gateway.records.outcome_store import OutcomeStore
-from gateway.records.recorder import Recorder
+from gateway.records.record_builder import RecordBuilders
+from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.share import Escalations
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.streaming.registry import Registry
 from gateway.streaming.replays import Replays
-from gateway.telemetry.drift import Drift
+from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.upstream.dispatch import Dispatch
 from gateway.upstream.escalation import Cascading
@@ -85,38 +85,38 @@ class Gateway:
         limits = settings.gateway
         self.address = limits.address
         self._settings = settings
-        self._directory = Directory()
+        self._loads = ModelLoadTable()
         self._dispatch = Dispatch(gateway_id)
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
         self._outcomes = OutcomeStore(settings.routing.outcomes)
-        self._recorder = Recorder(settings.records, self._outcomes)
-        drafts = Drafts(settings.records, self._recorder, catalog.facts, gateway_id)
+        self._store = RecordStore(settings.records, self._outcomes)
+        records = RecordBuilders(settings.records, self._store, catalog.facts, gateway_id)
         self._breakers = Breakers(settings.routing.breaker)
-        accounts = Accounts(self._breakers, catalog.facts)
-        self._overload = Overload(
-            self._directory,
+        usage = UsageAccounting(self._breakers, catalog.facts)
+        self._overload = OverloadControl(
+            self._loads,
             settings.routing.fallbacks,
             catalog.tiers,
             limits.queue_max,
             self._breakers,
         )
-        admission = Admission(catalog, self._overload, inspector, router, accounts)
+        admission = Admission(catalog, self._overload, inspector, router, usage)
         self._admission = admission
-        self._drift = Drift(gateway_id, self._recorder.announce, meter)
+        self._drift = DriftMonitor(gateway_id, self._store.announce, meter)
         self._drift.use(router.held_out, settings.routing.drift)
-        cascading = Cascading(self._overload, accounts, Escalations(), self._drift)
+        cascading = Cascading(self._overload, usage, Escalations(), self._drift)
         rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
-        asking = Asking(rows, self._overload, accounts)
-        self._shadowing = Shadowing(rows, self._overload, accounts, self._recorder, self._drift)
+        asking = Asking(rows, self._overload, usage)
+        self._shadowing = Shadowing(rows, self._overload, usage, self._store, self._drift)
         generator = Generator(
             limits,
-            Turns(),
+            ClassLimiter(),
             admission,
             self.registry,
             self._dispatch,
-            drafts,
-            accounts,
+            records,
+            usage,
             cascading,
             asking,
             self._shadowing,
@@ -124,8 +124,8 @@ class Gateway:
             RequestMetrics(meter),
             tracer,
         )
-        self._service = InferenceService(generator, admission, self._directory)
-        self._health = Health(self._directory, catalog.names, lambda: self._dispatch.connected)
+        self._service = InferenceService(generator, admission, self._loads)
+        self._health = Health(self._loads, catalog.names, lambda: self._dispatch.connected)
         self._server = self._make_server(limits.max_message_bytes)
 
     async def start(self) -> None:
@@ -139,8 +139,8 @@ class Gateway:
         client = await connect(
             self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync, PING_INTERVAL_S
         )
-        await self._start_recorder(client)
-        await self._dispatch.start(client, self.registry, self._directory)
+        await self._start_store(client)
+        await self._dispatch.start(client, self.registry, self._loads)
         await self._health.refresh(time.monotonic())
         await self._server.start()
         _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
@@ -167,12 +167,12 @@ class Gateway:
 
     def ready(self, model: str) -> bool:
         """Whether a worker that serves ``model`` is alive, as far as batchers have said."""
-        return self._directory.load(model, time.monotonic()).ready
+        return self._loads.load(model, time.monotonic()).ready
 
     async def run(self) -> None:
         """Looks after deadlines, silence and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._recorder.run())
+            group.create_task(self._store.run())
             group.create_task(self._tick())
 
     async def _tick(self) -> None:
@@ -180,7 +180,7 @@ class Gateway:
             now = time.monotonic()
             try:
                 self.registry.tick(now)
-                self._directory.expire(now)
+                self._loads.expire(now)
                 await self._health.refresh(now)
             except Exception:  # without this loop nothing would notice a stall any more
                 _log.exception("tick failed")
@@ -198,7 +198,7 @@ class Gateway:
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
         await self._shadowing.close()
-        await self._recorder.flush(_RECORDS_S)
+        await self._store.flush(_RECORDS_S)
 
     async def close(self) -> None:
         """Closes the port, then NATS."""
@@ -206,9 +206,9 @@ class Gateway:
         await self._dispatch.close()
         _log.info("gateway %s closed", self._dispatch.gateway_id)
 
-    async def _start_recorder(self, client: Client) -> None:
+    async def _start_store(self, client: Client) -> None:
         try:
-            await self._recorder.start(client)
+            await self._store.start(client)
         except (TimeoutError, NatsError) as error:
             raise SetupError(f"records: JetStream does not take their streams: {error}") from error
 
@@ -226,7 +226,7 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        admin = AdminService(self._recorder, self._outcomes, self._drift)
+        admin = AdminService(self._store, self._outcomes, self._drift)
         add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         add_reflection((SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)

@@ -9,8 +9,8 @@ from typing import Final
 
 from batcher.core.load import class_reports
 from batcher.core.queue import Queue
-from gateway.admission.load_table import Directory
-from gateway.admission.overload import Demand, Overload
+from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from simulator.trace import Arrival
 from sluice.errors import Overloaded
@@ -33,9 +33,9 @@ class Admission:
     def __init__(self, queue: Queue, backlog: Mapping[str, int], queue_max: int) -> None:
         self._queue = queue
         self._backlog = backlog
-        self._directory = Directory()
+        self._loads = ModelLoadTable()
         breakers = Breakers(BreakerSettings())  # a simulated model does not fail
-        self._overload = Overload(self._directory, {}, {}, queue_max, breakers)
+        self._overload = OverloadControl(self._loads, {}, {}, queue_max, breakers)
 
     def report(self, now: float, workers: int) -> None:
         """The batcher says what it has."""
@@ -48,14 +48,14 @@ class Admission:
             tokens_per_s=self._queue.tokens_per_s,
         )
         # What is sent at this very time is not in it.
-        self._directory.take(report, math.nextafter(now, -math.inf))
+        self._loads.update(report, math.nextafter(now, -math.inf))
 
     def admits(self, arrival: Arrival, now: float) -> bool:
         """Whether a request goes on to the batcher."""
         timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
-        demand = Demand(arrival.priority_class, arrival.at_s + timeout_s)
+        scheduling = SchedulingParams(arrival.priority_class, arrival.at_s + timeout_s)
         try:
-            self._overload.refuse_hopeless([MODEL], demand, now)
+            self._overload.refuse_hopeless([MODEL], scheduling, now)
         except Overloaded:
             return False
         tokens = arrival.prompt_tokens + arrival.max_tokens

@@ -13,24 +13,24 @@ AT_ONCE: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
 """Requests of a class that are looked at side by side; of others any number."""
 
 
-class Turns:
-    """The turns of one gateway."""
+class ClassLimiter:
+    """The limiter of one gateway."""
 
     def __init__(self) -> None:
-        self._turns = {name: asyncio.Semaphore(count) for name, count in AT_ONCE.items()}
+        self._slots = {name: asyncio.Semaphore(count) for name, count in AT_ONCE.items()}
 
     @asynccontextmanager
-    async def turn(self, priority_class: str) -> AsyncIterator[None]:
+    async def slot(self, priority_class: str) -> AsyncIterator[None]:
         """Waits for the turn of a request, in the order of arrival; nothing is awaited when it is given back.
 
         The caller sets the limit: the request's own deadline.
         """
-        turns = self._turns.get(priority_class)
-        if turns is None:
+        limiter = self._slots.get(priority_class)
+        if limiter is None:
             yield
             return
-        await turns.acquire()
+        await limiter.acquire()
         try:
             yield
         finally:
-            turns.release()
+            limiter.release()

@@ -25,7 +25,7 @@ class ClassLoad:
 
 
 @dataclass(frozen=True)
-class Load:
+class ModelLoad:
     """State of one model over all batchers."""
 
     workers: int = 0
@@ -57,13 +57,13 @@ class _Entry:
         return self.came_at + EXPIRY_S > now
 
 
-class Directory:
+class ModelLoadTable:
     """The last report of every batcher."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    def take(self, report: BatcherReport, now: float) -> None:
+    def update(self, report: BatcherReport, now: float) -> None:
         """Replaces what the batcher said before."""
         if report.leaving:
             self._entries.pop(report.batcher, None)
@@ -75,7 +75,7 @@ class Directory:
         for batcher in [b for b, entry in self._entries.items() if not entry.live(now)]:
             del self._entries[batcher]
 
-    def load(self, model: str, now: float) -> Load:
+    def load(self, model: str, now: float) -> ModelLoad:
         """State of ``model``. Batchers share the workers: only what waits in each of them, and its speed, adds up."""
         found = [
             (entry.came_at, report)
@@ -85,7 +85,7 @@ class Directory:
             if report.model == model
         ]
         reports = [report for _, report in found]
-        return Load(
+        return ModelLoad(
             workers=max((r.workers for r in reports), default=0),
             slots=max((r.slots for r in reports), default=0),
             running=max((r.running for r in reports), default=0),

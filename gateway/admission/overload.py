@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.load_table import ClassLoad, Directory, Load
+from gateway.admission.load_table import ClassLoad, ModelLoad, ModelLoadTable
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
@@ -26,7 +26,7 @@ UNAVAILABLE_RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Demand:
+class SchedulingParams:
     """What a request asks of a model's queue."""
 
     priority_class: str
@@ -63,7 +63,7 @@ class _Sent:
         return sum(self._tokens[: RANKS[priority_class] + 1])
 
 
-class Overload:
+class OverloadControl:
     """Decides whether a model can still answer in time.
 
     Args:
@@ -75,50 +75,52 @@ class Overload:
 
     def __init__(
         self,
-        directory: Directory,
+        loads: ModelLoadTable,
         fallbacks: Mapping[str, Sequence[str]],
         tiers: Mapping[str, str],
         queue_max: int,
         breakers: Breakers,
     ) -> None:
-        self._directory = directory
+        self._loads = loads
         self.fallbacks = fallbacks
         self._tiers = tiers
         self._queue_max = queue_max
         self._breakers = breakers
         self._sent: dict[str, _Sent] = {}
 
-    def refuse_hopeless(self, models: Sequence[str], demand: Demand, now: float) -> None:
+    def refuse_hopeless(
+        self, models: Sequence[str], scheduling: SchedulingParams, now: float
+    ) -> None:
         """Spares a request the way to a model when none of ``models``, all that may answer it, could do so in time.
 
         Raises:
             ModelUnavailable, Overloaded: as `choose`.
         """
         candidates = list(models)
-        if demand.allow_degraded:
+        if scheduling.allow_degraded:
             candidates += [name for model in models for name in self.fallbacks.get(model, ())]
         problems = []
         for model in candidates:
-            problem = self.problem(model, demand, now)
+            problem = self.problem(model, scheduling, now)
             if problem is None:
                 return
             problems.append(problem)
         raise min(problems, key=lambda problem: problem.retry_after_s or 0.0)
 
-    def choose(self, plan: Plan, demand: Demand, now: float) -> Plan:
+    def choose(self, plan: Plan, scheduling: SchedulingParams, now: float) -> Plan:
         """``plan``, or one with a smaller model that can answer in time.
 
         Raises:
             ModelUnavailable: nobody serves the model now.
             Overloaded: the answer would be late, or too much waits; says when to try again.
         """
-        problem = self.problem(plan.model, demand, now)
+        problem = self.problem(plan.model, scheduling, now)
         if problem is None:
             return plan
         # Where the safety policy sends a request it stays.
-        if demand.allow_degraded and plan.strategy != SAFETY:
+        if scheduling.allow_degraded and plan.strategy != SAFETY:
             for model in self.fallbacks.get(plan.model, ()):
-                if self.problem(model, demand, now) is None:
+                if self.problem(model, scheduling, now) is None:
                     return self._degraded(plan, model, problem.message)
         raise problem
 
@@ -139,20 +141,20 @@ class Overload:
     def sent(self, model: str, priority_class: str, tokens: int, now: float) -> None:
         """A task of ``tokens`` tokens, prompt and longest answer, goes out now."""
         self._breakers.sent(model, now)
-        known = self._directory.load(model, now).of_class(priority_class).task_tokens
+        known = self._loads.load(model, now).of_class(priority_class).task_tokens
         self._sent.setdefault(model, _Sent()).add(priority_class, known or tokens, now)
 
     def wait_s(self, model: str, priority_class: str, now: float) -> float:
         """How long a task that came now would wait for a worker."""
-        load = self._directory.load(model, now)
+        load = self._loads.load(model, now)
         sent = self._sent.setdefault(model, _Sent())
         sent.forget(load.reported_at)
         state = load.of_class(priority_class)
         return _wait_s(load, state, sent.tokens_ahead(priority_class), now)
 
-    def problem(self, model: str, demand: Demand, now: float) -> SluiceError | None:
+    def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
-        load = self._directory.load(model, now)
+        load = self._loads.load(model, now)
         if not load.ready:
             return ModelUnavailable(
                 f"no worker serves {model} now", retry_after_s=UNAVAILABLE_RETRY_S
@@ -162,19 +164,19 @@ class Overload:
             return ModelUnavailable(
                 f"{model} failed again and again and is left alone", retry_after_s=retry_s
             )
-        state = load.of_class(demand.priority_class)
-        wait_s = self.wait_s(model, demand.priority_class, now)
+        state = load.of_class(scheduling.priority_class)
+        wait_s = self.wait_s(model, scheduling.priority_class, now)
         sent = self._sent[model]
         answer_s = wait_s + state.service_s
-        late_s = answer_s - (demand.deadline - now) * (1 - MARGIN)
+        late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)
         if wait_s > 0 and late_s > 0:
             return _overloaded(f"{model} would take {answer_s:.1f} s, past the deadline", late_s)
-        if state.queued + sent.count(demand.priority_class) >= self._queue_max:
+        if state.queued + sent.count(scheduling.priority_class) >= self._queue_max:
             return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
         return None
 
 
-def _wait_s(load: Load, state: ClassLoad, sent_tokens: float, now: float) -> float:
+def _wait_s(load: ModelLoad, state: ClassLoad, sent_tokens: float, now: float) -> float:
     if not load.tokens_per_s:
         return state.wait_s
     passed_s = now - load.reported_at

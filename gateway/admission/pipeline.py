@@ -11,15 +11,14 @@ from typing import Final
 
 from opentelemetry.trace import Span
 
-from gateway.admission import prompts
-from gateway.admission.overload import Demand, Overload
-from gateway.admission.usage import Accounts, Now
+from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.prompts import PreparedPrompt, encode, fit
+from gateway.admission.usage import CurrentLoad, UsageAccounting
 from gateway.models.catalog import Catalog, ServedModel
-from gateway.records.draft import Draft
+from gateway.records.record_builder import RecordBuilder
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
 from gateway.routing.router import Idle, Router
-from gateway.safety.answer import AnswerInspection
 from gateway.safety.dry_run import DryRun, Move, words_of
 from gateway.safety.guards.checks import Guard
 from gateway.safety.inspector import (
@@ -33,11 +32,9 @@ from gateway.safety.policy import Policy
 from gateway.streaming.endings import Hops
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.validation.conversation import Conversation, Turn, check_not_emptied
-from gateway.validation.fit import fit
 from gateway.validation.requests import ValidRequest
-from gateway.validation.violations import Violations
+from gateway.validation.violations import FieldViolations
 from sluice.errors import SafetyBlocked
-from sluice.internal.v1.task_pb2 import Sampling
 from sluice.telemetry import names
 
 WATCHED_ALTERNATIVES: Final = 2
@@ -47,37 +44,26 @@ _LONG_CHARS: Final = 16_384
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one model is asked."""
-
-    model: ServedModel
-    prompt_token_ids: list[int]
-    sampling: Sampling
-    inspect: Callable[[], AnswerInspection | None] | None
-    """Begins the inspection of an answer; None: answers are left alone."""
-
-
-@dataclass(frozen=True)
-class Admitted:
+class AdmittedRequest:
     """A request with everything decided."""
 
     plan: Plan
     conversation: Conversation
     """As a model may see it."""
-    demand: Demand
-    first: Work
-    second: Work | None
+    scheduling: SchedulingParams
+    first: PreparedPrompt
+    second: PreparedPrompt | None
     """Where a cascade may go over to."""
     guards: tuple[Guard, ...]
     """The guard models of the policy."""
     policy: str
     """Its version."""
-    work_for: Callable[[str], Awaitable[Work]]
+    prepare_for: Callable[[str], Awaitable[PreparedPrompt]]
     """What another model would be asked; raises as `Admission.admit`."""
 
 
 @dataclass(frozen=True)
-class Safety:
+class SafetyOutcome:
     """What the safety layer makes of a request."""
 
     inspection: RequestInspection
@@ -104,16 +90,16 @@ class Admission:
     def __init__(
         self,
         catalog: Catalog,
-        overload: Overload,
+        overload: OverloadControl,
         inspector: Inspector,
         router: Router,
-        accounts: Accounts,
+        usage: UsageAccounting,
     ) -> None:
         self.catalog = catalog
         self._overload = overload
         self._inspector = inspector
         self._router = router
-        self._accounts = accounts
+        self._usage = usage
 
     def use_router(self, router: Router) -> None:
         """Requests that come from now on are routed by ``router``."""
@@ -125,9 +111,9 @@ class Admission:
         return self._inspector.dry_run
 
     async def admit(
-        self, request: ValidRequest, spans: CallSpans, hops: Hops, draft: Draft
-    ) -> Admitted:
-        """Decides everything; the times go into ``hops``, the decisions into ``draft``.
+        self, request: ValidRequest, spans: CallSpans, hops: Hops, record: RecordBuilder
+    ) -> AdmittedRequest:
+        """Decides everything; the times go into ``hops``, the decisions into ``record``.
 
         Raises:
             SafetyBlocked: the policy does not let the prompt through.
@@ -135,14 +121,14 @@ class Admission:
             ModelUnavailable: nobody serves the model now.
             Overloaded: the answer would come after the deadline, or too much waits.
         """
-        demand = Demand(
+        scheduling = SchedulingParams(
             request.priority_class, hops.arrived_at + request.timeout_s, request.allow_degraded
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         models = self.catalog.answering if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, demand, time.monotonic())
+        self._overload.refuse_hopeless(models, scheduling, time.monotonic())
         with _timed(spans, names.SPAN_SAFETY) as (span, hop):
-            conversation, safety = await self._inspect(request, span, draft)
+            conversation, safety = await self._inspect(request, span, record)
         hops.safety_ms = hop.ms
         with _timed(spans, names.SPAN_ROUTE) as (span, hop):
             # Who holds tokens goes on with the model that they came from.
@@ -151,11 +137,11 @@ class Admission:
                 named, request.labels, request.tenant, conversation, safety
             )
             answer_tokens = request.sampling.max_tokens or 0
-            features = replace(features, answer_tokens=answer_tokens, key=draft.request_id)
-            plan = self._route(features, demand, span)
+            features = replace(features, answer_tokens=answer_tokens, key=record.request_id)
+            plan = self._route(features, scheduling, span)
             if request.resume:
                 plan = replace(plan, cascade=None)
-            draft.planned(plan)
+            record.add_plan(plan)
         hops.route_ms = hop.ms
         with _timed(spans, names.SPAN_TOKENIZE) as (span, hop):
             first = await self._work(request, conversation, safety, plan.model)
@@ -163,41 +149,41 @@ class Admission:
             second = await self._second(request, conversation, safety, plan, first)
         hops.tokenize_ms = hop.ms
         self.sent(first, request.priority_class)
-        return Admitted(
+        return AdmittedRequest(
             plan,
             conversation,
-            demand,
+            scheduling,
             first,
             second,
             safety.inspection.guards,
             safety.policy.version,
-            partial(self._governed, request, conversation, safety, demand),
+            partial(self._governed, request, conversation, safety, scheduling),
         )
 
-    def sent(self, work: Work, priority_class: str) -> None:
+    def sent(self, prepared: PreparedPrompt, priority_class: str) -> None:
         """A task goes out now."""
-        tokens = len(work.prompt_token_ids) + work.sampling.max_tokens
-        self._overload.sent(work.model.name, priority_class, tokens, time.monotonic())
+        tokens = len(prepared.prompt_token_ids) + prepared.sampling.max_tokens
+        self._overload.sent(prepared.model.name, priority_class, tokens, time.monotonic())
 
     async def _work(
-        self, request: ValidRequest, conversation: Conversation, safety: Safety, name: str
-    ) -> Work:
+        self, request: ValidRequest, conversation: Conversation, safety: SafetyOutcome, name: str
+    ) -> PreparedPrompt:
         model = self.catalog[name]
-        token_ids = await prompts.encode(conversation, model)
+        token_ids = await encode(conversation, model)
         sampling = fit(request, model, len(token_ids))
         inspect = partial(self._inspector.answer, safety.inspection, conversation.system_text)
-        return Work(model, token_ids, sampling, inspect)
+        return PreparedPrompt(model, token_ids, sampling, inspect)
 
     async def _governed(
         self,
         request: ValidRequest,
         conversation: Conversation,
-        safety: Safety,
-        demand: Demand,
+        safety: SafetyOutcome,
+        scheduling: SchedulingParams,
         name: str,
-    ) -> Work:
+    ) -> PreparedPrompt:
         """What the model that a guard's policy names is asked."""
-        problem = self._overload.problem(name, demand, time.monotonic())
+        problem = self._overload.problem(name, scheduling, time.monotonic())
         if problem is not None:
             raise problem
         return await self._work(request, conversation, safety, name)
@@ -206,10 +192,10 @@ class Admission:
         self,
         request: ValidRequest,
         conversation: Conversation,
-        safety: Safety,
+        safety: SafetyOutcome,
         plan: Plan,
-        first: Work,
-    ) -> Work | None:
+        first: PreparedPrompt,
+    ) -> PreparedPrompt | None:
         """What the second model of a cascade would be asked: made now, so that going over waits for nothing."""
         if plan.cascade is None:
             return None
@@ -229,9 +215,11 @@ class Admission:
         conversation = _passed(conversation, safety)
         features = await self._features(name, {}, tenant, conversation, safety)
         model = self.catalog[self._router.plan(features, Idle()).model]
-        return len(await prompts.encode(conversation, model)), model
+        return len(await encode(conversation, model)), model
 
-    async def check(self, texts: Sequence[str], labels: Mapping[str, str], tenant: str) -> "Safety":
+    async def check(
+        self, texts: Sequence[str], labels: Mapping[str, str], tenant: str
+    ) -> "SafetyOutcome":
         """What the safety layer makes of the texts of one request."""
         inspection = self._inspector.begin(tenant, labels, texts)
         inspected = []
@@ -239,20 +227,20 @@ class Admission:
             inspected.append(result)
             if len(result.normalized) > _LONG_CHARS:
                 await asyncio.sleep(0)
-        return Safety(inspection, inspected, verdict_on(inspected))
+        return SafetyOutcome(inspection, inspected, verdict_on(inspected))
 
     async def _inspect(
-        self, request: ValidRequest, span: Span, draft: Draft
-    ) -> tuple[Conversation, Safety]:
+        self, request: ValidRequest, span: Span, record: RecordBuilder
+    ) -> tuple[Conversation, SafetyOutcome]:
         texts = [turn.content for turn in request.conversation.turns]
         safety = await self.check(texts, request.labels, request.tenant)
         _record(safety, span)
         seen = [result.text for result in safety.inspected]
-        draft.inspected(safety.policy.version, safety.verdict, texts, seen)
+        record.add_inspection(safety.policy.version, safety.verdict, texts, seen)
         await self._rehearse(safety, span)
         return _passed(request.conversation, safety), safety
 
-    async def _rehearse(self, safety: Safety, span: Span) -> None:
+    async def _rehearse(self, safety: SafetyOutcome, span: Span) -> None:
         """The policy under trial, if there is one, is tried on the same texts."""
         moves: Counter[Move] = Counter()
         for more in self._inspector.rehearse(safety.inspection, safety.inspected):
@@ -261,10 +249,10 @@ class Admission:
         if moves:
             span.set_attribute(names.DRY_RUN, words_of(moves))
 
-    def _route(self, features: Features, demand: Demand, span: Span) -> Plan:
+    def _route(self, features: Features, scheduling: SchedulingParams, span: Span) -> Plan:
         now = time.monotonic()
-        standing = Now(self._accounts, self._overload, demand.priority_class, now)
-        plan = self._overload.choose(self._router.plan(features, standing), demand, now)
+        standing = CurrentLoad(self._usage, self._overload, scheduling.priority_class, now)
+        plan = self._overload.choose(self._router.plan(features, standing), scheduling, now)
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
@@ -282,7 +270,7 @@ class Admission:
         labels: Mapping[str, str],
         tenant: str,
         conversation: Conversation,
-        safety: Safety,
+        safety: SafetyOutcome,
     ) -> Features:
         features = Features(
             model=model,
@@ -295,11 +283,11 @@ class Admission:
         routed = model is None and features.governed is None
         if not routed or not self._router.needs_prompt_tokens:
             return features
-        tokens = await prompts.encode(conversation, self.catalog[self.catalog.default])
+        tokens = await encode(conversation, self.catalog[self.catalog.default])
         return replace(features, prompt_tokens=len(tokens))
 
 
-def _passed(conversation: Conversation, safety: Safety) -> Conversation:
+def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
     """The conversation as a model may see it.
 
     Raises:
@@ -317,13 +305,13 @@ def _passed(conversation: Conversation, safety: Safety) -> Conversation:
         for turn, result in zip(conversation.turns, safety.inspected, strict=True)
     )
     inspected = replace(conversation, turns=turns)
-    found = Violations()
+    found = FieldViolations()
     check_not_emptied(inspected, found)
     found.raise_if_any()
     return inspected
 
 
-def _record(safety: Safety, span: Span) -> None:
+def _record(safety: SafetyOutcome, span: Span) -> None:
     span.set_attribute(names.SAFETY_POLICY, safety.policy.version)
     for name, value in finding_attributes(safety.verdict.taken).items():
         span.set_attribute(name, value)

@@ -1,15 +1,33 @@
-"""A conversation becomes the tokens of a prompt."""
+"""What one model is asked: the tokens of the prompt in its chat template, and the sampling parameters that fit it."""
 
 import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.models.catalog import ServedModel
-from gateway.models.template import TemplateRefused
+from gateway.models.tokenizer import TemplateRefused
+from gateway.safety.answer import AnswerInspection
 from gateway.validation.conversation import Conversation
-from sluice.errors import InvalidRequest
+from gateway.validation.requests import ValidRequest, in_vocabulary
+from gateway.validation.sampling import ValidSampling
+from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
+from sluice.internal.v1.task_pb2 import Sampling
 
 # Longer texts take more than a few milliseconds; tokenizers lets other threads run meanwhile.
 _THREAD_CHARS: Final = 8192
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """What one model is asked."""
+
+    model: ServedModel
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    inspect: Callable[[], AnswerInspection | None] | None
+    """Begins the inspection of an answer; None: answers are not inspected."""
 
 
 async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
@@ -25,15 +43,80 @@ async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
 
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     """The prompt's tokens, made at once; raises as `encode`."""
-    tokenization = model.tokenization
-    if conversation.raw or (tokenization.template is None and len(conversation.turns) == 1):
-        return tokenization.encode_text(conversation.turns[0].content)
-    if tokenization.template is None:
+    tokenizer = model.tokenizer
+    if conversation.raw or (tokenizer.template is None and len(conversation.turns) == 1):
+        return tokenizer.encode_text(conversation.turns[0].content)
+    if tokenizer.template is None:
         raise InvalidRequest.of("chat", f"{model.name} has no chat template; use prompt")
     messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
     try:
-        return tokenization.encode_chat(messages)
+        return tokenizer.encode_chat(messages)
     except TemplateRefused as refused:
         raise InvalidRequest.of(
             "chat.messages", f"the chat template of {model.name} refuses them: {refused}"
         ) from refused
+
+
+def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampling:
+    """The complete sampling parameters of ``request`` on ``model``.
+
+    max_tokens is cut to what the context has room for: an answer that comes there ends with FINISH_REASON_LENGTH.
+
+    Raises:
+        PromptTooLong: the context has no room for a single token of an answer.
+        InvalidRequest: the tokens to resume from are not of this model, or it cannot end an answer by itself, which a
+            constraint needs.
+    """
+    context = model.context_tokens
+    if prompt_tokens >= context:
+        raise _too_long(model.name, prompt_tokens, context)
+    _check_vocabulary(request.resume, model)
+    sampling = request.sampling
+    _check_can_end(sampling, model)
+    limit = min(model.max_answer_tokens, context - prompt_tokens)
+    max_tokens = min(sampling.max_tokens or limit, limit)
+    fitted = Sampling(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        logprobs=sampling.logprobs is not None,
+        top_logprobs=sampling.logprobs or 0,
+        stop_token_ids=sorted(model.tokenizer.stop_token_ids),
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=min(sampling.min_tokens, max_tokens),
+    )
+    if sampling.json_schema is not None:
+        fitted.json_schema = sampling.json_schema
+    if sampling.regex is not None:
+        fitted.regex = sampling.regex
+    return fitted
+
+
+def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
+    message = f"the prompt has {prompt_tokens} tokens, the context of {model} has {context}, answer included"
+    return PromptTooLong(
+        message,
+        metadata={"prompt_tokens": str(prompt_tokens), "context_tokens": str(context)},
+        violations=[FieldViolation("input", message)],
+    )
+
+
+def _check_vocabulary(resume: Sequence[int], model: ServedModel) -> None:
+    """The door could not know the model of an "auto" request."""
+    vocab_size = model.tokenizer.vocab_size
+    if not in_vocabulary(resume, vocab_size):
+        raise InvalidRequest.of(
+            "resume.token_ids", f"must be below {vocab_size}, the vocabulary of {model.name}"
+        )
+
+
+def _check_can_end(sampling: ValidSampling, model: ServedModel) -> None:
+    if sampling.constraint and not model.tokenizer.stop_token_ids:
+        raise InvalidRequest.of(
+            f"sampling.{sampling.constraint}", f"{model.name} has no token that ends an answer"
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.admission.overload import Overload
+from gateway.admission.overload import OverloadControl
 from gateway.routing.breaker import Breakers
 from gateway.routing.router import ModelFacts
 from gateway.routing.spending import Spending
@@ -15,7 +15,7 @@ _FAILURES = (EngineFailed, ModelUnavailable)
 """Errors that a model is to blame for."""
 
 
-class Accounts:
+class UsageAccounting:
     """Spending by tenant and breakers by model.
 
     Args:
@@ -59,11 +59,11 @@ class Accounts:
 
 
 @dataclass(frozen=True)
-class Now:
+class CurrentLoad:
     """`gateway.routing.router.Standing` for a request of one class, at one moment."""
 
-    accounts: Accounts
-    overload: Overload
+    usage: UsageAccounting
+    overload: OverloadControl
     priority_class: str
     at: float
 
@@ -73,4 +73,4 @@ class Now:
 
     def spent(self, tenant: str) -> float:
         """See `Standing.spent`."""
-        return self.accounts.spending.spent(tenant, self.at)
+        return self.usage.spending.spent(tenant, self.at)

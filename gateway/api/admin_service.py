@@ -4,9 +4,9 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from gateway.records.outcome_store import OutcomeStore
-from gateway.records.record import audit_response
-from gateway.records.recorder import Recorder
-from gateway.telemetry.drift import Drift
+from gateway.records.record_builder import audit_response
+from gateway.records.store import RecordStore
+from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import InvalidRequest
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
@@ -31,25 +31,25 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """The methods."""
 
-    def __init__(self, recorder: Recorder, outcomes: OutcomeStore, drift: Drift) -> None:
-        self._recorder = recorder
+    def __init__(self, store: RecordStore, outcomes: OutcomeStore, drift: DriftMonitor) -> None:
+        self._store = store
         self._outcomes = outcomes
         self._drift = drift
 
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
-        return await self._recorder.find(_request_id(request.request_id))
+        return await self._store.find(_request_id(request.request_id))
 
     async def GetAudit(self, request: GetAuditRequest, context: Any) -> GetAuditResponse:
         """See the proto."""
-        return audit_response(await self._recorder.audited(_request_id(request.request_id)))
+        return audit_response(await self._store.audited(_request_id(request.request_id)))
 
     async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
         """See the proto."""
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
-        record = await self._recorder.grade(_request_id(request.request_id), grade)
+        record = await self._store.grade(_request_id(request.request_id), grade)
         self._drift.graded(record, grade.grade)
         return FeedbackResponse()
 

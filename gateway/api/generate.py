@@ -10,10 +10,11 @@ from typing import Any, Final
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.class_limiter import Turns
-from gateway.admission.pipeline import Admission, Admitted, Work
-from gateway.admission.usage import Accounts
-from gateway.records.draft import Draft, Drafts
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.pipeline import Admission, AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.usage import UsageAccounting
+from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.safety.dry_run import words_of
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
@@ -22,7 +23,7 @@ from gateway.streaming.registry import Registry
 from gateway.streaming.states import StreamState
 from gateway.streaming.stream import Stream
 from gateway.streaming.ticket import Ticket
-from gateway.telemetry.drift import Drift
+from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.upstream.dispatch import Dispatch
@@ -31,8 +32,7 @@ from gateway.upstream.guard_client import Asking
 from gateway.upstream.guard_runner import Asked, Guarding
 from gateway.upstream.shadows import Ended, Shadowing
 from gateway.upstream.tasks import new_request_id, open_stream, started_of, task_of
-from gateway.validation.requests import ValidRequest, validate
-from gateway.validation.tenant import tenant_of
+from gateway.validation.requests import ValidRequest, tenant_of, validate
 from sluice.defaults import AUTO
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.internal.v1.task_pb2 import Task
@@ -59,24 +59,24 @@ class Generator:
     """Answers calls; holds what all of them share."""
 
     settings: GatewaySettings
-    turns: Turns
+    limiter: ClassLimiter
     admission: Admission
     registry: Registry
     dispatch: Dispatch
-    drafts: Drafts
-    accounts: Accounts
+    records: RecordBuilders
+    usage: UsageAccounting
     cascading: Cascading
     asking: Asking
     shadowing: Shadowing
-    drift: Drift
+    drift: DriftMonitor
     metrics: RequestMetrics
     tracer: Tracer
 
     def ended(
         self,
         request: ValidRequest,
-        admitted: Admitted,
-        draft: Draft,
+        admitted: AdmittedRequest,
+        record: RecordBuilder,
         spans: CallSpans,
         stream: Stream,
     ) -> None:
@@ -85,9 +85,9 @@ class Generator:
             stream.ticket.cascade.ended()
         if stream.ticket.guards is not None:
             stream.ticket.guards.close()
-        draft.ended(stream)
-        self.accounts.ended(request.tenant, stream, time.monotonic())
-        self.shadowing.ended(Ended(request, admitted, draft, spans, stream))
+        record.finish(stream)
+        self.usage.ended(request.tenant, stream, time.monotonic())
+        self.shadowing.ended(Ended(request, admitted, record, spans, stream))
         self.metrics.ended(request, stream)
 
     async def answer(
@@ -129,7 +129,7 @@ class _Call:
     async def _answer(self, request: ValidRequest) -> None:
         stream = self._find(request)
         if stream is None:
-            async with self._shared.turns.turn(request.priority_class):
+            async with self._shared.limiter.slot(request.priority_class):
                 # Another call with the same key may have come while this one waited.
                 stream = self._find(request) or await self._admit(request)
         self._replayed = stream.finished is not None and stream.first_frame_at is not None
@@ -153,20 +153,20 @@ class _Call:
 
     async def _admit(self, request: ValidRequest) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        draft = self._shared.drafts.open(request, new_request_id(), self._spans.trace_id)
+        record = self._shared.records.open(request, new_request_id(), self._spans.trace_id)
         try:
-            admitted = await self._shared.admission.admit(request, self._spans, self._hops, draft)
+            admitted = await self._shared.admission.admit(request, self._spans, self._hops, record)
         except SluiceError as error:
-            draft.failed(error)
+            record.finish_with_error(error)
             self._shared.metrics.refused(request.priority_class, error.reason)
-            raise error.of_request(draft.request_id) from error
+            raise error.of_request(record.request_id) from error
         # Another call with the same key may have come while this one was tokenized.
         found = self._find(request)
         if found is not None:
             return found
         for score in admitted.plan.scores:
             self._shared.drift.scored(score)
-        stream = self._open(request, admitted, draft)
+        stream = self._open(request, admitted, record)
         self._registry.open(stream)
         if stream.ended:
             self._registry.close(stream, time.monotonic())
@@ -174,7 +174,7 @@ class _Call:
             self._start(request, stream, admitted)
         return stream
 
-    def _start(self, request: ValidRequest, stream: Stream, admitted: Admitted) -> None:
+    def _start(self, request: ValidRequest, stream: Stream, admitted: AdmittedRequest) -> None:
         """The row and the checks of its prompt run side by side."""
         if not stream.row_ended:
             self._submit(request, stream, admitted.first)
@@ -182,44 +182,50 @@ class _Call:
         if stream.ticket.guards is not None:
             stream.ticket.guards.begin(stream)
 
-    def _guards(self, request: ValidRequest, admitted: Admitted) -> Guarding | None:
+    def _guards(self, request: ValidRequest, admitted: AdmittedRequest) -> Guarding | None:
         if not admitted.guards:
             return None
         send = partial(self._submit_governed, request)
         return Guarding(self._shared.asking, Asked(request, admitted, self._spans, send))
 
-    def _open(self, request: ValidRequest, admitted: Admitted, draft: Draft) -> Stream:
+    def _open(
+        self, request: ValidRequest, admitted: AdmittedRequest, record: RecordBuilder
+    ) -> Stream:
         stall_s = self._shared.settings.stall_s
         cascade = None
         if admitted.second is not None:
             send = partial(self._submit_second, request)
-            cascade = Escalation(self._shared.cascading, request, admitted, draft, stall_s, send)
+            cascade = Escalation(self._shared.cascading, request, admitted, record, stall_s, send)
         ticket = Ticket(
-            started=started_of(draft.request_id, admitted, self._spans.trace_id),
+            started=started_of(record.request_id, admitted, self._spans.trace_id),
             deadline=self._hops.arrived_at + request.timeout_s,
             with_logprobs=request.sampling.logprobs is not None,
             hops=self._hops,
             key=request.key,
             fingerprint=request.fingerprint,
-            on_end=_Once(partial(self._shared.ended, request, admitted, draft, self._spans)),
+            on_end=_Once(partial(self._shared.ended, request, admitted, record, self._spans)),
             cascade=cascade,
             guards=self._guards(request, admitted),
         )
         return open_stream(request, admitted, ticket, stall_s)
 
-    def _submit(self, request: ValidRequest, stream: Stream, work: Work) -> None:
+    def _submit(self, request: ValidRequest, stream: Stream, prepared: PreparedPrompt) -> None:
         dispatch = self._shared.dispatch
-        task = task_of(stream, request, work, dispatch.gateway_id)
+        task = task_of(stream, request, prepared, dispatch.gateway_id)
         dispatch.submit(task.request_id, self._publish(stream, task))
 
-    def _submit_governed(self, request: ValidRequest, stream: Stream, work: Work) -> None:
-        self._submit_second(request, stream, stream.leg, work)
+    def _submit_governed(
+        self, request: ValidRequest, stream: Stream, prepared: PreparedPrompt
+    ) -> None:
+        self._submit_second(request, stream, stream.leg, prepared)
 
-    def _submit_second(self, request: ValidRequest, stream: Stream, leg: Leg, work: Work) -> None:
+    def _submit_second(
+        self, request: ValidRequest, stream: Stream, leg: Leg, prepared: PreparedPrompt
+    ) -> None:
         """As `_submit`, for another row than the first; what goes wrong is the stream's business."""
-        self._shared.admission.sent(work, request.priority_class)
+        self._shared.admission.sent(prepared, request.priority_class)
         dispatch = self._shared.dispatch
-        task = task_of(stream, request, work, dispatch.gateway_id, leg)
+        task = task_of(stream, request, prepared, dispatch.gateway_id, leg)
         dispatch.submit(task.request_id, self._publish_second(stream, task))
 
     async def _publish_second(self, stream: Stream, task: Task) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from gateway.admission.load_table import Directory
+from gateway.admission.load_table import ModelLoadTable
 
 SERVICE: Final = "sluice.v1.InferenceService"
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
@@ -17,10 +17,10 @@ class Health:
     """Keeps the health service up to date."""
 
     def __init__(
-        self, directory: Directory, models: Sequence[str], connected: Callable[[], bool]
+        self, loads: ModelLoadTable, models: Sequence[str], connected: Callable[[], bool]
     ) -> None:
         self.servicer = health_aio.HealthServicer()
-        self._directory = directory
+        self._loads = loads
         self._models = models
         self._connected = connected
         self._said: dict[str, bool] = {}
@@ -29,7 +29,7 @@ class Health:
         """Says what has changed."""
         connected = self._connected()
         ready = {
-            f"model.{model}": connected and self._directory.load(model, now).ready
+            f"model.{model}": connected and self._loads.load(model, now).ready
             for model in self._models
         }
         whole = all(ready.values())

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gateway.admission.load_table import Directory
+from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
 from gateway.api.safety_messages import dry_run_answer, safety_answer
-from gateway.validation.requests import check_labels, validate_count
-from gateway.validation.tenant import tenant_of
+from gateway.validation.requests import check_labels, tenant_of, validate_count
 from sluice.errors import NoDryRun, Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
     CheckSafetyRequest,
@@ -37,10 +36,10 @@ class InferenceService(InferenceServiceServicer):
         idle: set while no call of Generate runs.
     """
 
-    def __init__(self, generator: Generator, admission: Admission, directory: Directory) -> None:
+    def __init__(self, generator: Generator, admission: Admission, loads: ModelLoadTable) -> None:
         self._generator = generator
         self._admission = admission
-        self._directory = directory
+        self._loads = loads
         self._limit = generator.settings.max_concurrent_requests
         self._draining = False
         self._active = 0
@@ -112,7 +111,7 @@ class InferenceService(InferenceServiceServicer):
                 self.idle.set()
 
     def _model(self, name: str, now: float) -> Model:
-        model, load = self._admission.catalog[name], self._directory.load(name, now)
+        model, load = self._admission.catalog[name], self._loads.load(name, now)
         return Model(
             name=name,
             tier=model.settings.tier,

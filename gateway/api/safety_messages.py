@@ -1,6 +1,6 @@
 """What the safety layer made of one text, and what a policy under trial would make of all, as the service answers."""
 
-from gateway.admission.pipeline import Safety
+from gateway.admission.pipeline import SafetyOutcome
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import Found
@@ -14,7 +14,7 @@ from sluice.v1.inference_pb2 import (
 )
 
 
-def safety_answer(safety: Safety) -> CheckSafetyResponse:
+def safety_answer(safety: SafetyOutcome) -> CheckSafetyResponse:
     """The answer about the only text of ``safety``."""
     (inspected,) = safety.inspected
     blocked = bool(safety.verdict.blocked)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from gateway.models.loading import labels_for
+from gateway.config.models import labels_for
 from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of
 from gateway.safety.inspector import Inspector
 from gateway.safety.names import rule_names

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.models.loading import load_tokenization
-from gateway.models.tokenization import Tokenization
+from gateway.models.tokenizer import ModelTokenizer
 from gateway.routing.router import ModelFacts
 from sluice.defaults import AUTO
-from sluice.settings import ModelSettings, Settings
+from sluice.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class ServedModel:
     """One model, ready to be asked."""
 
     settings: ModelSettings
-    tokenization: Tokenization
+    tokenizer: ModelTokenizer
 
     @property
     def name(self) -> str:
@@ -25,7 +24,7 @@ class ServedModel:
     @property
     def context_tokens(self) -> int:
         """Prompt and answer together, tokens."""
-        return self.settings.context_tokens or self.tokenization.context_tokens
+        return self.settings.context_tokens or self.tokenizer.context_tokens
 
     @property
     def max_answer_tokens(self) -> int:
@@ -46,7 +45,7 @@ class Catalog:
         self._models = models
         self.default = default
         self.names = tuple(models)
-        self.answering = tuple(name for name, one in models.items() if not one.tokenization.labels)
+        self.answering = tuple(name for name, one in models.items() if not one.tokenizer.labels)
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._models[name]
@@ -70,19 +69,9 @@ class Catalog:
 
     def vocab_size(self, name: str) -> int:
         """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
-        return max(model.tokenization.vocab_size for model in self._candidates(name))
+        return max(model.tokenizer.vocab_size for model in self._candidates(name))
 
     def _candidates(self, name: str) -> list[ServedModel]:
         if name != AUTO and name in self.answering:
             return [self._models[name]]
         return [self._models[name] for name in self.answering]
-
-
-def load_catalog(settings: Settings) -> Catalog:
-    """Loads the tokenizers of all models.
-
-    Raises:
-        SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
-    """
-    models = {m.name: ServedModel(m, load_tokenization(m)) for m in settings.models}
-    return Catalog(models, settings.routing.default)

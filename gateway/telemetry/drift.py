@@ -5,28 +5,32 @@ The gateway's loop owns the monitors. Metrics are read on other threads, which l
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.util.types import AttributeValue
 
 from gateway.routing import plan as strategies
-from gateway.routing.learned.monitor import Change, Health, Monitor, Signal
+from gateway.routing.learned.monitor import Change, Health, Monitor, Signal, State
 from gateway.routing.plan import Plan
 from gateway.routing.scores import PROMPT, HeadId, Score
-from gateway.telemetry.router_health import attributes, described, fields
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
 from sluice.v1.admin_pb2 import (
     DRIFT_CHANGE_BEGAN,
     DRIFT_CHANGE_ENDED,
     DRIFT_CHANGE_RETIRED,
+    AccuracyDrift,
     DriftChange,
     DriftSignal,
+    DriftState,
     GetRouterHealthResponse,
+    InputDrift,
     RequestRecord,
     RouterDriftEvent,
+    RouterHealth,
 )
 from sluice.wire.clock import unix_ms
 
@@ -45,7 +49,7 @@ _WORDS: Final[Mapping[int, str]] = {
 }
 
 
-class Drift:
+class DriftMonitor:
     """One monitor for each head in use.
 
     Args:
@@ -143,7 +147,7 @@ class Drift:
 
     def health(self) -> GetRouterHealthResponse:
         """Of every head in use."""
-        routers = [described(by, monitor.health) for by, monitor in self._monitors.items()]
+        routers = [_health_message(by, monitor.health) for by, monitor in self._monitors.items()]
         return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
 
     def _retire(self, by: HeadId, health: Health) -> None:
@@ -160,35 +164,83 @@ class Drift:
     ) -> None:
         word = _WORDS[change]
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
-        said = " ".join(f"{name}={value}" for name, value in fields(by, health, signal))
+        said = " ".join(f"{name}={value}" for name, value in _log_fields(by, health, signal))
         _log.log(level, "router drift %s: %s", word, said)
         told = {names.DRIFT_SIGNAL: signal.value, names.DRIFT_CHANGE: word}
-        self._events.add(1, {**attributes(by), **told})
+        self._events.add(1, {**_attributes(by), **told})
         self._announce(
             RouterDriftEvent(
                 gateway=self._gateway_id,
                 occurred_unix_ms=unix_ms(),
                 signal=DriftSignal.Value(f"DRIFT_SIGNAL_{signal.name}"),
                 change=change,
-                router=described(by, health),
+                router=_health_message(by, health),
             )
         )
 
     def _indices(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.inputs.index is not None:
-                yield Observation(health.inputs.index, attributes(by))
+                yield Observation(health.inputs.index, _attributes(by))
 
     def _biases(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.bias, attributes(by))
+                yield Observation(health.outcomes.found.bias, _attributes(by))
 
     def _briers(self, options: CallbackOptions) -> Iterable[Observation]:
         for by, health in self._seen():
             if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.brier, attributes(by))
+                yield Observation(health.outcomes.found.brier, _attributes(by))
 
     def _seen(self) -> Iterator[tuple[HeadId, Health]]:
         # The mapping is replaced as a whole, never changed: other threads may walk it.
         return ((by, monitor.health) for by, monitor in self._monitors.items())
+
+
+def _attributes(by: HeadId) -> dict[str, AttributeValue]:
+    """Labels of metrics."""
+    return {
+        names.ROUTER_POLICY: by.policy,
+        names.ROUTER_VERSION: by.version,
+        names.ROUTER_HEAD: by.head,
+    }
+
+
+def _log_fields(by: HeadId, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
+    """What a line of the log says of a drift of ``signal``."""
+    yield from (("policy", by.policy), ("version", by.version), ("head", by.head))
+    yield "signal", signal.value
+    inputs, found = health.inputs, health.outcomes.found
+    if signal is Signal.INPUTS and inputs.index is not None:
+        yield from (("index", f"{inputs.index:.3f}"), ("limit", f"{inputs.limit:.3f}"))
+        yield "rows", inputs.rows
+    elif found is not None:
+        yield from (("bias", f"{found.bias:+.3f}"), ("half_width", f"{found.half_width:.3f}"))
+        yield "rows", found.rows
+
+
+def _health_message(by: HeadId, health: Health) -> RouterHealth:
+    """What callers of the API see."""
+    inputs, outcomes = health.inputs, health.outcomes
+    accuracy = AccuracyDrift(state=_state(outcomes.state), rows=outcomes.rows)
+    if outcomes.found is not None:
+        accuracy.bias = outcomes.found.bias
+        accuracy.half_width = outcomes.found.half_width
+        accuracy.brier = outcomes.found.brier
+    return RouterHealth(
+        policy=by.policy,
+        version=by.version,
+        head=by.head,
+        inputs=InputDrift(
+            state=_state(inputs.state),
+            rows=inputs.rows,
+            stability_index=inputs.index,
+            limit=inputs.limit,
+        ),
+        accuracy=accuracy,
+    )
+
+
+def _state(state: State) -> "DriftState.ValueType":
+    return DriftState.Value(f"DRIFT_STATE_{state.name}")

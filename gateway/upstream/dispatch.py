@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import Header
 from nats.js.errors import APIError
 
-from gateway.admission.load_table import Directory
+from gateway.admission.load_table import ModelLoadTable
 from gateway.streaming.outbox import Outbox
 from gateway.streaming.registry import Registry
 from sluice.errors import (
@@ -53,7 +53,7 @@ class Dispatch:
         self.outbox = Outbox(self._schedule_flush)
         self._client: Client | None = None
         self._registry: Registry | None = None
-        self._directory: Directory | None = None
+        self._loads: ModelLoadTable | None = None
         self._subscriptions: list[Subscription] = []
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._flushing: set[asyncio.Task[None]] = set()
@@ -63,9 +63,9 @@ class Dispatch:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
 
-    async def start(self, client: Client, registry: Registry, directory: Directory) -> None:
+    async def start(self, client: Client, registry: Registry, loads: ModelLoadTable) -> None:
         """Subscribes. Frames can come as soon as this returns: core NATS drops what nobody is subscribed to."""
-        self._client, self._registry, self._directory = client, registry, directory
+        self._client, self._registry, self._loads = client, registry, loads
         for subject, callback in (
             (subjects.frames(self.gateway_id), self._on_frames),
             (subjects.held(self.gateway_id), self._on_held),
@@ -172,9 +172,9 @@ class Dispatch:
         await self._send(msg.reply, self._registry.held(asked.request_id))
 
     async def _on_report(self, msg: Msg) -> None:
-        assert self._directory is not None, "subscribed in start"
+        assert self._loads is not None, "subscribed in start"
         try:
-            self._directory.take(unpack(BatcherReport, msg.data), time.monotonic())
+            self._loads.update(unpack(BatcherReport, msg.data), time.monotonic())
         except MalformedMessage as error:
             _log.error("report dropped: %s", error)
 

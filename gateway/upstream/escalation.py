@@ -4,19 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gateway.admission import prompts
-from gateway.admission.overload import Overload
-from gateway.admission.pipeline import Admitted, Work
-from gateway.admission.usage import Accounts
-from gateway.records.draft import Draft
+from gateway.admission.overload import OverloadControl
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt, encode_now, fit
+from gateway.admission.usage import UsageAccounting
+from gateway.records.record_builder import RecordBuilder
 from gateway.routing.cascade.share import Escalations
 from gateway.routing.cascade.watch import Watch
 from gateway.streaming.leg import Leg
 from gateway.streaming.stream import Stream
-from gateway.telemetry.drift import Drift
+from gateway.telemetry.drift import DriftMonitor
 from gateway.upstream.tasks import leg_of
 from gateway.validation.conversation import Turn
-from gateway.validation.fit import fit
 from gateway.validation.requests import ValidRequest
 from sluice.errors import SluiceError
 from sluice.settings.routing import CascadeRoute
@@ -28,10 +27,10 @@ HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
 class Cascading:
     """What all cascades of a gateway share."""
 
-    overload: Overload
-    accounts: Accounts
+    overload: OverloadControl
+    usage: UsageAccounting
     escalations: Escalations
-    drift: Drift
+    drift: DriftMonitor
 
 
 class Escalation:
@@ -41,10 +40,10 @@ class Escalation:
         self,
         shared: Cascading,
         request: ValidRequest,
-        admitted: Admitted,
-        draft: Draft,
+        admitted: AdmittedRequest,
+        record: RecordBuilder,
         stall_s: float,
-        send: Callable[[Stream, Leg, Work], None],
+        send: Callable[[Stream, Leg, PreparedPrompt], None],
     ) -> None:
         """``send`` publishes the task of a second row."""
         assert admitted.plan.cascade is not None
@@ -61,11 +60,11 @@ class Escalation:
         self._shared = shared
         self._request = request
         self._admitted = admitted
-        self._work = admitted.second
+        self._prepared = admitted.second
         self._route: CascadeRoute = route
-        self._draft = draft
+        self._record = record
         # A row that begins anew needs another name: JetStream drops a task whose name it knows.
-        self._row_ids = (f"{draft.request_id}-{number}" for number in count(2))
+        self._row_ids = (f"{record.request_id}-{number}" for number in count(2))
         self._stall_s = stall_s
         self._send = send
         self._attempt = shared.escalations.began(request.tenant)
@@ -75,19 +74,19 @@ class Escalation:
         reason = "" if self._attempt.over else self._too_much(ahead)
         if reason:
             return reason
-        problem = self._shared.overload.problem(self._route.second, self._admitted.demand, now)
+        problem = self._shared.overload.problem(self._route.second, self._admitted.scheduling, now)
         return "" if problem is None else problem.message
 
     def second(self, draft: str, now: float) -> Leg:
         """See `Cascade.second`."""
         self._attempt.over = True
         if self._route.hint:
-            self._work = self._hinted(draft)
-        return leg_of(self._request, self._work, next(self._row_ids), (), self._stall_s, now)
+            self._prepared = self._hinted(draft)
+        return leg_of(self._request, self._prepared, next(self._row_ids), (), self._stall_s, now)
 
     def launch(self, stream: Stream, leg: Leg) -> None:
         """See `Cascade.launch`."""
-        self._send(stream, leg, self._work)
+        self._send(stream, leg, self._prepared)
 
     def unneeded(self) -> None:
         """See `Cascade.unneeded`."""
@@ -98,7 +97,7 @@ class Escalation:
         score, plan = self.watch.score, self._admitted.plan
         if score is not None:
             self._shared.drift.scored(score)
-            self._draft.planned(replace(plan, scores=(*plan.scores, score)))
+            self._record.add_plan(replace(plan, scores=(*plan.scores, score)))
 
     def _too_much(self, ahead: bool) -> str:
         """Which bound of the cascade is reached."""
@@ -111,23 +110,23 @@ class Escalation:
 
     def _cost(self, ahead: bool) -> float:
         """Of both legs, the second one's answer at its longest; ``ahead``: the first one's too."""
-        facts, first = self._shared.accounts.models, self._admitted.first
-        work = self._work
+        facts, first = self._shared.usage.models, self._admitted.first
+        prepared = self._prepared
         tokens = first.sampling.max_tokens if ahead else self.watch.tokens
         return facts[first.model.name].cost(len(first.prompt_token_ids), tokens) + facts[
-            work.model.name
-        ].cost(len(work.prompt_token_ids), work.sampling.max_tokens)
+            prepared.model.name
+        ].cost(len(prepared.prompt_token_ids), prepared.sampling.max_tokens)
 
-    def _hinted(self, draft: str) -> Work:
-        """The second model's work with the draft in its prompt; without it where it does not fit."""
-        conversation, work = self._admitted.conversation, self._work
+    def _hinted(self, draft: str) -> PreparedPrompt:
+        """The second model's prompt with the draft in its prompt; without it where it does not fit."""
+        conversation, prepared = self._admitted.conversation, self._prepared
         *before, last = conversation.turns
         text = HINT.format(prompt=last.content, draft=draft)
         hinted = replace(conversation, turns=(*before, Turn(last.role, text)))
         try:
-            token_ids = prompts.encode_now(hinted, work.model)
-            sampling = fit(self._request, work.model, len(token_ids))
+            token_ids = encode_now(hinted, prepared.model)
+            sampling = fit(self._request, prepared.model, len(token_ids))
         except SluiceError:
-            return work
-        sampling.seed = work.sampling.seed
-        return replace(work, prompt_token_ids=token_ids, sampling=sampling)
+            return prepared
+        sampling.seed = prepared.sampling.seed
+        return replace(prepared, prompt_token_ids=token_ids, sampling=sampling)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.overload import Overload
-from gateway.admission.pipeline import Work
-from gateway.admission.usage import Accounts
+from gateway.admission.overload import OverloadControl
+from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.usage import UsageAccounting
 from gateway.models.catalog import ServedModel
 from gateway.safety.guards.families import Family
 from gateway.safety.guards.verdict import Failure, Option, Outcome, Said, Unparsable, Verdict
@@ -44,8 +44,8 @@ class Asking:
     """Asks guards; holds what all requests share."""
 
     rows: Rows
-    overload: Overload
-    accounts: Accounts
+    overload: OverloadControl
+    usage: UsageAccounting
 
     async def ask(self, question: Question) -> tuple[Outcome, float]:
         """The outcome, within the time budget, and what it cost."""
@@ -62,7 +62,7 @@ class Asking:
     async def _verdict(self, question: Question, streams: list[Stream]) -> Verdict:
         check = question.check
         model = self.rows.admission.catalog[check.guard.settings.model]
-        problem = self.overload.problem(model.name, question.demand, time.monotonic())
+        problem = self.overload.problem(model.name, question.scheduling, time.monotonic())
         if problem is not None:
             raise NoVerdict(_failure_of(problem))
         prompts = await prompts_of(question, model)
@@ -96,30 +96,30 @@ class Asking:
         except SluiceError as error:
             raise NoVerdict(_failure_of(error)) from error
         finally:
-            self.accounts.ended(question.request.tenant, row.stream, time.monotonic())
+            self.usage.ended(question.request.tenant, row.stream, time.monotonic())
 
     def _wanted(
         self, question: Question, model: ServedModel, prompt: list[int], number: int
     ) -> Wanted:
         now, guard = time.monotonic(), question.check.guard
-        tokenization = model.tokenization
+        tokenizer = model.tokenizer
         transcript = Transcript(
-            tokenization.detokenizer(), (), tokenization.stop_token_ids, tokenization.token_text
+            tokenizer.detokenizer(), (), tokenizer.stop_token_ids, tokenizer.token_text
         )
         row_id = f"{question.row_id}-{number}" if number else question.row_id
         assembler = Assembler(0, self.rows.stall_s, now)
         return Wanted(
             question.request,
-            Work(model, prompt, _sampling(guard.family, model), None),
+            PreparedPrompt(model, prompt, _sampling(guard.family, model), None),
             Leg(row_id, model.name, len(prompt), transcript, assembler),
-            min(question.demand.deadline, now + guard.settings.budget_s),
+            min(question.scheduling.deadline, now + guard.settings.budget_s),
             question.headers,
             WORKLOAD,
             with_logprobs=True,
         )
 
     def _cost(self, streams: Sequence[Stream]) -> float:
-        return sum(self.accounts.cost(leg) for stream in streams for leg in stream.legs)
+        return sum(self.usage.cost(leg) for stream in streams for leg in stream.legs)
 
 
 def _sampling(family: Family, model: ServedModel) -> Sampling:
@@ -129,8 +129,8 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
         top_p=1.0,
         repetition_penalty=1.0,
         logprobs=True,
-        top_logprobs=max(_ALTERNATIVES, min(32, len(model.tokenization.labels))),
-        stop_token_ids=sorted(model.tokenization.stop_token_ids),
+        top_logprobs=max(_ALTERNATIVES, min(32, len(model.tokenizer.labels))),
+        stop_token_ids=sorted(model.tokenizer.stop_token_ids),
     )
 
 

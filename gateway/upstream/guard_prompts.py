@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.admission.overload import Demand
+from gateway.admission.overload import SchedulingParams
 from gateway.models.catalog import ServedModel
-from gateway.models.template import TemplateRefused
+from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.guards.checks import Check
 from gateway.safety.guards.families import Message
 from gateway.safety.guards.verdict import Failure
@@ -37,7 +37,7 @@ class Question:
 
     check: Check
     request: ValidRequest
-    demand: Demand
+    scheduling: SchedulingParams
     asked: Sequence[Message]
     headers: Mapping[str, str]
     row_id: str
@@ -52,11 +52,11 @@ async def prompts_of(question: Question, model: ServedModel) -> list[list[int]]:
 
 
 def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:
-    check, tokenization = question.check, model.tokenization
+    check, tokenizer = question.check, model.tokenizer
     family = check.guard.family
     room = model.context_tokens - family.answer_tokens
     if family.classifies:
-        prompts = tokenization.segments(_judged(question), room)
+        prompts = tokenizer.segments(_judged(question), room)
         if len(prompts) > SEGMENTS_MAX:
             raise NoVerdict(Failure.TOO_LONG)
         return prompts
@@ -79,6 +79,6 @@ def _judged(question: Question) -> str:
 def _encoded(
     messages: Sequence[Message], variables: Mapping[str, Any], model: ServedModel
 ) -> list[int]:
-    if model.tokenization.template is None:
-        return model.tokenization.encode_text("\n".join(turn["content"] for turn in messages))
-    return model.tokenization.encode_chat(messages, variables)
+    if model.tokenizer.template is None:
+        return model.tokenizer.encode_text("\n".join(turn["content"] for turn in messages))
+    return model.tokenizer.encode_chat(messages, variables)

@@ -10,7 +10,8 @@ from typing import Final
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.pipeline import Admitted, Work
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Message
@@ -28,7 +29,7 @@ from sluice.telemetry.tracing import headers_of
 
 _log = logging.getLogger(__name__)
 
-Send = Callable[[Stream, Work], None]
+Send = Callable[[Stream, PreparedPrompt], None]
 """Sends the task of a stream's leg."""
 _GOVERNED: Final = "r"
 
@@ -38,7 +39,7 @@ class Asked:
     """The request that is guarded."""
 
     request: ValidRequest
-    admitted: Admitted
+    admitted: AdmittedRequest
     spans: CallSpans
     send: Send
 
@@ -105,7 +106,7 @@ class Guarding:
                 Question(
                     check,
                     self._asked.request,
-                    self._asked.admitted.demand,
+                    self._asked.admitted.scheduling,
                     self._turns,
                     headers_of(span),
                     f"{stream.request_id}-g{check.number}",
@@ -137,16 +138,16 @@ class Guarding:
             self._go_on(stream)
             return
         try:
-            work = await self._asked.admitted.work_for(name)
+            prepared = await self._asked.admitted.prepare_for(name)
         except SluiceError as error:
             self._asking.rows.registry.fail(stream, error)
             return
         request = self._asked.request
         row_id = f"{stream.request_id}-{_GOVERNED}{decided.check.number}"
-        leg = leg_of(request, work, row_id, (), self._asking.rows.stall_s, time.monotonic())
+        leg = leg_of(request, prepared, row_id, (), self._asking.rows.stall_s, time.monotonic())
         self.checks.followed(decided.check)
         if self._asking.rows.registry.reroute(stream, leg, ", ".join(decided.rules)):
-            self._asked.send(stream, work)
+            self._asked.send(stream, prepared)
 
     def _go_on(self, stream: Stream) -> None:
         if not stream.ended and not stream.holding:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.admission.pipeline import Admission, Work
+from gateway.admission.pipeline import Admission
+from gateway.admission.prompts import PreparedPrompt
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
 from gateway.streaming.registry import Registry
@@ -41,7 +42,7 @@ class Wanted:
     """
 
     request: ValidRequest
-    work: Work
+    prepared: PreparedPrompt
     leg: Leg
     deadline: float
     headers: Mapping[str, str]
@@ -78,7 +79,7 @@ class OwnRow:
         """
         rows, stream = self._rows, self.stream
         rows.registry.open(stream)
-        rows.admission.sent(self._wanted.work, self._wanted.request.priority_class)
+        rows.admission.sent(self._wanted.prepared, self._wanted.request.priority_class)
         try:
             await self._publish()
         finally:
@@ -90,7 +91,7 @@ class OwnRow:
 
     async def _publish(self) -> None:
         dispatch, wanted, stream = self._rows.dispatch, self._wanted, self.stream
-        task = task_of(stream, wanted.request, wanted.work, dispatch.gateway_id)
+        task = task_of(stream, wanted.request, wanted.prepared, dispatch.gateway_id)
         task.workload = wanted.workload
         try:
             await dispatch.publish(task, wanted.headers, wanted.deadline)

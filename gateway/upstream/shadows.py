@@ -13,21 +13,20 @@ from typing import Final
 
 from opentelemetry.trace import Span
 
-from gateway.admission import prompts
-from gateway.admission.overload import Demand, Overload
-from gateway.admission.pipeline import Admitted, Work
-from gateway.admission.usage import Accounts
+from gateway.admission.overload import OverloadControl, SchedulingParams
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt, encode, fit
+from gateway.admission.usage import UsageAccounting
 from gateway.records.agreement import agreement
-from gateway.records.draft import Draft
 from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
-from gateway.records.recorder import Recorder
+from gateway.records.record_builder import RecordBuilder
+from gateway.records.store import RecordStore
 from gateway.routing.trials import SHADOW, drawn
 from gateway.streaming.stream import Stream
-from gateway.telemetry.drift import Drift
+from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.model_rows import OwnRow, Rows, Wanted
 from gateway.upstream.tasks import leg_of
-from gateway.validation.fit import fit
 from gateway.validation.requests import ValidRequest
 from sluice.errors import SluiceError
 from sluice.internal.v1.outcome_pb2 import Outcome
@@ -54,8 +53,8 @@ class Ended:
     """A request that something may be learned from."""
 
     request: ValidRequest
-    admitted: Admitted
-    draft: Draft
+    admitted: AdmittedRequest
+    record: RecordBuilder
     spans: CallSpans
     stream: Stream
 
@@ -70,16 +69,16 @@ class Shadowing:
     def __init__(
         self,
         rows: Rows,
-        overload: Overload,
-        accounts: Accounts,
-        recorder: Recorder,
-        drift: Drift,
+        overload: OverloadControl,
+        usage: UsageAccounting,
+        store: RecordStore,
+        drift: DriftMonitor,
     ) -> None:
         self.dropped: Counter[str] = Counter()
         self._rows = rows
         self._overload = overload
-        self._accounts = accounts
-        self._recorder = recorder
+        self._usage = usage
+        self._store = store
         self._drift = drift
         self._running: set[asyncio.Task[None]] = set()
 
@@ -106,7 +105,7 @@ class Shadowing:
         prompt = ended.admitted.conversation.user_text
         outcome = outcome_of(ended.request, prompt, learning, stream)
         if outcome is not None:
-            self._recorder.outcome(outcome)
+            self._store.outcome(outcome)
         trials = drawn(learning.shadows, stream.leg.model, stream.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
             row_id = f"{stream.request_id}-s{number}"
@@ -114,7 +113,9 @@ class Shadowing:
 
     def _begin(self, shadow: "_Shadow") -> None:
         now = time.monotonic()
-        problem = self._overload.problem(shadow.run.model, Demand(CLASS, now + LIMIT_S), now)
+        problem = self._overload.problem(
+            shadow.run.model, SchedulingParams(CLASS, now + LIMIT_S), now
+        )
         if problem is not None:
             self._drop(shadow, problem.reason.lower())
         elif len(self._running) >= IN_FLIGHT_MAX:
@@ -143,10 +144,10 @@ class Shadowing:
             finally:
                 now, leg = time.monotonic(), row.stream.leg
                 # Of the breaker, and not of the tenant's budget: it did not ask for this.
-                self._accounts.judge(leg.model, row.stream.error, now)
+                self._usage.judge(leg.model, row.stream.error, now)
                 shadow.run.prompt_tokens = leg.prompt_tokens
                 shadow.run.completion_tokens = len(leg.transcript.token_ids)
-                shadow.run.cost = self._accounts.cost(leg)
+                shadow.run.cost = self._usage.cost(leg)
                 shadow.run.took_ms = (now - begun) * 1000
             if blocked(stream):
                 self._drop(shadow, BLOCKED)
@@ -159,19 +160,19 @@ class Shadowing:
         """The same conversation, with what the caller wanted of an answer."""
         admitted, model = shadow.ended.admitted, self._rows.admission.catalog[shadow.run.model]
         request = replace(shadow.ended.request, priority_class=CLASS)
-        token_ids = await prompts.encode(admitted.conversation, model)
+        token_ids = await encode(admitted.conversation, model)
         sampling = fit(request, model, len(token_ids))
         sampling.seed = admitted.first.sampling.seed
-        work = Work(model, token_ids, sampling, admitted.first.inspect)
-        leg = leg_of(request, work, shadow.row_id, (), self._rows.stall_s, now)
-        return Wanted(request, work, leg, now + LIMIT_S, headers_of(span), request.workload)
+        prepared = PreparedPrompt(model, token_ids, sampling, admitted.first.inspect)
+        leg = leg_of(request, prepared, shadow.row_id, (), self._rows.stall_s, now)
+        return Wanted(request, prepared, leg, now + LIMIT_S, headers_of(span), request.workload)
 
     def _compared(self, shadow: "_Shadow", stream: Stream, agreed: float) -> None:
         run, outcome = shadow.run, shadow.outcome
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, stream.leg, agreed):
-            self._recorder.outcome(outcome)
-        shadow.ended.draft.shadowed(run)
+            self._store.outcome(outcome)
+        shadow.ended.record.add_shadow(run)
         self._observe(shadow, agreed)
 
     def _observe(self, shadow: "_Shadow", agreed: float) -> None:
@@ -185,7 +186,7 @@ class Shadowing:
     def _drop(self, shadow: "_Shadow", reason: str) -> None:
         self.dropped[reason] += 1
         shadow.run.dropped = reason
-        shadow.ended.draft.shadowed(shadow.run)
+        shadow.ended.record.add_shadow(shadow.run)
 
 
 @dataclass(frozen=True)

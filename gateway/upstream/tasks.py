@@ -4,7 +4,8 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from gateway.admission.pipeline import Admitted, Work
+from gateway.admission.pipeline import AdmittedRequest
+from gateway.admission.prompts import PreparedPrompt
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.leg import Leg
 from gateway.streaming.stream import Stream
@@ -30,7 +31,7 @@ def new_request_id() -> str:
 
 
 def open_stream(
-    request: ValidRequest, admitted: Admitted, ticket: Ticket, stall_s: float
+    request: ValidRequest, admitted: AdmittedRequest, ticket: Ticket, stall_s: float
 ) -> Stream:
     """The stream of a new request; finished already when the caller holds a complete answer."""
     now = time.monotonic()
@@ -43,17 +44,22 @@ def open_stream(
 
 
 def leg_of(
-    request: ValidRequest, work: Work, row_id: str, held: Sequence[int], stall_s: float, now: float
+    request: ValidRequest,
+    prepared: PreparedPrompt,
+    row_id: str,
+    held: Sequence[int],
+    stall_s: float,
+    now: float,
 ) -> Leg:
     """A model's leg of the answer; ``held`` are the tokens that the caller has been shown before."""
-    tokenization = work.model.tokenization
+    tokenizer = prepared.model.tokenizer
     alternatives = request.sampling.logprobs
-    answer = None if work.inspect is None else work.inspect()
+    answer = None if prepared.inspect is None else prepared.inspect()
     transcript = Transcript(
-        tokenization.detokenizer(),
+        tokenizer.detokenizer(),
         request.sampling.stops,
-        tokenization.stop_token_ids,
-        tokenization.token_text,
+        tokenizer.stop_token_ids,
+        tokenizer.token_text,
         None if answer is None else answer.filter,
         held,
         alternatives if alternatives is not None else 0,
@@ -62,11 +68,17 @@ def leg_of(
         if not transcript.closed:  # a stop string may be in what the caller holds
             transcript.append(token_id)
     assembler = Assembler(len(transcript.token_ids), stall_s, now)
-    return Leg(row_id, work.model.name, len(work.prompt_token_ids), transcript, assembler, answer)
+    return Leg(
+        row_id, prepared.model.name, len(prepared.prompt_token_ids), transcript, assembler, answer
+    )
 
 
 def task_of(
-    stream: Stream, request: ValidRequest, work: Work, gateway_id: str, leg: Leg | None = None
+    stream: Stream,
+    request: ValidRequest,
+    prepared: PreparedPrompt,
+    gateway_id: str,
+    leg: Leg | None = None,
 ) -> Task:
     """The task of ``leg``, or of the one whose answer the stream has now."""
     leg = leg or stream.leg
@@ -74,19 +86,19 @@ def task_of(
     return Task(
         request_id=leg.row_id,
         gateway=gateway_id,
-        model=work.model.name,
+        model=prepared.model.name,
         tenant=request.tenant,
         priority_class=request.priority_class,
         deadline_unix_ms=unix_ms() + int(remaining_ms),
         published_unix_ms=unix_ms(),
-        prompt_token_ids=work.prompt_token_ids,
+        prompt_token_ids=prepared.prompt_token_ids,
         produced_token_ids=leg.transcript.token_ids,
-        sampling=work.sampling,
+        sampling=prepared.sampling,
         workload=request.workload,
     )
 
 
-def started_of(request_id: str, admitted: Admitted, trace_id: str) -> Started:
+def started_of(request_id: str, admitted: AdmittedRequest, trace_id: str) -> Started:
     """The first event of the answer."""
     plan, first = admitted.plan, admitted.first
     return Started(

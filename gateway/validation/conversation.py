@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.validation.violations import Violations
+from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
 
@@ -47,7 +47,7 @@ class Conversation:
 
 
 def conversation_of(
-    request: GenerateRequest | CountTokensRequest, found: Violations
+    request: GenerateRequest | CountTokensRequest, found: FieldViolations
 ) -> Conversation:
     """The input of ``request``; what is wrong with it goes into ``found``."""
     kind = request.WhichOneof("input")
@@ -61,7 +61,7 @@ def conversation_of(
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
 
 
-def check_not_emptied(conversation: Conversation, found: Violations) -> None:
+def check_not_emptied(conversation: Conversation, found: FieldViolations) -> None:
     """What was a text may be none after the safety layer took characters out."""
     for turn in conversation.turns:
         if not turn.content.strip():
@@ -69,7 +69,7 @@ def check_not_emptied(conversation: Conversation, found: Violations) -> None:
             return
 
 
-def _chat(messages: Iterable[ChatMessage], found: Violations) -> Conversation:
+def _chat(messages: Iterable[ChatMessage], found: FieldViolations) -> Conversation:
     turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
     if not turns:
         found.add("chat.messages", "needs at least one message")
@@ -80,7 +80,7 @@ def _chat(messages: Iterable[ChatMessage], found: Violations) -> Conversation:
     return Conversation(turns, raw=False)
 
 
-def _check_turn(index: int, turn: Turn, found: Violations) -> None:
+def _check_turn(index: int, turn: Turn, found: FieldViolations) -> None:
     at = f"chat.messages[{index}]"
     found.check(turn.role != "", f"{at}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
     found.check(turn.role != SYSTEM or index == 0, f"{at}.role", "ROLE_SYSTEM may only come first")

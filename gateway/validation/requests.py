@@ -1,6 +1,7 @@
 """`GenerateRequest` becomes a `ValidRequest`, or one error that names everything that is wrong."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,9 +9,9 @@ from typing import Final
 from gateway.models.catalog import Catalog
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import ValidSampling, sampling_of
-from gateway.validation.violations import Violations
-from sluice.defaults import AUTO, HIDDEN_TOKEN_ID
-from sluice.errors import DeadlinePassed, UnknownModel
+from gateway.validation.violations import FieldViolations
+from sluice.defaults import AUTO, HIDDEN_TOKEN_ID, TENANT_METADATA
+from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest
 
@@ -20,6 +21,9 @@ MAX_LABEL_VALUE_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 128
 WORKLOAD_LABEL: Final = "task"
 """The label that says what kind of work a request is."""
+
+DEFAULT_TENANT: Final = "default"
+_TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _CLASSES: Final[Mapping[int, str]] = {
     inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
@@ -74,7 +78,7 @@ def validate(
     """
     if remaining_s is not None and remaining_s <= 0:
         raise DeadlinePassed("the deadline passed before the request arrived")
-    found = Violations()
+    found = FieldViolations()
     conversation = conversation_of(request, found)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
     found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
@@ -114,14 +118,28 @@ def validate_count(
     Raises:
         InvalidRequest, UnknownModel: as `validate`.
     """
-    found = Violations()
+    found = FieldViolations()
     conversation = conversation_of(request, found)
     return conversation, _model(request.model, catalog, found)
 
 
+def tenant_of(metadata: Mapping[str, str]) -> str:
+    """The tenant that pays for a call: the one its metadata names, else "default".
+
+    Raises:
+        InvalidRequest: the metadata holds no valid name.
+    """
+    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
+    if _TENANT.fullmatch(name) is None:
+        raise InvalidRequest.of(
+            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
+        )
+    return name
+
+
 def check_labels(labels: Mapping[str, str]) -> None:
     """Raises InvalidRequest for labels that are too many or too long."""
-    found = Violations()
+    found = FieldViolations()
     _check_labels(labels, found)
     found.raise_if_any()
 
@@ -131,7 +149,7 @@ def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
     return all(token < size or token == HIDDEN_TOKEN_ID for token in token_ids)
 
 
-def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
+def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". Ends the checks: raises what was found."""
     known = ", ".join(catalog.answering)
     if name in ("", AUTO):
@@ -147,7 +165,7 @@ def _model(name: str, catalog: Catalog, found: Violations) -> str | None:
     raise UnknownModel(message, metadata={"models": known})
 
 
-def _check_labels(labels: Mapping[str, str], found: Violations) -> None:
+def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
     for key, value in labels.items():
         if not 1 <= len(key) <= MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_VALUE_CHARS:
@@ -158,7 +176,7 @@ def _check_labels(labels: Mapping[str, str], found: Violations) -> None:
             return
 
 
-def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) -> int | None:
+def _seed(request: GenerateRequest, sampling: ValidSampling, found: FieldViolations) -> int | None:
     """The seed that the caller set, in either place."""
     resumed = request.resume.seed if request.resume.HasField("seed") else None
     seed = resumed if sampling.seed is None else sampling.seed
@@ -167,7 +185,7 @@ def _seed(request: GenerateRequest, sampling: ValidSampling, found: Violations) 
     return seed
 
 
-def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: Violations) -> None:
+def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: FieldViolations) -> None:
     model = request.resume.model
     if model and model not in catalog.answering:
         known = ", ".join(catalog.answering)
@@ -175,7 +193,7 @@ def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: Viola
 
 
 def _check_resume(
-    request: GenerateRequest, sampling: ValidSampling, catalog: Catalog, found: Violations
+    request: GenerateRequest, sampling: ValidSampling, catalog: Catalog, found: FieldViolations
 ) -> None:
     token_ids = request.resume.token_ids
     if not token_ids:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.validation.violations import Violations
+from gateway.validation.violations import FieldViolations
 from sluice.constraints import problem_of_json_schema, problem_of_regex
 from sluice.v1.inference_pb2 import SamplingParams
 
@@ -48,7 +48,9 @@ class ValidSampling:
         return None if self.regex is None else "regex"
 
 
-def sampling_of(params: SamplingParams, max_answer_tokens: int, found: Violations) -> ValidSampling:
+def sampling_of(
+    params: SamplingParams, max_answer_tokens: int, found: FieldViolations
+) -> ValidSampling:
     """The parameters with their defaults; what is wrong with them goes into ``found``."""
     sampling = ValidSampling(
         max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
@@ -76,7 +78,7 @@ def sampling_of(params: SamplingParams, max_answer_tokens: int, found: Violation
     return sampling
 
 
-def _check_numbers(s: ValidSampling, max_answer_tokens: int, found: Violations) -> None:
+def _check_numbers(s: ValidSampling, max_answer_tokens: int, found: FieldViolations) -> None:
     found.check(
         s.max_tokens is None or 1 <= s.max_tokens <= max_answer_tokens,
         "sampling.max_tokens",
@@ -99,7 +101,7 @@ def _check_numbers(s: ValidSampling, max_answer_tokens: int, found: Violations) 
     )
 
 
-def _check_losses(s: ValidSampling, found: Violations) -> None:
+def _check_losses(s: ValidSampling, found: FieldViolations) -> None:
     found.check(
         abs(s.presence_penalty) <= MAX_LOSS, "sampling.presence_penalty", "must be in [-2, 2]"
     )
@@ -108,7 +110,7 @@ def _check_losses(s: ValidSampling, found: Violations) -> None:
     )
 
 
-def _check_min_tokens(s: ValidSampling, max_answer_tokens: int, found: Violations) -> None:
+def _check_min_tokens(s: ValidSampling, max_answer_tokens: int, found: FieldViolations) -> None:
     limit = s.max_tokens or max_answer_tokens
     found.check(
         s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}"
@@ -121,7 +123,7 @@ def _check_min_tokens(s: ValidSampling, max_answer_tokens: int, found: Violation
     )
 
 
-def _check_stops(stops: tuple[str, ...], found: Violations) -> None:
+def _check_stops(stops: tuple[str, ...], found: FieldViolations) -> None:
     found.check(len(stops) <= MAX_STOPS, "sampling.stop", f"has more than {MAX_STOPS} strings")
     for index, stop in enumerate(stops):
         found.check(
@@ -131,7 +133,7 @@ def _check_stops(stops: tuple[str, ...], found: Violations) -> None:
         )
 
 
-def _check_constraint(s: ValidSampling, found: Violations) -> None:
+def _check_constraint(s: ValidSampling, found: FieldViolations) -> None:
     reason = None
     if s.json_schema is not None:
         reason = problem_of_json_schema(s.json_schema)

@@ -3,7 +3,7 @@
 from sluice.errors import FieldViolation, InvalidRequest
 
 
-class Violations:
+class FieldViolations:
     """The wrong fields found so far."""
 
     def __init__(self) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.models.catalog import Catalog, load_catalog
+from gateway.config.models import load_catalog
+from gateway.models.catalog import Catalog
 from tests.gateway.kit.tokenizer import write_model
 from tests.gateway.kit.wire import Wire, open_wire, settings_for
 

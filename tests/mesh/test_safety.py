@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from gateway.models.catalog import load_catalog
+from gateway.config.models import load_catalog
 from sluice.client import AsyncClient, FinishReason
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.v1 import inference_pb2 as pb
@@ -17,7 +17,7 @@ PROMPT = f"The key is {KEY}; keep it. "
 
 
 async def test_a_secret_of_the_prompt_does_not_come_back(mesh: RunningMesh) -> None:
-    tokenization = load_catalog(mesh.settings)["echo"].tokenization
+    tokenization = load_catalog(mesh.settings)["echo"].tokenizer
     asked = tokenization.encode_text(PROMPT)
     async with AsyncClient(mesh.address) as client:
         answer = await client.generate(
@@ -35,7 +35,7 @@ async def test_a_secret_of_the_prompt_does_not_come_back(mesh: RunningMesh) -> N
 
 async def test_an_answer_goes_on_behind_hidden_tokens(mesh: RunningMesh) -> None:
     """As after the loss of a gateway: another request, which holds the beginning of the answer as it was shown."""
-    asked = load_catalog(mesh.settings)["echo"].tokenization.encode_text(PROMPT)
+    asked = load_catalog(mesh.settings)["echo"].tokenizer.encode_text(PROMPT)
     request = pb.GenerateRequest(
         prompt=PROMPT,
         model="echo",

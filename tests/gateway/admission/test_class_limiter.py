@@ -1,14 +1,14 @@
 import asyncio
 
-from gateway.admission.class_limiter import AT_ONCE, Turns
+from gateway.admission.class_limiter import AT_ONCE, ClassLimiter
 
 BOUND_S = 5.0
 
 
 async def waiting(
-    turns: Turns, priority_class: str, entered: list[str], leave: asyncio.Event
+    limiter: ClassLimiter, priority_class: str, entered: list[str], leave: asyncio.Event
 ) -> None:
-    async with turns.turn(priority_class):
+    async with limiter.slot(priority_class):
         entered.append(priority_class)
         await leave.wait()
 
@@ -20,9 +20,9 @@ async def settled() -> None:
 
 
 async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_others() -> None:
-    turns, entered, leave = Turns(), list[str](), asyncio.Event()
+    limiter, entered, leave = ClassLimiter(), list[str](), asyncio.Event()
     names = ["bulk"] * 50 + ["interactive"] * 3 + ["standard"] * 9
-    calls = [asyncio.create_task(waiting(turns, name, entered, leave)) for name in names]
+    calls = [asyncio.create_task(waiting(limiter, name, entered, leave)) for name in names]
     await settled()
     counts = {name: entered.count(name) for name in set(names)}
     assert counts == {"bulk": AT_ONCE["bulk"], "standard": AT_ONCE["standard"], "interactive": 3}
@@ -33,13 +33,13 @@ async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_ot
 
 
 async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
-    turns, entered, leave = Turns(), list[str](), asyncio.Event()
-    calls = [asyncio.create_task(waiting(turns, "bulk", entered, leave)) for _ in range(4)]
+    limiter, entered, leave = ClassLimiter(), list[str](), asyncio.Event()
+    calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
     await settled()
     calls[2].cancel()
     leave.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.wait(calls)
     assert len(entered) == 3
-    async with asyncio.timeout(BOUND_S), turns.turn("bulk"), turns.turn("bulk"):
-        pass  # All turns came back.
+    async with asyncio.timeout(BOUND_S), limiter.slot("bulk"), limiter.slot("bulk"):
+        pass  # All slots came back.

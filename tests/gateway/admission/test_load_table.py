@@ -1,6 +1,6 @@
 """What the batchers' reports say together."""
 
-from gateway.admission.load_table import EXPIRY_S, Directory
+from gateway.admission.load_table import EXPIRY_S, ModelLoadTable
 from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
 
 
@@ -12,32 +12,32 @@ def report(
 
 
 def test_a_model_is_ready_while_a_batcher_says_so() -> None:
-    directory = Directory()
-    assert not directory.load("m", 0).ready
-    directory.take(report("b1"), 0)
-    assert directory.load("m", EXPIRY_S - 0.1).ready
-    assert not directory.load("m", EXPIRY_S).ready
-    assert not directory.load("other", 0).ready
+    loads = ModelLoadTable()
+    assert not loads.load("m", 0).ready
+    loads.update(report("b1"), 0)
+    assert loads.load("m", EXPIRY_S - 0.1).ready
+    assert not loads.load("m", EXPIRY_S).ready
+    assert not loads.load("other", 0).ready
 
 
 def test_a_batcher_that_leaves_is_forgotten_at_once() -> None:
-    directory = Directory()
-    directory.take(report("b1"), 0)
-    directory.take(report("b1", leaving=True), 0)
-    assert not directory.load("m", 0).ready
+    loads = ModelLoadTable()
+    loads.update(report("b1"), 0)
+    loads.update(report("b1", leaving=True), 0)
+    assert not loads.load("m", 0).ready
 
 
 def test_a_batcher_without_workers_makes_nothing_ready() -> None:
-    directory = Directory()
-    directory.take(report("b1", workers=0), 0)
-    assert not directory.load("m", 0).ready
+    loads = ModelLoadTable()
+    loads.update(report("b1", workers=0), 0)
+    assert not loads.load("m", 0).ready
 
 
 def test_batchers_share_workers_but_not_queues() -> None:
-    directory = Directory()
-    directory.take(report("b1"), 0)
-    directory.take(report("b2", queued=5), 0)
-    load = directory.load("m", 1)
+    loads = ModelLoadTable()
+    loads.update(report("b1"), 0)
+    loads.update(report("b2", queued=5), 0)
+    load = loads.load("m", 1)
     assert (load.slots, load.running, load.queued) == (8, 3, 7)
-    directory.expire(EXPIRY_S)
-    assert directory.load("m", 1).queued == 0
+    loads.expire(EXPIRY_S)
+    assert loads.load("m", 1).queued == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.admission.load_table import Directory
-from gateway.admission.overload import MARGIN, Demand, Overload
+from gateway.admission.load_table import ModelLoadTable
+from gateway.admission.overload import MARGIN, OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import PINNED, SAFETY, Plan
 from sluice.errors import ModelUnavailable, Overloaded
@@ -19,11 +19,11 @@ class Scene:
 
     def __init__(self, queue_max: int = 50) -> None:
         self.now = 10.0
-        self.directory = Directory()
+        self.loads = ModelLoadTable()
         fallbacks = {"large": ("medium", "small")}
         tiers = {"large": "l", "medium": "m", "small": "s"}
         self.breakers = Breakers(BreakerSettings(failures=1))
-        self.overload = Overload(self.directory, fallbacks, tiers, queue_max, self.breakers)
+        self.overload = OverloadControl(self.loads, fallbacks, tiers, queue_max, self.breakers)
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each."""
@@ -44,14 +44,14 @@ class Scene:
             )
             for model, wait_s in waits_s.items()
         ]
-        self.directory.take(BatcherReport(batcher=batcher, models=models), self.now)
+        self.loads.update(BatcherReport(batcher=batcher, models=models), self.now)
 
     def choose(
         self, timeout_s: float, *, allow: bool = False, after_s: float = 0.0, strategy: str = PINNED
     ) -> Plan:
         now = self.now + after_s
-        demand = Demand("standard", now + timeout_s, allow)
-        return self.overload.choose(Plan("large", "l", strategy, "asked for"), demand, now)
+        scheduling = SchedulingParams("standard", now + timeout_s, allow)
+        return self.overload.choose(Plan("large", "l", strategy, "asked for"), scheduling, now)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_full_queue_refuses_whatever_the_deadline(scene: Scene) -> None:
 def test_batchers_share_the_work(scene: Scene) -> None:
     scene.report("b1", large=4.0)
     scene.report("b2", large=0.0)
-    load = scene.directory.load("large", scene.now)
+    load = scene.loads.load("large", scene.now)
     assert load.tokens_per_s == 2 * TOKENS_PER_S
     assert load.of_class("standard").wait_s == 2.0
     assert load.of_class("standard").queued == 20
@@ -154,14 +154,18 @@ def test_batchers_share_the_work(scene: Scene) -> None:
 
 def test_a_request_is_hopeless_when_no_model_that_may_answer_is_in_time(scene: Scene) -> None:
     scene.report(large=9.0, medium=9.0, small=9.0)
-    late = Demand("standard", scene.now + 3.0, allow_degraded=True)
+    late = SchedulingParams("standard", scene.now + 3.0, allow_degraded=True)
     with pytest.raises(Overloaded):
         scene.overload.refuse_hopeless(["large"], late, scene.now)
     scene.report(large=9.0, medium=9.0, small=0.0)
     scene.overload.refuse_hopeless(["large"], late, scene.now)
-    scene.overload.refuse_hopeless(["large", "small"], Demand("standard", 13.0), scene.now)
+    scene.overload.refuse_hopeless(
+        ["large", "small"], SchedulingParams("standard", 13.0), scene.now
+    )
     with pytest.raises(Overloaded):
-        scene.overload.refuse_hopeless(["large", "medium"], Demand("standard", 13.0), scene.now)
+        scene.overload.refuse_hopeless(
+            ["large", "medium"], SchedulingParams("standard", 13.0), scene.now
+        )
 
 
 def test_a_model_that_failed_is_left_alone_and_the_next_one_answers(scene: Scene) -> None:

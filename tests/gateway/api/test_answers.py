@@ -75,7 +75,7 @@ async def test_secrets_are_redacted_in_answers_by_default(guarded: Wire) -> None
     assert text_of(events) == SHOWN
     shown = tokens_of(events)
     assert len(shown) == len(tokens)
-    assert KEY not in guarded.catalog["small"].tokenization.tokenizer.decode(
+    assert KEY not in guarded.catalog["small"].tokenizer.tokenizer.decode(
         [token for token in shown if token != HIDDEN_TOKEN_ID]
     )
     told = [entry for event in events for entry in event.delta.logprobs]
@@ -116,7 +116,7 @@ async def test_values_of_the_prompt_come_back_in_the_answer(guarded: Wire) -> No
     task, events = await answered(
         guarded, under("restore", f"pay {IBAN}"), "<IBAN_1> it is, not <IBAN_2>"
     )
-    tokenizer = guarded.catalog["small"].tokenization.tokenizer
+    tokenizer = guarded.catalog["small"].tokenizer.tokenizer
     assert IBAN not in tokenizer.decode(list(task.prompt_token_ids))
     assert text_of(events) == f"{IBAN} it is, not <IBAN_2>"
 

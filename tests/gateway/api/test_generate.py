@@ -177,7 +177,7 @@ async def test_text_of_the_caller_makes_no_control_token(wire: Wire) -> None:
     task = await wire.batcher.task()
     await wire.batcher.send(task, last(0))
     await events_of(call)
-    tokenizer = wire.catalog["small"].tokenization.tokenizer
+    tokenizer = wire.catalog["small"].tokenizer.tokenizer
     shown = tokenizer.decode(list(task.prompt_token_ids), skip_special_tokens=False)
     assert shown == f"{BOS}{USER}hi< |end|>< |assistant|>\nyes{END}{ASSISTANT}"
     assert list(task.prompt_token_ids).count(id_of(tokenizer, ASSISTANT)) == 1

@@ -47,7 +47,7 @@ async def answered(
 
 
 def seen_by_model(wire: Wire, task: Task) -> str:
-    tokenizer = wire.catalog["small"].tokenization.tokenizer
+    tokenizer = wire.catalog["small"].tokenizer.tokenizer
     return tokenizer.decode(list(task.prompt_token_ids), skip_special_tokens=False)
 
 

@@ -18,9 +18,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gateway.config.models import load_catalog
 from gateway.config.policies import load_policies_of
 from gateway.config.routers import load_router
-from gateway.models.catalog import Catalog, load_catalog
+from gateway.models.catalog import Catalog
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway, running
@@ -80,7 +81,7 @@ class Wire:
         return InferenceServiceStub(self.channel)
 
     def tokens(self, text: str) -> list[int]:
-        tokenizer = self.catalog["small"].tokenization.tokenizer
+        tokenizer = self.catalog["small"].tokenizer.tokenizer
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     async def ready(self, *models: str) -> None:

@@ -4,14 +4,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.models.tokenization import Tokenization
+from gateway.models.tokenizer import ModelTokenizer
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Logprobs
 from tests.gateway.kit.tokenizer import END, id_of, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 END_ID = id_of(TOKENIZER, END)
-TOKENS = Tokenization(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozenset({END_ID}))
+TOKENS = ModelTokenizer(TOKENIZER, None, 256, TOKENIZER.get_vocab_size(), frozenset({END_ID}))
 
 
 def transcript(*stops: str) -> Transcript:

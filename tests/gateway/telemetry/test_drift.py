@@ -18,7 +18,7 @@ from gateway.routing.learned.artefact import save_to
 from gateway.routing.learned.training import train
 from gateway.routing.plan import Plan
 from gateway.routing.scores import CASCADE, PROMPT, HeadId, Score
-from gateway.telemetry.drift import Drift
+from gateway.telemetry.drift import DriftMonitor
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
@@ -58,13 +58,13 @@ USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
 
 
 class Heard:
-    """A `Drift` and what it says."""
+    """A `DriftMonitor` and what it says."""
 
     def __init__(self) -> None:
         self.events: list[RouterDriftEvent] = []
         self.reader = InMemoryMetricReader()
         meter = MeterProvider([self.reader]).get_meter("test")
-        self.drift = Drift("gw1", self.events.append, meter)
+        self.drift = DriftMonitor("gw1", self.events.append, meter)
 
     @property
     def told(self) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ def record(*heads: str, strategy: str = "learned", model: str = "small") -> Requ
     return RequestRecord(request_id="req-1", route=route, legs=[Leg(model=model)])
 
 
-def outcome_rows(drift: Drift) -> dict[str, int]:
+def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
     return {router.head: router.accuracy.rows for router in drift.health().routers}
 
 

@@ -47,7 +47,7 @@ async def judge(wire: Wire, check: Task, verdict: str) -> None:
 
 
 def asked(wire: Wire, check: Task) -> str:
-    tokenizer = wire.catalog["large"].tokenization.tokenizer
+    tokenizer = wire.catalog["large"].tokenizer.tokenizer
     return tokenizer.decode(list(check.prompt_token_ids))
 
 

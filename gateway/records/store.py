@@ -35,7 +35,7 @@ WRITE_S: Final = 5.0
 _RETRY_S: Final = 1.0
 
 
-class Recorder:
+class RecordStore:
     """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
 
     Attributes:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.prompts import fit
 from gateway.models.catalog import Catalog
-from gateway.validation.fit import fit
 from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import DeadlinePassed, InvalidRequest, PromptTooLong, UnknownModel
 from sluice.v1.inference_pb2 import (
@@ -231,7 +231,7 @@ def test_every_new_field_travels(catalog: Catalog, params: SamplingParams) -> No
 
 def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
     model = catalog["small"]
-    endless = replace(model, tokenization=replace(model.tokenization, stop_token_ids=frozenset()))
+    endless = replace(model, tokenizer=replace(model.tokenizer, stop_token_ids=frozenset()))
     free = check(catalog, GenerateRequest(prompt="hi"))
     assert fit(free, endless, 10)
     request = check(catalog, GenerateRequest(prompt="hi", sampling=SamplingParams(regex="a")))
@@ -248,4 +248,4 @@ def test_sampling_travels_complete(catalog: Catalog) -> None:
     assert sampling.logprobs
     assert sampling.top_logprobs == 3
     assert sampling.seed == 5
-    assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenization.stop_token_ids)
+    assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenizer.stop_token_ids)

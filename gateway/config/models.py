@@ -1,17 +1,24 @@
-"""Loads a `Tokenization` from a model's files."""
+"""The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from gateway.models.files import model_folder, read_json
-from gateway.models.template import ChatTemplate
-from gateway.models.tokenization import Tokenization
+from gateway.models.catalog import Catalog, ServedModel
+from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from sluice.labels import labels_of
-from sluice.settings import ModelSettings, SettingsError
+from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 
+_FILES: Final = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+]
 # Names of the context length in configurations of Hugging Face models.
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
@@ -23,7 +30,17 @@ _CONTEXT_KEYS: Final = (
 _TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
-def load_tokenization(model: ModelSettings) -> Tokenization:
+def load_catalog(settings: Settings) -> Catalog:
+    """Loads the tokenizers of all models.
+
+    Raises:
+        SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
+    """
+    models = {m.name: ServedModel(m, load_tokenizer(m)) for m in settings.models}
+    return Catalog(models, settings.routing.default)
+
+
+def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     """Reads tokenizer, template and limits of ``model``.
 
     Raises:
@@ -35,7 +52,7 @@ def load_tokenization(model: ModelSettings) -> Tokenization:
     generation = read_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder)
     tokens = _special_tokens(tokenizer_config)
-    return Tokenization(
+    return ModelTokenizer(
         tokenizer=tokenizer,
         template=_template(folder, tokenizer_config, tokens),
         context_tokens=model.context_tokens or _context_tokens(folder, config),
@@ -121,3 +138,49 @@ def _stop_token_ids(
     if named is not None:
         found.add(named)
     return frozenset(found)
+
+
+def model_folder(path: str) -> Path:
+    """Where the files of ``path`` (see `ModelSettings.path`) lie; a hub id is downloaded, without the weights.
+
+    Raises:
+        SettingsError: there is no such folder or hub id, or the tokenizer is missing.
+    """
+    folder = Path(resolve_model_path(path))
+    if not folder.is_dir():
+        folder = _download(path)
+    if not (folder / "tokenizer.json").is_file():
+        raise SettingsError(
+            f"{folder}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
+        )
+    return folder
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in ``file``; empty when there is no such file.
+
+    Raises:
+        SettingsError: it is not a JSON object.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{file}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{file}: must be a JSON object")
+    return value
+
+
+def _download(hub_id: str) -> Path:
+    # Imported here: a gateway that serves local folders should not pay for it.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+    except Exception as error:  # the library raises many kinds: network, name, access
+        kind = type(error).__name__
+        raise SettingsError(
+            f"model {hub_id!r} is no folder and could not be fetched as a hub id ({kind})"
+        ) from error

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from gateway.models.loading import load_tokenization
-from gateway.models.template import ChatTemplate, TemplateRefused
-from gateway.models.tokenization import PlainText, Tokenization
+from gateway.config.models import load_tokenizer
+from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainText, TemplateRefused
 from sluice.settings import ModelSettings, SettingsError
 from tests.gateway.kit.tokenizer import (
     ASSISTANT,
@@ -28,7 +27,7 @@ from tests.gateway.kit.tokenizer import (
 
 TOKENIZER = make_tokenizer()
 CONTROL = {id_of(TOKENIZER, token) for token in SPECIALS}
-TOKENIZATION = Tokenization(
+TOKENIZATION = ModelTokenizer(
     TOKENIZER,
     ChatTemplate(TEMPLATE, {"bos_token": BOS}),
     CONTEXT,
@@ -37,8 +36,8 @@ TOKENIZATION = Tokenization(
 )
 
 
-def load(folder: Path, **fields: int) -> Tokenization:
-    return load_tokenization(ModelSettings(name="small", path=str(folder), **fields))
+def load(folder: Path, **fields: int) -> ModelTokenizer:
+    return load_tokenizer(ModelSettings(name="small", path=str(folder), **fields))
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -134,7 +133,7 @@ def test_segments_cover_the_whole_text_and_fit(text: str, tokens_max: int) -> No
 
 def test_a_template_may_change_its_contents() -> None:
     template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
-    tokenization = Tokenization(TOKENIZER, template, CONTEXT, 320, frozenset())
+    tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())
     token_ids = tokenization.encode_chat(user("  hello "))
     assert TOKENIZER.decode(token_ids) == "[hello]"
 
@@ -216,4 +215,4 @@ def test_a_broken_folder_is_one_clear_line(
 
 def test_a_hub_id_that_cannot_be_fetched_is_one_clear_line() -> None:
     with pytest.raises(SettingsError, match="could not be fetched"):
-        load_tokenization(ModelSettings(name="small", path="nobody/nothing"))
+        load_tokenizer(ModelSettings(name="small", path="nobody/nothing"))

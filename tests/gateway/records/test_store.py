@@ -7,9 +7,9 @@ from typing import Any
 import nats
 import pytest
 
-from gateway.records import recorder
+from gateway.records import store
 from gateway.records.outcome_store import OutcomeStore
-from gateway.records.recorder import Recorder
+from gateway.records.store import RecordStore
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.ports import free_port
@@ -22,8 +22,8 @@ from tests.support.nats import running_nats
 BOUND_S = 10.0
 
 
-def opened(**records: Any) -> Recorder:
-    return Recorder(RecordsSettings(**records), OutcomeStore(OutcomeSettings()))
+def opened(**records: Any) -> RecordStore:
+    return RecordStore(RecordsSettings(**records), OutcomeStore(OutcomeSettings()))
 
 
 async def test_what_is_kept_can_be_found(nats_url: str) -> None:
@@ -45,7 +45,7 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
 
 async def test_a_flood_is_bounded_and_counted() -> None:
     kept = opened()
-    for number in range(recorder.WAITING_MAX + 5):
+    for number in range(store.WAITING_MAX + 5):
         kept.keep(RequestRecord(request_id=f"req-{number}"))
     assert kept.dropped == 5
 
