@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 
-from sluice.client.routers import RouterHealth, routers_of
+from sluice.client.lookups import RouterHealth, routers_of
 from sluice.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from supervisor import specs
 from supervisor.nats import wait_for_nats

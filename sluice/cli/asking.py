@@ -8,8 +8,7 @@ from random import Random
 from sluice.cli.questions import Question
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
-from sluice.client.answer import Answer, AnswerBuilder
-from sluice.client.events import Delta, LegUsage
+from sluice.client.answer import Answer, AnswerBuilder, Delta, LegUsage
 from sluice.client.request import GenerateOptions
 from sluice.errors import SluiceError
 

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from sluice.cli import failure, options, output
 from sluice.client.aio import AsyncClient
-from sluice.client.answer import Answer, AnswerBuilder
-from sluice.client.events import Delta
+from sluice.client.answer import Answer, AnswerBuilder, Delta
 from sluice.errors import SluiceError
 
 PROMPTS: Final = (

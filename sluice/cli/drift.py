@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from sluice.cli import options, output
 from sluice.client.blocking import Client
-from sluice.client.routers import AccuracyDrift, InputDrift, RouterHealth
+from sluice.client.lookups import AccuracyDrift, InputDrift, RouterHealth
 
 
 def drift(address: options.Address = options.ADDRESS, as_json: options.Json = False) -> None:

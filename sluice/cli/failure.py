@@ -52,7 +52,7 @@ def describe(error: Exception) -> dict[str, Any]:
 
 
 def _of_mesh(error: Any) -> dict[str, Any]:
-    from sluice.client.failures import ConnectionLost
+    from sluice.client.channel import ConnectionLost
 
     hint = "; is a mesh running there? `sluice up` starts one" * isinstance(error, ConnectionLost)
     described: dict[str, Any] = {

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
-from sluice.client.answer import Answer, AnswerBuilder
-from sluice.client.events import Delta, Event
+from sluice.client.answer import Answer, AnswerBuilder, Delta, Event
 
 _CONTROL: Final = dict.fromkeys(
     {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}"

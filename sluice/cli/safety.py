@@ -9,7 +9,7 @@ import typer
 
 from sluice.cli import options, output
 from sluice.client.blocking import Client
-from sluice.client.safety import SafetyCheck
+from sluice.client.lookups import SafetyCheck
 from sluice.errors import InvalidRequest
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Final, TypeVar
 
 from simulator.summary import Percentiles, percentiles
-from sluice.client.events import LegUsage
+from sluice.client.answer import LegUsage
 
 _T = TypeVar("_T")
 

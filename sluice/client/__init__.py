@@ -12,10 +12,9 @@ A stream that breaks is resumed at the token where it was. Errors are the classe
 """
 
 from sluice.client.aio import AsyncAnswerStream, AsyncClient
-from sluice.client.answer import Answer, AnswerBuilder, collect
-from sluice.client.blocking import AnswerStream, Client
-from sluice.client.catalog import Model, TokenCount
-from sluice.client.events import (
+from sluice.client.answer import (
+    Answer,
+    AnswerBuilder,
     Delta,
     Event,
     Finished,
@@ -29,12 +28,23 @@ from sluice.client.events import (
     TokenLogprob,
     TokenLogprobs,
     Usage,
+    collect,
 )
-from sluice.client.failures import ConnectionLost
+from sluice.client.blocking import AnswerStream, Client
+from sluice.client.channel import ConnectionLost
+from sluice.client.lookups import (
+    AccuracyDrift,
+    InputDrift,
+    Model,
+    RouterHealth,
+    SafetyCheck,
+    SafetyDryRun,
+    SafetyFinding,
+    SafetyMove,
+    TokenCount,
+)
 from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
 from sluice.client.retry import RetryPolicy
-from sluice.client.routers import AccuracyDrift, InputDrift, RouterHealth
-from sluice.client.safety import SafetyCheck, SafetyDryRun, SafetyFinding, SafetyMove
 
 __all__ = [
     "AccuracyDrift",

@@ -1,19 +1,18 @@
-"""The asyncio client."""
+"""The asyncio client. `Client` in blocking.py is generated from this file: run scripts/gen_client after a change."""
 
-import asyncio
-import time
+from __future__ import annotations
+
+from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from time import monotonic
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
-import grpc.aio
 
-from sluice.client import catalog, channel, failures, routers, safety
-from sluice.client.answer import Answer, AnswerBuilder
-from sluice.client.catalog import Model, TokenCount
-from sluice.client.events import Event
-from sluice.client.exchange import Exchange
+from sluice.client import channel, lookups
+from sluice.client.answer import Answer, AnswerBuilder, Event
+from sluice.client.lookups import Model, RouterHealth, SafetyCheck, SafetyDryRun, TokenCount
 from sluice.client.request import (
     GenerateOptions,
     Prompt,
@@ -21,9 +20,8 @@ from sluice.client.request import (
     count_request,
     generate_request,
 )
+from sluice.client.resumption import ResumableAnswer
 from sluice.client.retry import Retries, RetryPolicy
-from sluice.client.routers import RouterHealth
-from sluice.client.safety import SafetyCheck, SafetyDryRun
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import admin_pb2
@@ -38,10 +36,10 @@ _R = TypeVar("_R")
 class AsyncAnswerStream(AsyncIterator[Event]):
     """The events of one answer. The call begins with the first event that is asked for.
 
-    Leave it with ``async with`` or `aclose` when it is not read to its end: that tells the mesh to stop.
+    Use it as a context manager, or close it, when you may not read it to its end: leaving it cancels the request.
     """
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[Event]) -> None:
         self._events = events
 
     async def __anext__(self) -> Event:
@@ -76,9 +74,10 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
 
 class AsyncClient:
-    """Asks a Sluice gateway, from asyncio.
+    """Asks a Sluice gateway. Errors are the classes of `sluice.errors`.
 
-    Make it inside the running loop: ``async with AsyncClient() as client``. Errors are the classes of `sluice.errors`.
+    Use it as a context manager. The asyncio client belongs to the loop that it was made in. The blocking client may be
+    shared between threads; one stream belongs to one thread.
 
     Args:
         address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
@@ -95,7 +94,7 @@ class AsyncClient:
         self.address = channel.resolve_address(address)
         self._retry = retry or RetryPolicy()
         self._metadata = channel.tenant_metadata(tenant)
-        self._channel = grpc.aio.insecure_channel(self.address, options=channel.OPTIONS)
+        self._channel = channel.open_aio(self.address)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
 
@@ -130,7 +129,7 @@ class AsyncClient:
         """
         request = count_request(prompt, model, raw_prompt)
         response = await self._lookup(self._stub.CountTokens, request, timeout_s)
-        return catalog.count_of(response)
+        return lookups.count_of(response)
 
     async def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[Model]:
         """The models, in the order of the mesh's configuration.
@@ -139,7 +138,7 @@ class AsyncClient:
             SluiceError: the gateway does not answer.
         """
         request = pb.ListModelsRequest()
-        return catalog.models_of(await self._lookup(self._stub.ListModels, request, timeout_s))
+        return lookups.models_of(await self._lookup(self._stub.ListModels, request, timeout_s))
 
     async def check_safety(
         self,
@@ -155,7 +154,7 @@ class AsyncClient:
         """
         request = check_request(text, labels or {})
         response = await self._lookup(self._stub.CheckSafety, request, timeout_s)
-        return safety.check_of(response)
+        return lookups.check_of(response)
 
     async def explain(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
@@ -212,8 +211,8 @@ class AsyncClient:
         try:
             async for response in call:
                 yield response
-        except grpc.aio.AioRpcError as failed:
-            raise failures.error_of(failed) from failed
+        except grpc.RpcError as failed:
+            raise channel.error_of(failed) from failed
         finally:
             call.cancel()
 
@@ -225,7 +224,7 @@ class AsyncClient:
         """
         request = pb.GetSafetyDryRunRequest()
         response = await self._lookup(self._stub.GetSafetyDryRun, request, timeout_s)
-        return safety.dry_run_of(response)
+        return lookups.dry_run_of(response)
 
     async def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:
         """Whether the learned routers have drifted, as this gateway has seen it.
@@ -235,7 +234,7 @@ class AsyncClient:
         """
         request = admin_pb2.GetRouterHealthRequest()
         response = await self._lookup(self._admin.GetRouterHealth, request, timeout_s)
-        return routers.routers_of(response)
+        return lookups.routers_of(response)
 
     async def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""
@@ -246,44 +245,38 @@ class AsyncClient:
         request: pb.GenerateRequest,
         timeout_s: float | None,
         metadata: tuple[tuple[str, str], ...],
-    ) -> AsyncGenerator[Event, None]:
-        exchange = Exchange(request)
-        retries = Retries(self._retry, timeout_s, time.monotonic())
-        while not exchange.complete:
+    ) -> AsyncGenerator[Event]:
+        answer = ResumableAnswer(request)
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while not answer.complete:
             call = self._stub.Generate(
-                exchange.next_request(),
-                timeout=retries.timeout_s(time.monotonic()),
+                answer.next_request(),
+                timeout=retries.timeout_s(monotonic()),
                 metadata=metadata,
             )
-            error: SluiceError = failures.ended_early()
+            error: SluiceError = channel.ended_early()
             try:
                 async for response in call:
-                    if (event := exchange.accept(response)) is not None:
+                    if (event := answer.accept(response)) is not None:
                         retries.saw(event)
                         yield event
-            except grpc.aio.AioRpcError as failed:
-                error = failures.error_of(failed)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
             finally:
                 call.cancel()  # gRPC leaves a call running that nobody reads any more
-            if not exchange.complete:
-                await asyncio.sleep(retries.wait_s_after(error, time.monotonic()))
+            if not answer.complete:
+                await sleep(retries.wait_s_after(error, monotonic()))
 
-    async def _lookup(
-        self, method: "grpc.aio.UnaryUnaryMultiCallable[_Q, _R]", request: _Q, timeout_s: float
-    ) -> _R:
+    async def _lookup(self, method: channel.AioMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
         channel.check_timeout(timeout_s)
-        retries = Retries(self._retry, timeout_s, time.monotonic())
+        retries = Retries(self._retry, timeout_s, monotonic())
         while True:
-            call = method(
-                request, timeout=retries.timeout_s(time.monotonic()), metadata=self._metadata
-            )
+            left_s = retries.timeout_s(monotonic())
             try:
-                return await call
-            except grpc.aio.AioRpcError as failed:
-                error = failures.error_of(failed)
-            finally:
-                call.cancel()
-            await asyncio.sleep(retries.wait_s_after(error, time.monotonic()))
+                return await method(request, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            await sleep(retries.wait_s_after(error, monotonic()))
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,22 +1,173 @@
-"""A whole answer, collected from its events."""
+"""An answer as plain frozen data, event by event and whole: what a caller of the client sees instead of protobuf.
+
+A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from sluice.client.events import (
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    LegUsage,
-    Notice,
-    NoticeKind,
-    Route,
-    Started,
-    Timings,
-    TokenLogprobs,
-    Usage,
-)
+from sluice.v1 import inference_pb2 as pb
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """The model ended it."""
+    LENGTH = "length"
+    """max_tokens or the end of the context was reached."""
+    STOP_SEQUENCE = "stop_sequence"
+    """One of the request's stop strings came up."""
+    CONTENT_FILTER = "content_filter"
+    """The safety policy ended it; `Finished.rules` says why."""
+    UNKNOWN = "unknown"
+    """A reason that this client is too old to know."""
+
+
+class NoticeKind(StrEnum):
+    """What a notice tells."""
+
+    RECOVERED = "recovered"
+    """The process that computed the answer was lost; another one went on at the same token."""
+    REPLAYED = "replayed"
+    """The answer is a replay of an earlier one with the same idempotency key."""
+    ESCALATED = "escalated"
+    """The answer was in doubt, and `Notice.model` answers instead: every delta so far is void."""
+    RECONNECTED = "reconnected"
+    """This client lost its connection and went on at the same token; `Notice.message` names the request."""
+    UNKNOWN = "unknown"
+    """A kind that this client is too old to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Why a model was chosen: its tier, the strategy that decided, and a sentence for people.
+
+    ``degraded``: it is smaller than the chosen one, which could not have answered in time.
+    """
+
+    tier: str
+    strategy: str
+    reason: str
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted.
+
+    Attributes:
+        request_id: names the request in logs.
+        trace_id: 32 hex digits.
+        model: the one that answers.
+        route: how it was chosen.
+        seed: of the draws.
+        prompt_tokens: tokens of the prompt, template included.
+    """
+
+    request_id: str
+    trace_id: str
+    model: str
+    route: Route
+    seed: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its text and the natural logarithm of its probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the drawn token, and the most probable ones."""
+
+    logprob: float
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
+
+    `sluice.defaults.HIDDEN_TOKEN_ID` stands for a token whose text the safety policy hides; its log-probabilities are
+    blank.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    index: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something happened that did not end the answer; `model` is set with `NoticeKind.ESCALATED`."""
+
+    kind: NoticeKind
+    message: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of the prompt (template included) and of the answer (tokens of a stop string included)."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegUsage:
+    """What one model used; ``unused``: it began together with another one, and its work was thrown away."""
+
+    model: str
+    usage: Usage
+    unused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds per hop; `Timings` in inference.proto says what each covers."""
+
+    safety_ms: float
+    route_ms: float
+    tokenize_ms: float
+    publish_ms: float
+    queue_ms: float
+    batch_ms: float
+    prefill_ms: float
+    decode_ms: float
+    time_to_first_token_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete.
+
+    Attributes:
+        stop: the stop string that ended it.
+        rules: those of the safety policy that ended it.
+        model: whose answer it is.
+        legs: what every model used that worked on it, in order.
+    """
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str
+    rules: tuple[str, ...] = ()
+    model: str = ""
+    legs: tuple[LegUsage, ...] = ()
+
+
+Event = Started | Delta | Notice | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +263,61 @@ def collect(events: Iterable[Event]) -> Answer:
     for event in events:
         builder.add(event)
     return builder.build()
+
+
+def started_of(message: pb.Started) -> Started:
+    """The event in `message`."""
+    chosen = message.route
+    route = Route(chosen.tier, chosen.strategy, chosen.reason, chosen.degraded)
+    return Started(
+        message.request_id,
+        message.trace_id,
+        message.model,
+        route,
+        message.seed,
+        message.prompt_tokens,
+    )
+
+
+def delta_of(message: pb.Delta) -> Delta:
+    """The event in `message`."""
+    logprobs = tuple(
+        TokenLogprobs(
+            entry.logprob, tuple(TokenLogprob(t.token_id, t.text, t.logprob) for t in entry.top)
+        )
+        for entry in message.logprobs
+    )
+    return Delta(message.text, tuple(message.token_ids), message.index, logprobs)
+
+
+def notice_of(message: pb.Notice) -> Notice:
+    """The event in `message`."""
+    kinds = {
+        pb.NOTICE_KIND_RECOVERED: NoticeKind.RECOVERED,
+        pb.NOTICE_KIND_REPLAYED: NoticeKind.REPLAYED,
+        pb.NOTICE_KIND_ESCALATED: NoticeKind.ESCALATED,
+    }
+    return Notice(kinds.get(message.kind, NoticeKind.UNKNOWN), message.message, message.model)
+
+
+def finished_of(message: pb.Finished) -> Finished:
+    """The event in `message`."""
+    reasons = {
+        pb.FINISH_REASON_STOP: FinishReason.STOP,
+        pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+        pb.FINISH_REASON_STOP_SEQUENCE: FinishReason.STOP_SEQUENCE,
+        pb.FINISH_REASON_CONTENT_FILTER: FinishReason.CONTENT_FILTER,
+    }
+    return Finished(
+        reasons.get(message.reason, FinishReason.UNKNOWN),
+        _usage_of(message.usage),
+        Timings(**{name: getattr(message.timings, name) for name in Timings.__slots__}),
+        message.stop,
+        tuple(message.rules),
+        message.model,
+        tuple(LegUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.legs),
+    )
+
+
+def _usage_of(message: pb.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.completion_tokens)

@@ -1,17 +1,18 @@
-"""The client for programs without asyncio. Safe to share between threads; one stream belongs to one thread."""
+# Generated from aio.py by scripts/gen_client; do not edit.
+"""The blocking client."""
 
-import time
+from __future__ import annotations
+
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from sluice.client import catalog, channel, failures, routers, safety
-from sluice.client.answer import Answer, AnswerBuilder
-from sluice.client.catalog import Model, TokenCount
-from sluice.client.events import Event
-from sluice.client.exchange import Exchange
+from sluice.client import channel, lookups
+from sluice.client.answer import Answer, AnswerBuilder, Event
+from sluice.client.lookups import Model, RouterHealth, SafetyCheck, SafetyDryRun, TokenCount
 from sluice.client.request import (
     GenerateOptions,
     Prompt,
@@ -19,9 +20,8 @@ from sluice.client.request import (
     count_request,
     generate_request,
 )
+from sluice.client.resumption import ResumableAnswer
 from sluice.client.retry import Retries, RetryPolicy
-from sluice.client.routers import RouterHealth
-from sluice.client.safety import SafetyCheck, SafetyDryRun
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import admin_pb2
@@ -36,10 +36,10 @@ _R = TypeVar("_R")
 class AnswerStream(Iterator[Event]):
     """The events of one answer. The call begins with the first event that is asked for.
 
-    Leave it with ``with`` or `close` when it is not read to its end: that tells the mesh to stop.
+    Use it as a context manager, or close it, when you may not read it to its end: leaving it cancels the request.
     """
 
-    def __init__(self, events: Generator[Event, None, None]) -> None:
+    def __init__(self, events: Generator[Event]) -> None:
         self._events = events
 
     def __next__(self) -> Event:
@@ -74,9 +74,10 @@ class AnswerStream(Iterator[Event]):
 
 
 class Client:
-    """Asks a Sluice gateway, and waits.
+    """Asks a Sluice gateway. Errors are the classes of `sluice.errors`.
 
-    Use it as ``with Client() as client``. Errors are the classes of `sluice.errors`.
+    Use it as a context manager. The asyncio client belongs to the loop that it was made in. The blocking client may be
+    shared between threads; one stream belongs to one thread.
 
     Args:
         address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
@@ -93,7 +94,7 @@ class Client:
         self.address = channel.resolve_address(address)
         self._retry = retry or RetryPolicy()
         self._metadata = channel.tenant_metadata(tenant)
-        self._channel = grpc.insecure_channel(self.address, options=channel.OPTIONS)
+        self._channel = channel.open_blocking(self.address)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
 
@@ -127,7 +128,8 @@ class Client:
             SluiceError: it cannot be counted.
         """
         request = count_request(prompt, model, raw_prompt)
-        return catalog.count_of(self._lookup(self._stub.CountTokens, request, timeout_s))
+        response = self._lookup(self._stub.CountTokens, request, timeout_s)
+        return lookups.count_of(response)
 
     def list_models(self, *, timeout_s: float = channel.LOOKUP_S) -> list[Model]:
         """The models, in the order of the mesh's configuration.
@@ -136,7 +138,7 @@ class Client:
             SluiceError: the gateway does not answer.
         """
         request = pb.ListModelsRequest()
-        return catalog.models_of(self._lookup(self._stub.ListModels, request, timeout_s))
+        return lookups.models_of(self._lookup(self._stub.ListModels, request, timeout_s))
 
     def check_safety(
         self,
@@ -152,7 +154,7 @@ class Client:
         """
         request = check_request(text, labels or {})
         response = self._lookup(self._stub.CheckSafety, request, timeout_s)
-        return safety.check_of(response)
+        return lookups.check_of(response)
 
     def explain(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
@@ -207,9 +209,10 @@ class Client:
         request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_unix_ms=since_unix_ms)
         call = self._admin.ListOutcomes(request, timeout=timeout_s, metadata=self._metadata)
         try:
-            yield from call
+            for response in call:
+                yield response
         except grpc.RpcError as failed:
-            raise failures.error_of(failed) from failed
+            raise channel.error_of(failed) from failed
         finally:
             call.cancel()
 
@@ -221,7 +224,7 @@ class Client:
         """
         request = pb.GetSafetyDryRunRequest()
         response = self._lookup(self._stub.GetSafetyDryRun, request, timeout_s)
-        return safety.dry_run_of(response)
+        return lookups.dry_run_of(response)
 
     def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:
         """Whether the learned routers have drifted, as this gateway has seen it.
@@ -231,11 +234,49 @@ class Client:
         """
         request = admin_pb2.GetRouterHealthRequest()
         response = self._lookup(self._admin.GetRouterHealth, request, timeout_s)
-        return routers.routers_of(response)
+        return lookups.routers_of(response)
 
     def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""
         self._channel.close()
+
+    def _events(
+        self,
+        request: pb.GenerateRequest,
+        timeout_s: float | None,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> Generator[Event]:
+        answer = ResumableAnswer(request)
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while not answer.complete:
+            call = self._stub.Generate(
+                answer.next_request(),
+                timeout=retries.timeout_s(monotonic()),
+                metadata=metadata,
+            )
+            error: SluiceError = channel.ended_early()
+            try:
+                for response in call:
+                    if (event := answer.accept(response)) is not None:
+                        retries.saw(event)
+                        yield event
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()  # gRPC leaves a call running that nobody reads any more
+            if not answer.complete:
+                sleep(retries.wait_s_after(error, monotonic()))
+
+    def _lookup(self, method: channel.BlockingMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
+        channel.check_timeout(timeout_s)
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while True:
+            left_s = retries.timeout_s(monotonic())
+            try:
+                return method(request, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            sleep(retries.wait_s_after(error, monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -247,44 +288,3 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _events(
-        self,
-        request: pb.GenerateRequest,
-        timeout_s: float | None,
-        metadata: tuple[tuple[str, str], ...],
-    ) -> Generator[Event, None, None]:
-        exchange = Exchange(request)
-        retries = Retries(self._retry, timeout_s, time.monotonic())
-        while not exchange.complete:
-            call = self._stub.Generate(
-                exchange.next_request(),
-                timeout=retries.timeout_s(time.monotonic()),
-                metadata=metadata,
-            )
-            error: SluiceError = failures.ended_early()
-            try:
-                for response in call:
-                    if (event := exchange.accept(response)) is not None:
-                        retries.saw(event)
-                        yield event
-            except grpc.RpcError as failed:
-                error = failures.error_of(failed)
-            finally:
-                call.cancel()  # gRPC leaves a call running that nobody reads any more
-            if not exchange.complete:
-                time.sleep(retries.wait_s_after(error, time.monotonic()))
-
-    def _lookup(
-        self, method: "grpc.UnaryUnaryMultiCallable[_Q, _R]", request: _Q, timeout_s: float
-    ) -> _R:
-        channel.check_timeout(timeout_s)
-        retries = Retries(self._retry, timeout_s, time.monotonic())
-        while True:
-            try:
-                return method(
-                    request, timeout=retries.timeout_s(time.monotonic()), metadata=self._metadata
-                )
-            except grpc.RpcError as failed:
-                error = failures.error_of(failed)
-            time.sleep(retries.wait_s_after(error, time.monotonic()))

@@ -1,13 +1,24 @@
-"""How a client connects: address, options of the channel, metadata of a call."""
+"""What both clients share of gRPC: the channel, the metadata of a call, and the errors that a call raises."""
 
 import math
 import os
-from typing import Final
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, cast
 
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from sluice import errors
 from sluice.defaults import DEFAULT_ADDRESS, TENANT_METADATA
-from sluice.errors import InvalidRequest
+from sluice.errors import InvalidRequest, SluiceError
+
+if TYPE_CHECKING:
+    AioMethod = grpc.aio.UnaryUnaryMultiCallable
+    BlockingMethod = grpc.UnaryUnaryMultiCallable
 
 ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
 
@@ -16,7 +27,9 @@ LOOKUP_S: Final = 10.0
 LISTING_S: Final = 120.0
 """How long listing outcomes may take, which may be many, seconds."""
 
-OPTIONS: Final = (
+STATUS_KEY: Final = "grpc-status-details-bin"
+_TOO_LARGE: Final = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+_OPTIONS: Final = (
     # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -28,8 +41,18 @@ def resolve_address(address: str | None) -> str:
     return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
 
 
+def open_aio(address: str) -> grpc.aio.Channel:
+    """A channel for asyncio; made inside the running loop."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+def open_blocking(address: str) -> grpc.Channel:
+    """A channel for threads."""
+    return grpc.insecure_channel(address, options=_OPTIONS)
+
+
 def tenant_metadata(tenant: str | None) -> tuple[tuple[str, str], ...]:
-    """What names the tenant; empty without one."""
+    """Metadata that names the tenant; empty without one."""
     return () if tenant is None else ((TENANT_METADATA, tenant),)
 
 
@@ -41,10 +64,57 @@ def trace_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Says no to what is no length of time; what is over already fails as a deadline.
+    """Refuses what is not a finite number; a timeout of 0 or less fails later, as a deadline.
 
     Raises:
         InvalidRequest: it is not a number, or infinite.
     """
     if timeout_s is not None and not math.isfinite(timeout_s):
         raise InvalidRequest.of("timeout_s", f"{timeout_s} is not a number of seconds")
+
+
+class ConnectionLost(errors.TransportUnavailable):
+    """The gateway cannot be reached, or the stream broke."""
+
+
+def error_of(call: grpc.RpcError) -> SluiceError:
+    """The typed error; a status that is not ours becomes the nearest class, with its code in the metadata."""
+    return _typed(call) or _foreign(call.code(), call.details() or "")
+
+
+def ended_early() -> ConnectionLost:
+    """The error for a stream that ended with OK but without Finished, as a proxy in between may do."""
+    return ConnectionLost("the stream ended before the answer was complete")
+
+
+def may_resume(error: SluiceError) -> bool:
+    """Whether a new call may continue the request: the gateway went away, it did not refuse."""
+    return error.code is grpc.StatusCode.UNAVAILABLE
+
+
+def _typed(call: grpc.RpcError) -> SluiceError | None:
+    # The stubs do not say so, but both kinds of call give pairs, or None.
+    trailer = dict(cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()))
+    if STATUS_KEY not in trailer:
+        return None
+    try:
+        return errors.from_status(status_pb2.Status.FromString(trailer[STATUS_KEY]))
+    except DecodeError:
+        return None
+
+
+def _foreign(code: grpc.StatusCode, details: str) -> SluiceError:
+    metadata = {"code": code.name}
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlinePassed("the answer was not complete in time", metadata=metadata)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return ConnectionLost(details, metadata=metadata)
+    if code is grpc.StatusCode.CANCELLED:
+        return errors.Cancelled(details, metadata=metadata)
+    if sizes := _TOO_LARGE.search(details):
+        metadata |= {"bytes": sizes[1], "limit_bytes": sizes[2]}
+        return errors.MessageTooLarge(
+            f"the message of {sizes[1]} bytes is over the limit of {sizes[2]} bytes",
+            metadata=metadata,
+        )
+    return errors.InternalError(f"{code.name}: {details}", metadata=metadata)

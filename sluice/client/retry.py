@@ -1,20 +1,20 @@
 """When to try again: bounded tries, waits that grow and are spread, never past the deadline.
 
-A core without a clock: `now` is monotonic seconds; `dice` gives numbers in [0, 1).
+A core without a clock: `now` is monotonic seconds; `dice` returns random numbers in [0, 1).
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.client.events import Delta, Event, Started
-from sluice.client.failures import may_resume
+from sluice.client.answer import Delta, Event, Started
+from sluice.client.channel import may_resume
 from sluice.errors import DeadlinePassed, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How stubborn a client is.
+    """How often and how soon a client tries again.
 
     Attributes:
         start_tries: calls until the gateway has accepted the request once.
@@ -30,7 +30,7 @@ class RetryPolicy:
     wait_s_max: float = 2.0
 
     def wait_s(self, failures: int, dice: float) -> float:
-        """Seconds to wait after so many failures in a row: half of the step is fixed, half is thrown."""
+        """Seconds to wait after so many failures in a row: half of it is fixed, half is random."""
         step = min(self.wait_s_max, self.first_wait_s * 2.0 ** (failures - 1))
         return step * (0.5 + dice / 2)
 
@@ -52,7 +52,7 @@ class Retries:
         self._failures = 0
 
     def saw(self, event: Event) -> None:
-        """Counts anew after new tokens; from `Started` on a break is worth more tries."""
+        """New tokens reset the count of failures; after `Started` more tries are allowed."""
         if isinstance(event, Started):
             self._tries = self._policy.resume_tries
         elif isinstance(event, Delta):

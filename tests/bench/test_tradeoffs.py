@@ -7,7 +7,7 @@ import pytest
 from bench.support import tier_runs, tradeoff_plot
 from bench.support.tradeoffs import Tradeoff, table, tradeoffs
 from sluice.cli.scores import Result
-from sluice.client.events import LegUsage, Usage
+from sluice.client.answer import LegUsage, Usage
 
 PRICES = {"small": 0.1, "large": 1.0}
 

@@ -10,7 +10,7 @@ from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.policy import load_policies
 from gateway.safety.redaction import Placeholders
 from gateway.streaming.transcript import Transcript
-from sluice.client.exchange import Exchange
+from sluice.client.resumption import ResumableAnswer
 from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1 import inference_pb2 as pb
@@ -149,7 +149,7 @@ def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
     tokens = [*token_ids(sample(rng), rng), END_ID]
     stops = ["zz", "ell"] if rng.random() < 0.3 else []
     whole = filled(policy, tokens, *stops)
-    exchange, text = Exchange(pb.GenerateRequest(prompt="x")), ""
+    exchange, text = ResumableAnswer(pb.GenerateRequest(prompt="x")), ""
     for last in (False, False, True):
         request = exchange.next_request()
         held = list(request.resume.token_ids)
@@ -172,12 +172,12 @@ def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
     assert text == text_of(whole)
 
 
-def read(made: Transcript, exchange: Exchange, index: int) -> str:
+def read(made: Transcript, exchange: ResumableAnswer, index: int) -> str:
     delta = made.delta(index, False)
     return told(exchange, delta) if delta is not None else ""
 
 
-def told(exchange: Exchange, delta: pb.Delta) -> str:
+def told(exchange: ResumableAnswer, delta: pb.Delta) -> str:
     event = exchange.accept(pb.GenerateResponse(delta=delta))
     return getattr(event, "text", "")
 

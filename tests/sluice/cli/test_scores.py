@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.cli.scores import Result, Trade, tabulate, trades
-from sluice.client.events import LegUsage, Usage
+from sluice.client.answer import LegUsage, Usage
 
 
 def leg(model: str, prompt: int, answer: int) -> LegUsage:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.client.events import Delta, Route, Started
-from sluice.client.failures import ConnectionLost
+from sluice.client.answer import Delta, Route, Started
+from sluice.client.channel import ConnectionLost
 from sluice.client.retry import Retries, RetryPolicy
 from sluice.errors import DeadlinePassed, Overloaded, ShuttingDown
 

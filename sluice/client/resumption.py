@@ -1,22 +1,21 @@
-"""One answer over as many calls as it takes.
+"""One answer over as many calls as it takes: what the client holds, and what is new in each message.
 
 Rules:
 - A new call repeats the request with its idempotency key and adds what the client holds: the token ids, and the seed in
-  force, so that the rest is drawn as it would have been.
-- The gateway goes on behind those tokens, or replays the answer from an earlier index. What the caller has seen is not
-  given again: tokens are counted by index, text by its length.
-- Text may lag behind tokens (a character or a stop string may be incomplete), but how much of it is out after n tokens
-  depends on those tokens alone. So the length noted when token n came is where a call that begins at n begins.
-- Where a cascade goes over to another model the answer begins anew; the client names the model whose tokens it holds.
-- An answer that contradicts what the caller has seen ends with an error; it is never mended in silence.
+  force, so that the remaining tokens are drawn as they would have been.
+- The gateway continues after those tokens, or replays the answer from an earlier index. What the caller has seen is not
+  returned again: tokens are counted by index, text by its length.
+- Text may lag behind tokens (a character or a stop string may be incomplete), but how much text is out after n tokens
+  depends on those tokens alone. So a call that begins at token n begins at the text length noted when token n came.
+- When a cascade escalates, the second model starts over; the client names the model whose tokens it holds.
+- An answer that contradicts what the caller has seen ends with an error.
 
 A core without I/O: `next_request`, then `accept` for each message, until `complete` or the call breaks.
 """
 
-from sluice.client.events import (
+from sluice.client.answer import (
     Delta,
     Event,
-    Finished,
     Notice,
     NoticeKind,
     Started,
@@ -29,8 +28,8 @@ from sluice.errors import InternalError
 from sluice.v1 import inference_pb2 as pb
 
 
-class Exchange:
-    """What the client holds of one answer.
+class ResumableAnswer:
+    """The part of an answer that the client holds.
 
     Attributes:
         started: the first `Started`, or None before it.
@@ -45,11 +44,14 @@ class Exchange:
         self._token_ids: list[int] = []
         self._text_length = 0
         self._text_length_at = {0: 0}
-        self._leg = _Leg()
+        self._call_started = False
+        self._text_position: int | None = None
+        """Characters of the answer that the present call has sent or skipped; None before its first delta."""
 
     def next_request(self) -> pb.GenerateRequest:
         """The message that opens the next call."""
-        self._leg = _Leg()
+        self._call_started = False
+        self._text_position = None
         if self.started is None:
             return self._request
         request = pb.GenerateRequest()
@@ -66,7 +68,7 @@ class Exchange:
             InternalError: the message does not follow what came before it.
         """
         kind = response.WhichOneof("event")
-        if kind != "started" and not self._leg.started:
+        if kind != "started" and not self._call_started:
             raise InternalError(f"the stream began with {kind} instead of started")
         match kind:
             case "started":
@@ -76,11 +78,12 @@ class Exchange:
             case "notice":
                 return self._accept_notice(notice_of(response.notice))
             case "finished":
-                return self._accept_finished(finished_of(response.finished))
+                self.complete = True
+                return finished_of(response.finished)
         return None  # an event that this client is too old to know
 
     def _accept_started(self, event: Started) -> Event:
-        self._leg.started = True
+        self._call_started = True
         if self.started is None:
             self.started, self._model = event, event.model
             return event
@@ -95,24 +98,24 @@ class Exchange:
         )
 
     def _accept_notice(self, notice: Notice) -> Notice:
-        """Where another model takes over, what the caller has seen is void."""
+        """When another model takes over, what the caller has seen is void."""
         if notice.kind is NoticeKind.ESCALATED:
             self._model = notice.model
             self._token_ids.clear()
             self._text_length = 0
             self._text_length_at = {0: 0}
-            self._leg.text_position = None
+            self._text_position = None
         return notice
 
     def _accept_delta(self, delta: Delta) -> Delta | None:
         known = self._known_tokens(delta)
-        if self._leg.text_position is None:
-            self._leg.text_position = self._text_length_at.get(delta.index)
-        position = self._leg.text_position
+        if self._text_position is None:
+            self._text_position = self._text_length_at.get(delta.index)
+        position = self._text_position
         if position is None:
             raise InternalError(f"the answer goes on at token {delta.index}, inside a piece")
         skipped = max(0, self._text_length - position)
-        self._leg.text_position = position + len(delta.text)
+        self._text_position = position + len(delta.text)
         return self._keep(
             Delta(
                 text=delta.text[skipped:],
@@ -139,15 +142,3 @@ class Exchange:
         self._text_length += len(new.text)
         self._text_length_at.setdefault(len(self._token_ids), self._text_length)
         return new
-
-    def _accept_finished(self, event: Finished) -> Finished:
-        self.complete = True
-        return event
-
-
-class _Leg:
-    """What is known of the present call: whether it has begun, and how much text of the answer it has told."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self.text_position: int | None = None

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.client.events import Delta, Event, Finished, Notice, NoticeKind, Started
-from sluice.client.exchange import Exchange
+from sluice.client.answer import Delta, Event, Finished, Notice, NoticeKind, Started
+from sluice.client.resumption import ResumableAnswer
 from sluice.errors import InternalError
 from sluice.v1 import inference_pb2 as pb
 from tests.support.scripted import delta, finished, started
 
 
-def exchange() -> Exchange:
-    return Exchange(pb.GenerateRequest(prompt="p", idempotency_key="k"))
+def exchange() -> ResumableAnswer:
+    return ResumableAnswer(pb.GenerateRequest(prompt="p", idempotency_key="k"))
 
 
-def play(subject: Exchange, messages: Sequence[pb.GenerateResponse]) -> list[Event]:
+def play(subject: ResumableAnswer, messages: Sequence[pb.GenerateResponse]) -> list[Event]:
     events = [subject.accept(message) for message in messages]
     return [event for event in events if event is not None]
 
