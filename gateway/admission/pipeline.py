@@ -136,7 +136,7 @@ class Admission:
             features = await self._features(
                 named, request.labels, request.tenant, conversation, safety
             )
-            answer_tokens = request.sampling.max_tokens or 0
+            answer_tokens = request.sampling.max_tokens
             features = replace(features, answer_tokens=answer_tokens, key=record.request_id)
             plan = self._route(features, scheduling, span)
             if request.resume:

@@ -11,7 +11,6 @@ from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.answer import AnswerInspection
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
-from gateway.validation.sampling import ValidSampling
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
 
@@ -72,7 +71,11 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         raise _too_long(model.name, prompt_tokens, context)
     _check_vocabulary(request.resume, model)
     sampling = request.sampling
-    _check_can_end(sampling, model)
+    constraint = sampling.WhichOneof("constraint")
+    if constraint is not None and not model.tokenizer.stop_token_ids:
+        raise InvalidRequest.of(
+            f"sampling.{constraint}", f"{model.name} has no token that ends an answer"
+        )
     limit = min(model.max_answer_tokens, context - prompt_tokens)
     max_tokens = min(sampling.max_tokens or limit, limit)
     fitted = Sampling(
@@ -80,20 +83,18 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
         repetition_penalty=sampling.repetition_penalty,
-        logprobs=sampling.logprobs is not None,
-        top_logprobs=sampling.logprobs or 0,
+        logprobs=sampling.HasField("logprobs"),
+        top_logprobs=sampling.logprobs,
         stop_token_ids=sorted(model.tokenizer.stop_token_ids),
         min_p=sampling.min_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         min_tokens=min(sampling.min_tokens, max_tokens),
     )
-    if sampling.json_schema is not None:
-        fitted.json_schema = sampling.json_schema
-    if sampling.regex is not None:
-        fitted.regex = sampling.regex
+    if constraint is not None:
+        setattr(fitted, constraint, getattr(sampling, constraint))
     return fitted
 
 
@@ -107,16 +108,9 @@ def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
 
 
 def _check_vocabulary(resume: Sequence[int], model: ServedModel) -> None:
-    """The door could not know the model of an "auto" request."""
+    """`validate` could not know the model of an "auto" request."""
     vocab_size = model.tokenizer.vocab_size
     if not in_vocabulary(resume, vocab_size):
         raise InvalidRequest.of(
             "resume.token_ids", f"must be below {vocab_size}, the vocabulary of {model.name}"
-        )
-
-
-def _check_can_end(sampling: ValidSampling, model: ServedModel) -> None:
-    if sampling.constraint and not model.tokenizer.stop_token_ids:
-        raise InvalidRequest.of(
-            f"sampling.{sampling.constraint}", f"{model.name} has no token that ends an answer"
         )

@@ -199,7 +199,7 @@ class _Call:
         ticket = Ticket(
             started=started_of(record.request_id, admitted, self._spans.trace_id),
             deadline=self._hops.arrived_at + request.timeout_s,
-            with_logprobs=request.sampling.logprobs is not None,
+            with_logprobs=request.sampling.HasField("logprobs"),
             hops=self._hops,
             key=request.key,
             fingerprint=request.fingerprint,
@@ -282,7 +282,7 @@ class _Call:
                 names.TENANT: request.tenant,
             }
         )
-        if request.sampling.max_tokens is not None:
+        if request.sampling.HasField("max_tokens"):
             self._spans.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
 
     def _record_started(self, started: Started) -> None:

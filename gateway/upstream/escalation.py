@@ -54,7 +54,7 @@ class Escalation:
         self.watch = Watch(
             route,
             admitted.conversation.user_text,
-            wants_json=request.sampling.json_schema is not None,
+            wants_json=request.sampling.HasField("json_schema"),
             judge=admitted.plan.judge,
         )
         self._shared = shared

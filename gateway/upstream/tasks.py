@@ -53,16 +53,15 @@ def leg_of(
 ) -> Leg:
     """A model's leg of the answer; ``held`` are the tokens that the caller has been shown before."""
     tokenizer = prepared.model.tokenizer
-    alternatives = request.sampling.logprobs
     answer = None if prepared.inspect is None else prepared.inspect()
     transcript = Transcript(
         tokenizer.detokenizer(),
-        request.sampling.stops,
+        tuple(request.sampling.stop),
         tokenizer.stop_token_ids,
         tokenizer.token_text,
         None if answer is None else answer.filter,
         held,
-        alternatives if alternatives is not None else 0,
+        request.sampling.logprobs,
     )
     for token_id in _known(held):
         if not transcript.closed:  # a stop string may be in what the caller holds

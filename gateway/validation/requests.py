@@ -3,17 +3,17 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.models.catalog import Catalog
 from gateway.validation.conversation import Conversation, conversation_of
-from gateway.validation.sampling import ValidSampling, sampling_of
+from gateway.validation.sampling import sampling_of
 from gateway.validation.violations import FieldViolations
 from sluice.defaults import AUTO, HIDDEN_TOKEN_ID, TENANT_METADATA
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
-from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest
+from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest, SamplingParams
 
 MAX_LABELS: Final = 32
 MAX_LABEL_KEY_CHARS: Final = 64
@@ -41,7 +41,7 @@ class ValidRequest:
     model: str | None
     """None: the gateway routes."""
     priority_class: str
-    sampling: ValidSampling
+    sampling: SamplingParams
     labels: Mapping[str, str]
     key: str
     """Idempotency key with the tenant; empty without one."""
@@ -88,15 +88,13 @@ def validate(
         "idempotency_key",
         f"must have at most {MAX_KEY_CHARS} characters",
     )
-    seed = _seed(request, sampling, found)
     _check_resume(request, sampling, catalog, found)
-    _check_resume_model(request, catalog, found)
     return ValidRequest(
         conversation=conversation,
         model=_model(request.model, catalog, found),
         # Evaluated after the model, whose check raises what was found.
         priority_class=_CLASSES[request.priority],
-        sampling=replace(sampling, seed=seed),
+        sampling=sampling,
         labels=dict(request.labels),
         # A tenant's keys are its own. No name of a tenant has a space in it.
         key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
@@ -176,37 +174,32 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
             return
 
 
-def _seed(request: GenerateRequest, sampling: ValidSampling, found: FieldViolations) -> int | None:
-    """The seed that the caller set, in either place."""
-    resumed = request.resume.seed if request.resume.HasField("seed") else None
-    seed = resumed if sampling.seed is None else sampling.seed
-    if request.resume.token_ids and sampling.temperature > 0 and seed is None:
-        found.add("resume.seed", "is needed to go on with a sampled answer: take it from Started")
-    return seed
-
-
-def _check_resume_model(request: GenerateRequest, catalog: Catalog, found: FieldViolations) -> None:
-    model = request.resume.model
-    if model and model not in catalog.answering:
-        known = ", ".join(catalog.answering)
-        found.add("resume.model", f"there is no model of that name; known: {known}")
-
-
 def _check_resume(
-    request: GenerateRequest, sampling: ValidSampling, catalog: Catalog, found: FieldViolations
+    request: GenerateRequest, sampling: SamplingParams, catalog: Catalog, found: FieldViolations
 ) -> None:
-    token_ids = request.resume.token_ids
-    if not token_ids:
-        return
+    """Also takes the seed from ``resume`` where ``sampling`` has none."""
+    resume = request.resume
+    if resume.HasField("seed") and not sampling.HasField("seed"):
+        sampling.seed = resume.seed
+    if resume.token_ids and sampling.temperature > 0 and not sampling.HasField("seed"):
+        found.add("resume.seed", "is needed to continue a sampled answer: take it from Started")
     vocab_size = catalog.vocab_size(request.model)
     found.check(
-        in_vocabulary(token_ids, vocab_size),
+        in_vocabulary(resume.token_ids, vocab_size),
         "resume.token_ids",
         f"must be below {vocab_size}, the vocabulary",
     )
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
     found.check(
-        len(token_ids) <= limit, "resume.token_ids", f"has more tokens than the limit of {limit}"
+        len(resume.token_ids) <= limit,
+        "resume.token_ids",
+        f"has more tokens than the limit of {limit}",
+    )
+    known = ", ".join(catalog.answering)
+    found.check(
+        resume.model in ("", *catalog.answering),
+        "resume.model",
+        f"there is no model of that name; known: {known}",
     )
 
 

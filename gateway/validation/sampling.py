@@ -1,6 +1,6 @@
 """The sampling parameters of a request."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.validation.violations import FieldViolations
@@ -11,76 +11,29 @@ MAX_TEMPERATURE: Final = 2.0
 MAX_TOP_K: Final = 1 << 20
 MIN_PENALTY: Final = 0.5
 MAX_PENALTY: Final = 2.0
-MAX_LOSS: Final = 2.0
-"""Of presence and frequency penalty, either way."""
+MAX_ADDITIVE_PENALTY: Final = 2.0
+"""Of presence_penalty and frequency_penalty, positive or negative."""
 MAX_LOGPROBS: Final = 8
 MAX_STOPS: Final = 8
 MAX_STOP_CHARS: Final = 64
 
 
-@dataclass(frozen=True)
-class ValidSampling:
-    """How tokens are drawn; defaults filled in, except those that depend on the model."""
-
-    max_tokens: int | None
-    """None: what the model's context has room for."""
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    """None: the gateway picks one."""
-    repetition_penalty: float
-    logprobs: int | None
-    """Alternatives per token; None: no log-probabilities."""
-    stops: tuple[str, ...]
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    min_tokens: int
-    json_schema: str | None
-    regex: str | None
-
-    @property
-    def constraint(self) -> str | None:
-        """Which constraint there is, by its field."""
-        if self.json_schema is not None:
-            return "json_schema"
-        return None if self.regex is None else "regex"
-
-
 def sampling_of(
     params: SamplingParams, max_answer_tokens: int, found: FieldViolations
-) -> ValidSampling:
-    """The parameters with their defaults; what is wrong with them goes into ``found``."""
-    sampling = ValidSampling(
-        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
-        temperature=params.temperature,
-        top_p=params.top_p if params.HasField("top_p") else 1.0,
-        top_k=params.top_k,
-        seed=params.seed if params.HasField("seed") else None,
-        repetition_penalty=(
-            params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
-        ),
-        logprobs=params.logprobs if params.HasField("logprobs") else None,
-        stops=tuple(params.stop),
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        min_tokens=params.min_tokens,
-        json_schema=params.json_schema if params.HasField("json_schema") else None,
-        regex=params.regex if params.HasField("regex") else None,
-    )
+) -> SamplingParams:
+    """A copy with all defaults but those that depend on the model; what is wrong goes into ``found``."""
+    sampling = SamplingParams(top_p=1.0, repetition_penalty=1.0)
+    sampling.MergeFrom(params)
     _check_numbers(sampling, max_answer_tokens, found)
-    _check_losses(sampling, found)
     _check_min_tokens(sampling, max_answer_tokens, found)
-    _check_stops(sampling.stops, found)
+    _check_stops(sampling.stop, found)
     _check_constraint(sampling, found)
     return sampling
 
 
-def _check_numbers(s: ValidSampling, max_answer_tokens: int, found: FieldViolations) -> None:
+def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
     found.check(
-        s.max_tokens is None or 1 <= s.max_tokens <= max_answer_tokens,
+        not s.HasField("max_tokens") or 1 <= s.max_tokens <= max_answer_tokens,
         "sampling.max_tokens",
         f"must be between 1 and {max_answer_tokens}",
     )
@@ -94,36 +47,28 @@ def _check_numbers(s: ValidSampling, max_answer_tokens: int, found: FieldViolati
         "sampling.repetition_penalty",
         "must be in [0.5, 2]",
     )
-    found.check(
-        s.logprobs is None or s.logprobs <= MAX_LOGPROBS,
-        "sampling.logprobs",
-        f"must be at most {MAX_LOGPROBS}",
-    )
+    found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        found.check(
+            abs(getattr(s, name)) <= MAX_ADDITIVE_PENALTY, f"sampling.{name}", "must be in [-2, 2]"
+        )
 
 
-def _check_losses(s: ValidSampling, found: FieldViolations) -> None:
-    found.check(
-        abs(s.presence_penalty) <= MAX_LOSS, "sampling.presence_penalty", "must be in [-2, 2]"
-    )
-    found.check(
-        abs(s.frequency_penalty) <= MAX_LOSS, "sampling.frequency_penalty", "must be in [-2, 2]"
-    )
-
-
-def _check_min_tokens(s: ValidSampling, max_answer_tokens: int, found: FieldViolations) -> None:
+def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
     limit = s.max_tokens or max_answer_tokens
     found.check(
         s.min_tokens <= limit, "sampling.min_tokens", f"must be at most max_tokens, {limit}"
     )
-    # A complete answer that must not end yet could not go on either.
+    # An answer that is complete by its constraint but must not end yet could not continue.
+    constraint = s.WhichOneof("constraint")
     found.check(
-        not (s.min_tokens and s.constraint),
+        not (s.min_tokens and constraint),
         "sampling.min_tokens",
-        f"cannot go with {s.constraint}, which alone says when the answer is complete",
+        f"cannot be combined with {constraint}, which determines where the answer ends",
     )
 
 
-def _check_stops(stops: tuple[str, ...], found: FieldViolations) -> None:
+def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
     found.check(len(stops) <= MAX_STOPS, "sampling.stop", f"has more than {MAX_STOPS} strings")
     for index, stop in enumerate(stops):
         found.check(
@@ -133,11 +78,10 @@ def _check_stops(stops: tuple[str, ...], found: FieldViolations) -> None:
         )
 
 
-def _check_constraint(s: ValidSampling, found: FieldViolations) -> None:
-    reason = None
-    if s.json_schema is not None:
-        reason = problem_of_json_schema(s.json_schema)
-    elif s.regex is not None:
-        reason = problem_of_regex(s.regex)
-    if reason is not None:
-        found.add(f"sampling.{s.constraint}", reason)
+def _check_constraint(s: SamplingParams, found: FieldViolations) -> None:
+    constraint = s.WhichOneof("constraint")
+    if constraint is not None:
+        check = problem_of_json_schema if constraint == "json_schema" else problem_of_regex
+        reason = check(getattr(s, constraint))
+        if reason is not None:
+            found.add(f"sampling.{constraint}", reason)

@@ -156,7 +156,7 @@ def test_defaults_are_filled_in(catalog: Catalog) -> None:
     assert request.sampling.temperature == 0
     assert request.sampling.top_p == 1
     assert request.sampling.repetition_penalty == 1
-    assert request.sampling.seed is None
+    assert not request.sampling.HasField("seed")
 
 
 def test_the_fingerprint_leaves_key_and_resume_out(catalog: Catalog) -> None:
