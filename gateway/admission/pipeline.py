@@ -22,10 +22,10 @@ from gateway.routing.router import Idle, Router
 from gateway.safety.dry_run import DryRun, Move, words_of
 from gateway.safety.guards.checks import Guard
 from gateway.safety.inspector import (
-    Inspected,
+    InspectedText,
     Inspector,
+    PromptVerdict,
     RequestInspection,
-    Verdict,
     verdict_on,
 )
 from gateway.safety.policy import Policy
@@ -67,8 +67,8 @@ class SafetyOutcome:
     """What the safety layer makes of a request."""
 
     inspection: RequestInspection
-    inspected: Sequence[Inspected]
-    verdict: Verdict
+    inspected: Sequence[InspectedText]
+    verdict: PromptVerdict
 
     @property
     def policy(self) -> Policy:

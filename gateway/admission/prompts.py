@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
-from gateway.safety.answer import AnswerInspection
+from gateway.safety.inspector import AnswerInspection
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong

@@ -3,7 +3,7 @@
 from gateway.admission.pipeline import SafetyOutcome
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
-from gateway.safety.inspector import Found
+from gateway.safety.inspector import PromptFinding
 from sluice.v1.inference_pb2 import (
     CheckSafetyResponse,
     GetSafetyDryRunResponse,
@@ -44,7 +44,7 @@ def _action(action: Action | None) -> "SafetyAction.ValueType":
     return SafetyAction.Value(f"SAFETY_ACTION_{name}")
 
 
-def _finding(found: Found) -> SafetyFinding:
+def _finding(found: PromptFinding) -> SafetyFinding:
     return SafetyFinding(
         rule=found.rule,
         severity=SafetySeverity.Value(f"SAFETY_SEVERITY_{found.severity.name}"),

@@ -5,12 +5,11 @@ from pathlib import Path
 import yaml
 
 from gateway.config.models import labels_for
-from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of
+from gateway.safety.compiled import CompiledPolicies, compile_policies, phrases_of, rule_names
 from gateway.safety.inspector import Inspector
-from gateway.safety.names import rule_names
 from gateway.safety.policy import SECTION, Policies, PolicyError, load_policies
-from gateway.safety.rules import RuleError
 from gateway.safety.rules.lexicon import Lexicon
+from gateway.safety.rules.spec import RuleError
 from sluice.settings import Settings, SettingsError
 
 

@@ -10,9 +10,8 @@ from gateway.routing.plan import Candidate, Plan
 from gateway.routing.router import ModelFacts
 from gateway.routing.scores import Score
 from gateway.safety.actions import Action
-from gateway.safety.answer import AnswerInspection
 from gateway.safety.guards.checks import Checks, Decided, outcome_of
-from gateway.safety.inspector import Verdict
+from gateway.safety.inspector import AnswerInspection, PromptVerdict
 from gateway.streaming import leg as streams
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
@@ -86,7 +85,7 @@ class RecordBuilder:
         return self._record.request_id
 
     def add_inspection(
-        self, policy: str, verdict: Verdict, came: Sequence[str], seen: Sequence[str]
+        self, policy: str, verdict: PromptVerdict, came: Sequence[str], seen: Sequence[str]
     ) -> None:
         """What the safety layer decided about the turns as they ``came``; the model would see ``seen``."""
         record = self._record

@@ -73,7 +73,7 @@ class ActionTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenAction:
     """A finding and what was done about it."""
 
     finding: Finding
@@ -111,7 +111,7 @@ class Decision:
         routed: the governed model that must answer.
     """
 
-    taken: tuple[Taken, ...]
+    taken: tuple[TakenAction, ...]
     text: str
     edits: tuple[Edit, ...] = ()
     blocked: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def apply(
     if not ordered:
         return Decision((), text)
     chosen = _chosen(table, ordered)
-    taken = tuple(Taken(finding, choice.action) for finding, choice in chosen)
+    taken = tuple(TakenAction(finding, choice.action) for finding, choice in chosen)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
     return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken), _route(chosen))
 
@@ -176,7 +176,7 @@ def _shielded(finding: Finding, shields: Sequence[tuple[int, int]]) -> bool:
     return bool(shields) and any(s <= finding.start and finding.end <= e for s, e in shields)
 
 
-def _edits(taken: Sequence[Taken], text: str, placeholders: Placeholders) -> list[Edit]:
+def _edits(taken: Sequence[TakenAction], text: str, placeholders: Placeholders) -> list[Edit]:
     editing = [one for one in taken if one.action in _EDITS]
     edits, index = [], 0
     for start, end in clusters((one.finding.start, one.finding.end) for one in editing):
@@ -193,12 +193,12 @@ def _edits(taken: Sequence[Taken], text: str, placeholders: Placeholders) -> lis
     return edits
 
 
-def _rank(one: Taken) -> tuple[int, int, int, int, str]:
+def _rank(one: TakenAction) -> tuple[int, int, int, int, str]:
     f = one.finding
     return -one.action, -f.severity, f.start - f.end, f.start, f.rule
 
 
-def _blocked(taken: Sequence[Taken]) -> tuple[str, ...]:
+def _blocked(taken: Sequence[TakenAction]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.finding.rule for one in taken if one.action is Action.BLOCK))
 
 

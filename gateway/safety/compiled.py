@@ -1,19 +1,56 @@
-"""Policies made ready to work: their rules compiled for prompts and for answers. Made once, off the event loop."""
+"""Policies made ready to work: their rules compiled for prompts and for answers. Made once, off the event loop.
 
-from collections.abc import Mapping, Sequence
+The names of all rules, so that a policy that names another one is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.guards.checks import Guard
 from gateway.safety.guards.families import family_of
-from gateway.safety.names import DENY_LIST, LIST
 from gateway.safety.output.filter import OutputRules, output_rules
-from gateway.safety.output.watching import watched_rules
+from gateway.safety.output.watched import watched_rules
 from gateway.safety.policy import Policies, Policy
-from gateway.safety.rules import Limits, ListKind, PhraseList, RuleSet, default_rules
-from gateway.safety.rules.candidate import LOOKAHEAD, LOOKBEHIND
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.lexicon import ListKind, PhraseList
+from gateway.safety.rules.limits import TextLimits
+from gateway.safety.rules.payloads import ENCODINGS
+from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND
 
-_NO_LIMITS: Final = Limits(0, 0, 0, stacked_marks=False)
+HIDDEN: Final = "invisible"
+"""How payloads of invisible characters are called: "injection.encoded.invisible"."""
+LIST: Final = "list"
+"""How the operator's lists are called: "deny.list"."""
+DENY_LIST: Final = f"deny.{LIST}"
+
+UNICODE: Final = (
+    "annotation", "ansi", "bidi", "blank", "combining_flood", "control", "filler", "format", "full_width",
+    "homoglyph", "invisible_only", "invisible_operator", "noncharacter", "soft_hyphen", "styled", "surrogate", "tag",
+    "variation_selector", "zero_width",
+)  # fmt: skip
+"""What normalization takes out, replaces or, of homoglyphs, notices."""
+LIMITS: Final = ("combining_marks", "encoded", "length", "repetition", "unbroken")
+
+_FAMILIES: Final = ("pii", "secret", "injection", "deny")
+
+
+def rule_names() -> frozenset[str]:
+    """Every name that a finding in a prompt can have."""
+    return frozenset(_names())
+
+
+def _names() -> Iterator[str]:
+    yield from (spec.id for spec in default_rules())
+    yield from (f"unicode.{name}" for name in UNICODE)
+    yield from (f"limit.{name}" for name in LIMITS)
+    yield from ("syntax.chat_template", DENY_LIST, "injection.encoded.nested")
+    encodings = (*(encoding.name for encoding in ENCODINGS), "rot13", HIDDEN)
+    yield from (f"{family}.encoded.{name}" for family in _FAMILIES for name in encodings)
+
+
+_NO_LIMITS: Final = TextLimits(0, 0, 0, stacked_marks=False)
 
 
 @dataclass(frozen=True)
@@ -112,6 +149,6 @@ def phrases_of(policy: Policy) -> list[PhraseList]:
     return [each for each in lists if each.entries]
 
 
-def _limits_of(policy: Policy) -> Limits:
+def _limits_of(policy: Policy) -> TextLimits:
     limits = policy.settings.limits
-    return Limits(limits.max_chars, limits.max_run_chars, limits.max_word_chars)
+    return TextLimits(limits.max_chars, limits.max_run_chars, limits.max_word_chars)

@@ -3,31 +3,93 @@
 The text that a model gets is the normalized one with the edits of the policy. Rules look at three views: the
 normalized text, its skeleton (for injections alone, where look-alikes of letters matter) and what invisible characters
 of the original spell. Every finding says where in the original text it is.
+
+One answer on its way through the safety layer: the filter of its stream, and at the end what was found in it.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.safety.actions import Action, Choice, apply
-from gateway.safety.answer import AnswerInspection
-from gateway.safety.compiled import CompiledPolicies, CompiledPolicy
+from gateway.safety.actions import Action, Choice, Decision, apply
+from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.guards.checks import Guard
-from gateway.safety.names import HIDDEN
-from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
-from gateway.safety.text import Normalized, normalize, skeleton, smuggled
+from gateway.safety.text.invisible import smuggled
+from gateway.safety.text.normalize import normalize
+from gateway.safety.text.skeleton import skeleton
+from gateway.safety.text.trail import Normalized
+
+
+@dataclass(frozen=True)
+class AnswerOutcome:
+    """What came of an answer.
+
+    Attributes:
+        policy: version of the policy that decided.
+        taken: findings by rule and action.
+        moves: what the policy under trial would have done otherwise.
+    """
+
+    policy: str
+    taken: Mapping[tuple[str, Action], int]
+    moves: Counter[Move] = field(default_factory=Counter)
+
+
+class AnswerInspection:
+    """The inspection of one answer.
+
+    Attributes:
+        filter: stands in the stream.
+    """
+
+    def __init__(
+        self, output: OutputFilter, tried: OutputRules | None, counts: DryRun | None
+    ) -> None:
+        """``tried`` and ``counts``: of the policy under trial, which also sees every answer."""
+        self.filter = output
+        self._tried = tried
+        self._counts = counts
+        self._outcome: AnswerOutcome | None = None
+
+    def outcome(self) -> AnswerOutcome:
+        """What was found in the whole answer; to be asked at its end. Found out once, however often it is asked."""
+        if self._outcome is None:
+            self._outcome = self._reviewed()
+        return self._outcome
+
+    def _reviewed(self) -> AnswerOutcome:
+        decision = self.filter.review()
+        taken = Counter((one.finding.rule, one.action) for one in decision.taken)
+        taken.update(self.filter.echoes)
+        return AnswerOutcome(self.filter.policy, taken, self._rehearsed(decision))
+
+    def _rehearsed(self, decision: Decision) -> Counter[Move]:
+        if self._tried is None or self._counts is None:
+            return Counter()
+        then = self._tried.review(self.filter.raw)
+        moves = moves_of(_answer_places(decision), _answer_places(then))
+        changed = (decision.text, decision.blocked) != (then.text, then.blocked)
+        self._counts.add(moves, changed)
+        return moves
+
+
+def _answer_places(decision: Decision) -> Iterator[tuple[Place, Action]]:
+    for one in decision.taken:
+        yield (one.finding.rule, one.finding.start, one.finding.end), one.action
+
 
 _NOTICED: Final = frozenset({"limit.length", "unicode.homoglyph", "unicode.invisible_only"})
 """What is found without a change of the text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PromptFinding:
     """A finding and what was done about it.
 
     Attributes:
@@ -45,7 +107,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectedText:
     """What became of one text.
 
     Attributes:
@@ -56,11 +118,11 @@ class Inspected:
 
     normalized: str
     text: str
-    found: tuple[Found, ...] = ()
+    found: tuple[PromptFinding, ...] = ()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromptVerdict:
     """What is decided about a request, all its texts together.
 
     Attributes:
@@ -70,17 +132,17 @@ class Verdict:
     """
 
     blocked: tuple[str, ...]
-    route: Found | None
+    route: PromptFinding | None
     taken: Mapping[tuple[str, Action], int]
 
 
-def verdict_on(inspected: Sequence[Inspected]) -> Verdict:
+def verdict_on(inspected: Sequence[InspectedText]) -> PromptVerdict:
     """The verdict on the texts of one request."""
     found = [each for text in inspected for each in text.found]
     blocked = dict.fromkeys(each.rule for each in found if each.action is Action.BLOCK)
     routes = [each for each in found if each.action is Action.ROUTE]
     route = max(routes, key=lambda each: each.severity) if routes else None
-    return Verdict(tuple(blocked), route, Counter((each.rule, each.action) for each in found))
+    return PromptVerdict(tuple(blocked), route, Counter((each.rule, each.action) for each in found))
 
 
 class Inspector:
@@ -109,7 +171,7 @@ class Inspector:
         return RequestInspection(self._compiled.choose(tenant, labels), texts)
 
     def rehearse(
-        self, inspection: "RequestInspection", inspected: Sequence[Inspected]
+        self, inspection: "RequestInspection", inspected: Sequence[InspectedText]
     ) -> Iterator[Counter[Move]]:
         """Counts what the policy under trial would do otherwise; one result and one text's work a step."""
         trial, counts = self._compiled.trial, self.dry_run
@@ -164,7 +226,7 @@ class RequestInspection:
         """The models that check prompt and answer beside the rules."""
         return self.compiled.guards
 
-    def results(self) -> Iterator[Inspected]:
+    def results(self) -> Iterator[InspectedText]:
         """One for each text, in order; each step is one text's work."""
         for original, normalized in zip(self.texts, self._normalized_texts, strict=True):
             yield self._inspect(original, normalized)
@@ -176,14 +238,14 @@ class RequestInspection:
         too_long = Finding("limit.length", self._longest, len(text), Severity.CRITICAL)
         return Normalized("", (too_long,))
 
-    def _inspect(self, original: str, normalized: Normalized) -> Inspected:
+    def _inspect(self, original: str, normalized: Normalized) -> InspectedText:
         seen = self._seen(normalized.text)
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders)
         found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
         found += [self._done(finding) for finding in normalized.findings]
         found += [self._done(finding) for finding in self._hidden(original)]
         found.sort(key=lambda each: (each.start, each.end, each.rule))
-        return Inspected(normalized.text, decision.text, tuple(found))
+        return InspectedText(normalized.text, decision.text, tuple(found))
 
     def _seen(self, text: str) -> set[Finding]:
         """What is in ``text``, and the injections that show only in its look."""
@@ -203,19 +265,19 @@ class RequestInspection:
             for start, end, payload in smuggled(original):
                 yield from self._rules.scan_hidden(payload, HIDDEN, (start, end))
 
-    def _found(self, finding: Finding, action: Action, normalized: Normalized) -> Found:
+    def _found(self, finding: Finding, action: Action, normalized: Normalized) -> PromptFinding:
         start, end = normalized.original_span(finding.start, finding.end)
         model = self._choice(finding).model if action is Action.ROUTE else None
-        return Found(finding.rule, finding.severity, action, start, end, model)
+        return PromptFinding(finding.rule, finding.severity, action, start, end, model)
 
-    def _done(self, finding: Finding) -> Found:
+    def _done(self, finding: Finding) -> PromptFinding:
         """A finding about what normalization has edited already; it may still end or route the request."""
         choice = self._choice(finding)
         action = choice.action
         if action not in (Action.ROUTE, Action.BLOCK):
             noticed = Action.ALLOW if action is Action.ALLOW else Action.FLAG
             action = noticed if finding.rule in _NOTICED else Action.REMOVE
-        return Found(
+        return PromptFinding(
             finding.rule, finding.severity, action, finding.start, finding.end, choice.model
         )
 
@@ -227,10 +289,10 @@ def _dry_run_of(compiled: CompiledPolicies) -> DryRun | None:
     return DryRun(compiled.trial.policy.version) if compiled.trial is not None else None
 
 
-def _places(inspected: Inspected) -> Iterator[tuple[Place, Action]]:
+def _places(inspected: InspectedText) -> Iterator[tuple[Place, Action]]:
     return (((each.rule, each.start, each.end), each.action) for each in inspected.found)
 
 
-def _outcome(inspected: Inspected) -> tuple[str, tuple[str, ...], str | None]:
+def _outcome(inspected: InspectedText) -> tuple[str, tuple[str, ...], str | None]:
     verdict = verdict_on([inspected])
     return inspected.text, verdict.blocked, verdict.route.model if verdict.route else None

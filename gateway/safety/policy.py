@@ -22,148 +22,29 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Final, Literal, Self
+from typing import Final
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
     ValidationError,
-    field_validator,
-    model_validator,
 )
 
 from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
 from gateway.safety.findings import Severity
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.spelling import ActionSpec, Name
+from gateway.safety.settings import ChooseRule, PolicySettings, SafetySettings
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
 """Families of what normalization finds."""
-_RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
 
 
 class PolicyError(ValueError):
     """The section cannot work; the message names line and key."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
 _SECRETS: Final = "secret.*"
 """Redacted in answers unless the policy says something about them: what leaks must be said to be wanted."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
-RuleName = Annotated[str, Field(pattern=_RULE, max_length=100)]
-SeverityName = Literal["low", "medium", "high", "critical"]
-Shape = Literal["allow", "redact", "remove", "block"]
-
-
-class Limits(_Section):
-    """Bounds of one text of a prompt; what is beyond them is a finding of a ``limit.*`` rule."""
-
-    max_chars: int = Field(200_000, ge=1)
-    """What is longer is blocked: it is not inspected."""
-    max_run_chars: int = Field(2_000, ge=600)
-    """The same character or phrase in a row."""
-    max_word_chars: int = Field(10_000, ge=1)
-    """ASCII characters without a space."""
-
-
-class EchoSettings(_Section):
-    """When an answer repeats the system message."""
-
-    words: int = Field(8, ge=3, le=64)
-    """That many words in a row count as one match."""
-    matches: int = Field(1, ge=1)
-    """From this match on something is done; overlapping runs count one for each word."""
-    action: Shape = "block"
-
-
-class OutputSettings(_Section):
-    """What is done with answers. "block" ends the answer; routes of the prompt's actions are flags here."""
-
-    enabled: bool = True
-    actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
-    """Over those of the prompt, name by name."""
-    echo: EchoSettings | None = None
-    canaries: tuple[Annotated[str, Field(min_length=4, max_length=200)], ...] = ()
-    """Strings that stand in a system message and must never come out; finding one blocks."""
-    markdown_images: Shape = "allow"
-    image_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")], ...] = ()
-    """Hosts that images may come from."""
-    ansi: Shape = "allow"
-    """Terminal escape sequences."""
-    truncated_chars: int = Field(4, ge=0, le=64)
-    """Characters that may show of a possible match that the end of a cut answer leaves open."""
-
-    @field_validator("actions")
-    @classmethod
-    def _no_route(cls, actions: dict[str, Choice]) -> dict[str, Choice]:
-        for rule, choice in actions.items():
-            if choice.action is Action.ROUTE:
-                raise ValueError(f"{rule}: an answer cannot be routed")
-        return actions
-
-
-class PolicySettings(_Section):
-    """One policy."""
-
-    version: str = "1"
-    enabled: bool = True
-    """False: no rule looks at prompts or answers. Normalization and the limit of length stay."""
-    actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)
-    severity: dict[SeverityName, ActionSpec] = Field(default_factory=dict)
-    """From this severity on, for rules that ``actions`` does not name."""
-    default: ActionSpec = Choice(Action.FLAG)
-    restore: bool = False
-    """The caller's own values come back in the answer in the place of their placeholders."""
-    deny: tuple[str, ...] = ()
-    allow: tuple[str, ...] = ()
-    """Files with one word or phrase a line."""
-    limits: Limits = Limits()
-    output: OutputSettings = OutputSettings()
-    guard: dict[Name, GuardSettings] = Field(default_factory=dict, max_length=8)
-    """Guard models by a name of the operator's choice."""
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class ChooseRule(_Section):
-    """Gives ``policy`` to requests of a tenant, with labels, or both."""
-
-    policy: Name
-    tenant: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _has_condition(self) -> Self:
-        if self.tenant is None and not self.labels:
-            raise ValueError("needs tenant or labels")
-        return self
-
-    def holds(self, tenant: str, labels: Mapping[str, str]) -> bool:
-        """Whether a request gets the policy."""
-        ours = self.tenant is None or self.tenant == tenant
-        return ours and all(labels.get(key) == value for key, value in self.labels.items())
-
-
-class SafetySettings(_Section):
-    """The whole section."""
-
-    policies: dict[Name, PolicySettings] = Field(
-        default_factory=lambda: {"default": PolicySettings()}
-    )
-    default: Name = "default"
-    choose: tuple[ChooseRule, ...] = ()
-    """The first that holds decides, else ``default``."""
-    dry_run: Name | None = None
-    """A policy that is tried beside the active one: its decisions are counted, never carried out."""
 
 
 @dataclass(frozen=True)

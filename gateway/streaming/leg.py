@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.safety.answer import AnswerInspection
+from gateway.safety.inspector import AnswerInspection
 from gateway.streaming.assembler import Assembler, Taken
 from gateway.streaming.transcript import Transcript
 from sluice.errors import SluiceError

@@ -10,8 +10,15 @@ from gateway.admission.overload import OverloadControl
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.models.catalog import ServedModel
-from gateway.safety.guards.families import Family
-from gateway.safety.guards.verdict import Failure, Option, Outcome, Said, Unparsable, Verdict
+from gateway.safety.guards.families import (
+    Failure,
+    Family,
+    GuardVerdict,
+    Option,
+    Outcome,
+    Said,
+    Unparsable,
+)
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.leg import Leg
 from gateway.streaming.stream import Stream
@@ -59,7 +66,7 @@ class Asking:
         except NoVerdict as none:
             return none.failure, self._cost(streams)
 
-    async def _verdict(self, question: Question, streams: list[Stream]) -> Verdict:
+    async def _verdict(self, question: Question, streams: list[Stream]) -> GuardVerdict:
         check = question.check
         model = self.rows.admission.catalog[check.guard.settings.model]
         problem = self.overload.problem(model.name, question.scheduling, time.monotonic())
@@ -145,12 +152,12 @@ def _said(stream: Stream, model: ServedModel) -> Said:
     return Said(stream.transcript.draft, places)
 
 
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     """Of the segments of one text."""
     flagged = [one for one in verdicts if one.flagged]
     scores = [one.score for one in verdicts if one.score is not None]
     named = dict.fromkeys(name for one in flagged for name in one.categories)
-    return Verdict(bool(flagged), tuple(named), max(scores, default=None))
+    return GuardVerdict(bool(flagged), tuple(named), max(scores, default=None))
 
 
 def _failure_of(error: SluiceError) -> Failure:

@@ -9,8 +9,7 @@ from gateway.admission.overload import SchedulingParams
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.guards.checks import Check
-from gateway.safety.guards.families import Message
-from gateway.safety.guards.verdict import Failure
+from gateway.safety.guards.families import Failure, Message
 from gateway.validation.requests import ValidRequest
 
 SEGMENTS_MAX: Final = 32

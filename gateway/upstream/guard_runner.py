@@ -14,8 +14,7 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
-from gateway.safety.guards.families import Message
-from gateway.safety.guards.verdict import Failure
+from gateway.safety.guards.families import Failure, Message
 from gateway.streaming.stream import Stream
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.guard_client import Asking

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.actions import Action
-from gateway.safety.guards.families import Family
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.guards.verdict import Failure, Outcome
+from gateway.safety.guards.families import Failure, Family, Outcome
+from gateway.safety.settings import GuardSettings
 
 RULE: Final = "guard"
 PASSED: Final = "pass"

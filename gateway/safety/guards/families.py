@@ -9,17 +9,115 @@ conversation, so a family is the turns and variables that its template takes. So
 - Granite Guardian 3.0 and 3.1: "Yes" or "No"; 3.2: a second line ``<confidence> High </confidence>``; 3.3:
   ``<score> yes </score>``, perhaps behind ``<think>...</think>``. Variable ``guardian_config``; the score as above.
 - Prompt Guard 1 and 2: a sequence classifier, the score is the softmax over its labels.
+
+What a guard said, and what that means.
 """
 
+import enum
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gateway.safety.guards.patterns import compile_pattern
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.guards.verdict import Reader, Said, Unparsable, Verdict, chance_of
+from gateway.safety.settings import GuardSettings
+
+
+class Failure(enum.StrEnum):
+    """Why there is no verdict; the names stand behind "guard.NAME." in records."""
+
+    TIMEOUT = "timeout"
+    """It did not come within the time budget."""
+    UNAVAILABLE = "unavailable"
+    """No worker serves the guard's model."""
+    OVERLOADED = "overloaded"
+    TOO_LONG = "too_long"
+    """The text does not fit the guard's context."""
+    UNPARSABLE = "unparsable"
+    """What the guard said is no verdict."""
+    FAILED = "failed"
+    """Anything else."""
+
+
+@dataclass(frozen=True)
+class GuardVerdict:
+    """What a guard decided.
+
+    Attributes:
+        flagged: whether it objects.
+        categories: to what; at least one when it objects.
+        score: how sure it is that there is something to object to, 0 to 1; None: it does not say.
+    """
+
+    flagged: bool
+    categories: tuple[str, ...] = ()
+    score: float | None = None
+
+
+Outcome = GuardVerdict | Failure
+
+
+class Unparsable(ValueError):
+    """What a guard said is no verdict."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A token that could have stood at a place.
+
+    Attributes:
+        text: of this token alone.
+        logprob: natural logarithm of its probability.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """The answer of a guard's row.
+
+    Attributes:
+        options: the most probable tokens of each place; empty lists where they were not told.
+    """
+
+    text: str
+    options: Sequence[Sequence[Option]] = ()
+
+
+class VerdictReader(Protocol):
+    """Reads the answers of one family of guards."""
+
+    def read(self, said: Said) -> GuardVerdict:
+        """The verdict.
+
+        Raises:
+            Unparsable: there is none.
+        """
+
+
+def chance_of(said: Said, yes: str, no: str) -> float | None:
+    """How probable ``yes`` is against ``no`` at the first place that says a word; None: that is not told.
+
+    Both are in lower case. A token counts for the word that it begins, or that begins it.
+    """
+    for place in said.options:
+        if not place or not place[0].text.strip():
+            continue  # line breaks come first in some families
+        for_yes = sum(math.exp(one.logprob) for one in place if _begins(one.text, yes))
+        for_no = sum(math.exp(one.logprob) for one in place if _begins(one.text, no))
+        both = for_yes + for_no
+        return for_yes / both if both > 0 else None
+    return None
+
+
+def _begins(text: str, word: str) -> bool:
+    text = text.strip().lower()
+    return bool(text) and (word.startswith(text) or text.startswith(word))
+
 
 Message = Mapping[str, str]
 """Role and content of one turn."""
@@ -54,7 +152,7 @@ class Family:
         classifies: asked with the text itself, without a chat template.
     """
 
-    reader: Reader
+    reader: VerdictReader
     answer_tokens: int
     variables: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
@@ -80,31 +178,33 @@ def family_of(settings: GuardSettings, labels: Sequence[str] = ()) -> Family:
     threshold = settings.threshold
     match settings.template:
         case "llama_guard":
-            return Family(LlamaGuard(threshold), 64, whole=True)
+            return Family(LlamaGuardReader(threshold), 64, whole=True)
         case "shieldgemma":
             variables = {"guideline": settings.guideline or PRINCIPLES}
-            return Family(YesOrNo(OBJECTION, threshold), 8, variables)
+            return Family(YesNoReader(OBJECTION, threshold), 8, variables)
         case "granite_guardian":
             risk = settings.risk or "harm"
             config = {"risk_name": risk, "criteria_id": risk}
-            return Family(YesOrNo(risk, threshold), 32, {"guardian_config": config})
+            return Family(YesNoReader(risk, threshold), 32, {"guardian_config": config})
         case "classifier":
-            return Family(Labels(labels, settings.categories, threshold), 1, classifies=True)
+            return Family(
+                ClassifierReader(labels, settings.categories, threshold), 1, classifies=True
+            )
         case "custom":
             assert settings.unsafe is not None
             assert settings.safe is not None
-            reader = Patterns(settings.unsafe, settings.safe)
+            reader = PatternReader(settings.unsafe, settings.safe)
             return Family(reader, settings.answer_tokens or 32, prompt=settings.prompt)
 
 
 @dataclass(frozen=True)
-class LlamaGuard:
-    """`Reader` of Llama Guard."""
+class LlamaGuardReader:
+    """`VerdictReader` of Llama Guard."""
 
     threshold: float | None = None
 
-    def read(self, said: Said) -> Verdict:
-        """See `Reader.read`."""
+    def read(self, said: Said) -> GuardVerdict:
+        """See `VerdictReader.read`."""
         lines = [line.strip() for line in said.text.strip().splitlines() if line.strip()]
         word = lines[0].lower() if lines else ""
         if word not in ("safe", "unsafe"):
@@ -115,18 +215,18 @@ class LlamaGuard:
         if any(name and _CATEGORY.fullmatch(name) is None for name in named):
             raise Unparsable("the second line is no list of categories")
         categories = tuple(name for name in named if name)
-        return Verdict(flagged, (categories or (OBJECTION,)) if flagged else (), score)
+        return GuardVerdict(flagged, (categories or (OBJECTION,)) if flagged else (), score)
 
 
 @dataclass(frozen=True)
-class YesOrNo:
-    """`Reader` of guards that answer a question: ShieldGemma, Granite Guardian."""
+class YesNoReader:
+    """`VerdictReader` of guards that answer a question: ShieldGemma, Granite Guardian."""
 
     category: str
     threshold: float | None = None
 
-    def read(self, said: Said) -> Verdict:
-        """See `Reader.read`."""
+    def read(self, said: Said) -> GuardVerdict:
+        """See `VerdictReader.read`."""
         text = _THOUGHT.sub("", said.text)
         found = _SCORE.search(text) or _WORD.match(text)
         word = found.group(1).lower() if found else ""
@@ -136,19 +236,19 @@ class YesOrNo:
         plain = text is said.text and not text.lstrip().startswith("<")
         score = chance_of(said, "yes", "no") if plain else None
         flagged = _flagged(word == "yes", score, self.threshold)
-        return Verdict(flagged, (self.category,) if flagged else (), score)
+        return GuardVerdict(flagged, (self.category,) if flagged else (), score)
 
 
 @dataclass(frozen=True)
-class Labels:
-    """`Reader` of sequence classifiers: the row's only token is the index of a label, its options are all labels."""
+class ClassifierReader:
+    """`VerdictReader` of sequence classifiers: a row's one token is the index of a label, its options all labels."""
 
     labels: Sequence[str]
     bad: Sequence[str]
     threshold: float | None = None
 
-    def read(self, said: Said) -> Verdict:
-        """See `Reader.read`."""
+    def read(self, said: Said) -> GuardVerdict:
+        """See `VerdictReader.read`."""
         options = said.options[0] if said.options else ()
         known = [one for one in options if one.token_id < len(self.labels)]
         if not known:
@@ -158,25 +258,25 @@ class Labels:
         score = min(1.0, sum(chances[name] for name in told))
         likeliest = max(chances, key=lambda name: chances[name])
         flagged = _flagged(likeliest in self.bad, score, self.threshold)
-        return Verdict(flagged, tuple(told[:1]) if flagged else (), score)
+        return GuardVerdict(flagged, tuple(told[:1]) if flagged else (), score)
 
 
-class Patterns:
-    """`Reader` of a custom prompt: one pattern for objections, one for the rest."""
+class PatternReader:
+    """`VerdictReader` of a custom prompt: one pattern for objections, one for the rest."""
 
     def __init__(self, unsafe: str, safe: str) -> None:
         self._unsafe = compile_pattern(unsafe)
         self._safe = compile_pattern(safe)
 
-    def read(self, said: Said) -> Verdict:
-        """See `Reader.read`."""
+    def read(self, said: Said) -> GuardVerdict:
+        """See `VerdictReader.read`."""
         found = self._unsafe.search(said.text)
         if found is None:
             if self._safe.search(said.text) is None:
                 raise Unparsable("matches neither pattern")
-            return Verdict(flagged=False)
+            return GuardVerdict(flagged=False)
         category = (found.groupdict().get("category") or "").strip()
-        return Verdict(True, (category if _CATEGORY.fullmatch(category) else OBJECTION,))
+        return GuardVerdict(True, (category if _CATEGORY.fullmatch(category) else OBJECTION,))
 
 
 def _flagged(by_word: bool, score: float | None, threshold: float | None) -> bool:

@@ -5,11 +5,11 @@ each position of `positions.py`, nodes of `wordlist.py`). Where two starts have 
 for both: whatever it holds back, it holds back for both. What must stand before a finding but is no part of it (a
 head, such as ``password=``) is followed without a start and holds nothing back. States and edges are made when they
 are first needed and kept, so a character that was seen before in a state costs one look-up.
+
+Follows one answer: which of its text can still become part of a match.
 """
 
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
@@ -17,7 +17,7 @@ from gateway.safety.output.charsets import CharSet, cases, is_ascii_word
 from gateway.safety.output.positions import Positions, When, positions_of
 from gateway.safety.output.syntax import PatternError, Place
 from gateway.safety.output.view import seen_as
-from gateway.safety.output.wordlist import WordList, WordNode
+from gateway.safety.output.watched import UNBOUNDED, WatchedRule, WordList, WordNode
 
 STATES_MAX: Final = 20_000
 """States kept; when there are more, all are forgotten and made again as needed."""
@@ -28,7 +28,6 @@ ANY_WORD: Final = 2
 """Whether a character is part of a word; outside ASCII engines disagree."""
 
 _ALL_PLACES: Final = (0, 1, 2)
-UNBOUNDED: Final = sys.maxsize
 NO_MATCH: Final = -1
 HIDDEN: Final = -2
 
@@ -36,36 +35,7 @@ Threads = tuple[int, tuple[WordNode, ...]]
 """What began at one place: bits of positions, and nodes of word lists."""
 
 
-@dataclass(frozen=True)
-class WatchedRule:
-    """A rule as the filter must know it.
-
-    Attributes:
-        id: its name.
-        patterns: regular expressions in RE2's syntax; together they match all that the rule can find, and more is no
-            harm.
-        max_match_chars: no match is longer; None where there is no bound.
-        context_before: characters before a match that decide about it.
-        context_after: characters behind it that decide about it.
-        grows: a finding may end behind the match of the pattern, at most ``max_match_chars`` behind its start.
-        heads: for each pattern its beginning that no finding holds, or nothing; at most ``context_before`` characters.
-    """
-
-    id: str
-    patterns: tuple[str, ...]
-    max_match_chars: int | None = None
-    context_before: int = 0
-    context_after: int = 0
-    grows: bool = False
-    heads: tuple[str, ...] = ()
-
-    @property
-    def growth(self) -> int:
-        """Characters behind a match that a finding may hold."""
-        return (self.max_match_chars or UNBOUNDED) if self.grows else 0
-
-
-class State:
+class AutomatonState:
     """What is under way behind some text.
 
     Attributes:
@@ -88,7 +58,7 @@ class State:
         self.reach = reach
 
 
-Edge = tuple[State, tuple[int, ...] | None, int, int, int]
+Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int, int]
 """The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
 the new one); the start of the longest match that is now complete, NO_MATCH, or HIDDEN behind an invisible character,
 which no rule counts; characters by which its finding may grow;
@@ -125,7 +95,7 @@ class Automaton:
             form for pair in self._foreign_ranges for char in pair for form in cases(char)
         }
         self._symbols: dict[str, int] = {}
-        self._states: dict[tuple[tuple[Threads, ...], int, int], State] = {}
+        self._states: dict[tuple[tuple[Threads, ...], int, int], AutomatonState] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
         self.context_after = max((rule.growth + rule.context_after for rule in rules), default=0)
 
@@ -133,7 +103,7 @@ class Automaton:
         """States in use."""
         return len(self._states)
 
-    def begin(self, before: str = "") -> State:
+    def begin(self, before: str = "") -> AutomatonState:
         """The state behind ``before`` when no finding that began in it is under way; it may hold heads."""
         state = self._state((), 0, ANY_WORD if before else NO_WORD)
         for char in before:
@@ -142,7 +112,7 @@ class Automaton:
                 state = self._state((), after.heads, after.kind)
         return state
 
-    def edge(self, state: State, char: str) -> Edge:
+    def edge(self, state: AutomatonState, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
         plain = seen_as(char)
         edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0, 0)
@@ -217,7 +187,7 @@ class Automaton:
     def _mask(self, chars: CharSet) -> int:
         return _bits((p for p, own in enumerate(self._chars) if own == chars), 0)
 
-    def _alike(self, state: State, plain: str) -> Edge:
+    def _alike(self, state: AutomatonState, plain: str) -> Edge:
         """The edge that all characters share of which the patterns know the same."""
         key = self._symbol(plain), _kind(plain), plain if self._words.root is not None else ""
         edge = state.alike.get(key)
@@ -256,7 +226,7 @@ class Automaton:
                 rest ^= lowest
         return found
 
-    def _step(self, state: State, plain: str) -> Edge:
+    def _step(self, state: AutomatonState, plain: str) -> Edge:
         kind = _kind(plain)
         places = _places(state.kind, kind)
         allowed = self._symbol(plain)
@@ -309,7 +279,7 @@ class Automaton:
                 mask &= others
         return mask
 
-    def _state(self, groups: tuple[Threads, ...], heads: int, kind: int) -> State:
+    def _state(self, groups: tuple[Threads, ...], heads: int, kind: int) -> AutomatonState:
         state = self._states.get((groups, heads, kind))
         if state is None:
             if len(self._states) >= STATES_MAX:
@@ -317,7 +287,7 @@ class Automaton:
                     old.edges.clear()
                     old.alike.clear()
                 self._states.clear()
-            state = State(groups, heads, kind, self._reach(groups))
+            state = AutomatonState(groups, heads, kind, self._reach(groups))
             self._states[groups, heads, kind] = state
         return state
 
@@ -364,3 +334,86 @@ def _bits(positions: Iterable[int], base: int) -> int:
     for position in positions:
         mask |= 1 << (base + position)
     return mask
+
+
+class StreamWatch:
+    """What is under way and what has matched, by offset in the answer.
+
+    Attributes:
+        end: characters followed so far.
+        widest: the most characters that any match may have that is under way, or not dealt with.
+    """
+
+    def __init__(self, automaton: Automaton, at: int = 0, before: str = "") -> None:
+        """Begins at offset ``at``, behind ``before``."""
+        self._automaton = automaton
+        self._state: AutomatonState = automaton.begin(before)
+        self._starts: list[int] = []
+        # Unions of places where findings may be, in order: start, end, the offset from which on it is decided.
+        self._claims: list[tuple[int, int, int]] = []
+        self.end = at
+        self.widest = 0
+
+    def feed(self, text: str) -> None:
+        """Follows ``text``."""
+        state, starts, at = self._state, self._starts, self.end
+        edges = state.edges
+        for char in text:
+            edge = edges.get(char)
+            if edge is None:
+                edge = self._automaton.edge(state, char)
+            state, kept, claim, growth, after = edge
+            edges = state.edges
+            if claim != NO_MATCH:
+                if claim == HIDDEN:
+                    self._stretch(at)
+                else:
+                    start = starts[claim] if claim < len(starts) else at
+                    self._claim(start, at + 1 + growth, after)
+            if kept is not None:
+                starts.append(at)
+                starts = [starts[index] for index in kept]
+                busy = starts or self._claims
+                self.widest = max(self.widest, state.reach) if busy else 0
+            at += 1
+        self._state, self._starts, self.end = state, starts, at
+
+    @property
+    def open_from(self) -> int:
+        """Where the oldest match under way begins; the end when there is none."""
+        return self._starts[0] if self._starts else self.end
+
+    @property
+    def free_to(self) -> int:
+        """Up to here the text is decided: no match can come that holds a character before it and one behind it."""
+        free = self.open_from
+        for start, end, decided in self._claims:
+            if start < free and (free < end or self.end < decided):
+                return start
+        return free
+
+    def claims_before(self, offset: int) -> bool:
+        """Whether anything has matched before ``offset``."""
+        return bool(self._claims) and self._claims[0][0] < offset
+
+    def forget_before(self, offset: int) -> None:
+        """The text before ``offset`` has been dealt with."""
+        if self._claims:
+            self._claims = [claim for claim in self._claims if claim[1] > offset]
+
+    def _claim(self, start: int, end: int, after: int) -> None:
+        decided = end + after
+        while self._claims and start < self._claims[-1][1]:
+            first, last, later = self._claims.pop()
+            start, end, decided = min(first, start), max(last, end), max(later, decided)
+        # Decided no sooner than those before it, so that the undecided ones are the last.
+        later = self._claims[-1][2] if self._claims else 0
+        self._claims.append((start, end, max(later, decided)))
+
+    def _stretch(self, at: int) -> None:
+        """Lengthens what is still to come by an invisible character at offset ``at``."""
+        for index in range(len(self._claims) - 1, -1, -1):
+            start, end, decided = self._claims[index]
+            if decided <= at:
+                return
+            self._claims[index] = start, end + (end > at), decided + 1

@@ -4,6 +4,8 @@ It stands between the detokenizer and the stop strings, so a stop string cannot 
 and it is found in the text that the caller reads. Inside, in this order: what rules find is taken out, repetitions of
 the system message, and then the caller's own values come back. Each step depends on the text alone, never on how it
 was cut into pieces.
+
+Puts the caller's own values back in the place of placeholders, also of those that come in pieces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +14,42 @@ from typing import Final
 
 from gateway.safety.actions import ALLOW_LIST, Action, Decision, Edit, apply
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import Automaton, WatchedRule
+from gateway.safety.output.automaton import Automaton
 from gateway.safety.output.echo import RULE, EchoGuard, SystemText
-from gateway.safety.output.hidden import HiddenPlaces
-from gateway.safety.output.redactor import Redactor, Rules
-from gateway.safety.output.restorer import Restorer
+from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
 from gateway.safety.output.shapes import ShapeScanner
 from gateway.safety.output.view import Scanner, ViewScanner
-from gateway.safety.output.wordlist import WordList
-from gateway.safety.policy import EchoSettings, Policy
+from gateway.safety.output.watched import WatchedRule, WordList
+from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
+from gateway.safety.settings import EchoSettings
+
+
+class Restorer:
+    """Shows an answer with values; holds back only what may become a placeholder of the request."""
+
+    def __init__(self, placeholders: Placeholders) -> None:
+        self._placeholders = placeholders
+        self._known: Mapping[str, str] = placeholders.values
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """What may be shown after ``text`` came."""
+        if not self._held and "<" not in text:
+            return text
+        text = self._held + text
+        begin = text.rfind("<")
+        tail = text[begin:] if begin >= 0 else ""
+        if tail and not any(known != tail and known.startswith(tail) for known in self._known):
+            tail = ""
+        self._held = tail
+        return self._placeholders.restore(text[: len(text) - len(tail)])
+
+    def finish(self) -> str:
+        """The rest, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
 
 _LISTS: Final = (ALLOW_LIST, "deny.")
 """Findings of the operator's lists, by the beginning of their names."""

@@ -1,12 +1,15 @@
-"""The part of the output filter that takes out what rules find.
+"""The part of the output filter that takes out what rules find, and where the answer is hidden because of it.
 
-`Watch` says up to where no match can still reach; the scanner of the rules, the one that inspects prompts, decides
-about that text, and only where something has matched. So the answer in pieces becomes what the whole answer would:
-the scan of a text between two places that no match can cross finds there what the scan of the whole finds.
+`StreamWatch` says up to where no match can still reach. The scanner that also inspects prompts decides about that
+text, and only where something has matched. So the answer in pieces becomes what the whole answer would: the scan of
+a text between two places that no match can cross finds there what the scan of the whole finds.
 
 That is exact as long as matches are no longer than `WatchedRule.max_match_chars` and a scan depends on the text near
 a match alone. Where matches overlap each other without end (a table of numbers under a rule for telephone numbers),
-text is decided once it is longer than two of the longest matches; the scanner then begins anew inside such a chain.
+text is decided once it is longer than two of the longest matches; the scanner then starts again inside such a chain.
+
+The echo guard runs behind the redactor and reports offsets in the redacted text; `HiddenPlaces` maps them back over
+the edits to offsets in the model's answer.
 """
 
 from collections.abc import Sequence
@@ -15,9 +18,9 @@ from typing import Final
 
 from gateway.safety.actions import Action, ActionTable, Edit, apply, clusters
 from gateway.safety.findings import Finding
-from gateway.safety.output.automaton import UNBOUNDED, Automaton
+from gateway.safety.output.automaton import Automaton, StreamWatch
 from gateway.safety.output.view import Scanner, after_seen, before_seen, view
-from gateway.safety.output.watch import Watch
+from gateway.safety.output.watched import UNBOUNDED
 from gateway.safety.redaction import Placeholders
 
 _CONTEXT_CHARS: Final = 256
@@ -58,7 +61,7 @@ class Redactor:
     def __init__(self, rules: Rules, placeholders: Placeholders) -> None:
         self._rules = rules
         self._placeholders = placeholders
-        self._watch = Watch(rules.automaton)
+        self._watch = StreamWatch(rules.automaton)
         self._held: list[str] = []
         self._context = ""
         self._context_cut = False
@@ -137,7 +140,7 @@ class Redactor:
         edits = self._edits(held[:cut], [f for f in found if f.start < cut])
         shown = self._show(held[:cut], edits)
         before = held[before_seen(held[:cut], self._rules.automaton.context_before) : cut]
-        self._watch = Watch(self._rules.automaton, self.decided, before)
+        self._watch = StreamWatch(self._rules.automaton, self.decided, before)
         self._watch.feed(held[cut:])
         self._held = [held[cut:]]
         self._inside_chain = True
@@ -230,3 +233,50 @@ def _outside(offset: int, edits: Sequence[Edit]) -> int:
 def _before(offset: int, unions: Sequence[tuple[int, int]]) -> int:
     """``offset``, or the start of the union that it lies in."""
     return next((start for start, end in unions if start < offset < end), offset)
+
+
+class HiddenPlaces:
+    """The hidden places of one answer."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._passed_edits = 0
+        self._passed_echoes = 0
+
+    def whole(self, offset: int) -> int:
+        """The offset in the answer of character ``offset`` of what rules left, or one inside the same edit."""
+        if offset == UNBOUNDED:
+            return offset
+        longer = 0
+        for edit in self._redactor.edits:
+            if edit.start - longer >= offset:
+                break
+            longer += edit.end - edit.start - len(edit.shown)
+        return offset + longer
+
+    def touch(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
+        """Whether a character from ``start`` to ``end`` of the answer is hidden; asked in order.
+
+        Args:
+            start: in the answer.
+            end: the character behind the last one.
+            echoes: places of what rules left that are hidden too.
+        """
+        if end > self._redactor.shown_to:
+            return True
+        edits = self._redactor.edits
+        if not edits and not echoes:
+            return False
+        while self._passed_edits < len(edits) and edits[self._passed_edits].end <= start:
+            self._passed_edits += 1
+        if self._passed_edits < len(edits) and edits[self._passed_edits].start < end:
+            return True
+        return bool(echoes) and self._in_echo(start, end, echoes)
+
+    def _in_echo(self, start: int, end: int, echoes: Sequence[tuple[int, int]]) -> bool:
+        while self._passed_echoes < len(echoes):
+            first, last = echoes[self._passed_echoes]
+            if self.whole(last) > start:
+                return self.whole(first) < end
+            self._passed_echoes += 1
+        return False

@@ -7,7 +7,7 @@ from typing import Final
 import re2
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.output.automaton import WatchedRule
+from gateway.safety.output.watched import WatchedRule
 
 CANARY: Final = "output.canary"
 IMAGE: Final = "output.markdown_image"

@@ -5,23 +5,3 @@ where (`forms`), and a validator per candidate whether it is one (`validators`).
 (`lexicon`), what hides in an encoding (`payloads`), how signs of an injection add up (`scoring`), the limits, and
 which of overlapping findings stand (`overlaps`). Everything is linear in the text; `work` counts it.
 """
-
-from gateway.safety.rules.defaults import REGIONS, default_rules
-from gateway.safety.rules.lexicon import ListKind, PhraseList
-from gateway.safety.rules.limits import Limits
-from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleError, RuleSpec
-from gateway.safety.rules.work import Work
-
-__all__ = [
-    "REGIONS",
-    "Form",
-    "Limits",
-    "ListKind",
-    "PhraseList",
-    "RuleError",
-    "RuleSet",
-    "RuleSpec",
-    "Work",
-    "default_rules",
-]

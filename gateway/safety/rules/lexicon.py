@@ -12,9 +12,7 @@ from typing import Final
 from ahocorasick_rs import AhoCorasick
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.candidate import Span
-from gateway.safety.rules.spec import RuleError
-from gateway.safety.rules.work import Work
+from gateway.safety.rules.spec import RuleError, Span, Work
 
 ENTRY_CHARS_MAX: Final = 256
 

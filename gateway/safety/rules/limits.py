@@ -24,7 +24,7 @@ _BLOCK_CHARS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TextLimits:
     """In characters; 0 means no limit."""
 
     chars_max: int = 400_000
@@ -42,8 +42,8 @@ class Limits:
             raise ValueError("repetition_chars_max: 0 or at least 600")
 
 
-def limit_findings(text: str, limits: Limits, hints: frozenset[str]) -> Iterator[Finding]:
-    """What exceeds ``limits``, length excepted. ``hints``: what `Scanner.look` has seen."""
+def limit_findings(text: str, limits: TextLimits, hints: frozenset[str]) -> Iterator[Finding]:
+    """What exceeds ``limits``, length excepted. ``hints``: what `RuleScanner.look` has seen."""
     if limits.repetition_chars_max:
         for start, end in repetitions(text, limits.repetition_chars_max):
             yield Finding("limit.repetition", start, end, Severity.MEDIUM)

@@ -1,18 +1,131 @@
-"""Decodes what hides in a text and scans it once more with the same rules."""
+"""Decodes what hides in a text and scans it once more with the same rules.
 
-from collections.abc import Iterable, Iterator, Sequence
+Payloads that hide in an encoding: where runs of base64, hexadecimal and percent escapes are, and what they say.
+
+One level is decoded; what is inside is scanned once and never decoded again. A payload of which most is encoded
+once more is reported as nested. `Budget` bounds what comes out of one text, and says so when it ends.
+"""
+
+import base64
+import binascii
+import codecs
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import re2
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.candidate import Span
-from gateway.safety.rules.encodings import ENCODINGS, Budget, payload_of, rot13
-from gateway.safety.rules.forms import compile_pattern
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.scanner import Scanner
-from gateway.safety.rules.subject import Subject
-from gateway.safety.rules.work import Work
+from gateway.safety.rules.scanner import RuleScanner, Subject, compile_pattern
+from gateway.safety.rules.spec import Span, Work
+
+PAYLOAD_BYTES_MAX: Final = 8 << 10
+"""Decoded bytes of one payload; what is longer is decoded up to here."""
+TOTAL_BYTES_MAX: Final = 32 << 10
+"""Decoded bytes of all payloads of a text."""
+
+_PEEK_CHARS: Final = 64
+_TEXT_SHARE_MIN: Final = 0.9
+_TEXT_CHARS_MIN: Final = 8
+_HEX_JUNK: Final = re.compile(rb"\\x|0x|[\s:,]")
+_ROT13: Final = bytes(ord(codecs.encode(chr(at), "rot13")) if at < 128 else at for at in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One way to hide a text."""
+
+    name: str
+    hint: str
+    """Occurs in every run; for the pass over all patterns."""
+    run: str
+    """RE2 syntax. A run is decided at most a few characters behind its end, so repeats need no bound."""
+    decode: Callable[[bytes], bytes]
+    """Raises ValueError for what is no such encoding."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many decoded bytes are left for this text."""
+
+    left: int = TOTAL_BYTES_MAX
+    cut: bool = False
+    """Whether something was left undecoded."""
+
+
+def rot13(data: bytes) -> bytes:
+    """Every ASCII letter by thirteen; offsets stay."""
+    return data.translate(_ROT13)
+
+
+def payload_of(encoding: Encoding, run: bytes, budget: Budget) -> str | None:
+    """The text inside ``run``; None when it holds none, as keys, hashes, paths and images do."""
+    if _as_text(encoding, run[:_PEEK_CHARS]) is None:
+        return None
+    limit = min(PAYLOAD_BYTES_MAX, budget.left)
+    room = limit * 8  # No encoding here takes more than six characters for a byte.
+    budget.cut |= len(run) > room or limit <= 0
+    text = _as_text(encoding, run[:room])
+    if text is None:
+        return None
+    budget.cut |= len(text) > limit
+    text = text[: max(0, limit)]
+    budget.left -= len(text)
+    return text
+
+
+def _as_text(encoding: Encoding, run: bytes) -> str | None:
+    try:
+        decoded = encoding.decode(run)
+    except (ValueError, binascii.Error):
+        return None
+    text = decoded.decode("utf-8", "replace")
+    good = sum(char.isprintable() or char in "\n\r\t" for char in text) - text.count("\ufffd")
+    enough = len(text) >= _TEXT_CHARS_MIN and good >= _TEXT_SHARE_MIN * len(text)
+    return text if enough else None
+
+
+def _base64(run: bytes) -> bytes:
+    plain = run.translate(bytes.maketrans(b"-_", b"+/"), b"\r\n =")
+    return base64.b64decode(plain[: len(plain) - (len(plain) % 4 == 1)] + b"=" * (-len(plain) % 4))
+
+
+def _hex(run: bytes) -> bytes:
+    digits = _HEX_JUNK.sub(b"", run)
+    return bytes.fromhex(digits[: len(digits) // 2 * 2].decode())
+
+
+def _percent(run: bytes) -> bytes:
+    return urllib.parse.unquote_to_bytes(run.replace(b"+", b" "))
+
+
+ENCODINGS: Final = (
+    Encoding(
+        "base64",
+        r"[A-Za-z0-9+/_-]{24}",
+        r"[A-Za-z0-9+/_-]{24,}(?:\r?\n[A-Za-z0-9+/_-]{24,})*(?:\r?\n[A-Za-z0-9+/_-]{1,100}={1,2})?={0,2}",
+        _base64,
+    ),
+    Encoding(
+        "hex",
+        r"[0-9a-fA-F]{24}|\\x[0-9a-fA-F]{2}[, ]{0,2}\\x|0x[0-9a-fA-F]{2}[, ]{0,2}0x"
+        r"|[0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :][0-9a-fA-F]{2}[ :]",
+        r"(?:[0-9a-fA-F]{2}){12,}|(?:(?:\\x|0x)[0-9a-fA-F]{2}[, ]{0,2}){7,}(?:\\x|0x)[0-9a-fA-F]{2}"
+        r"|(?:[0-9a-fA-F]{2}[ :]){8,}[0-9a-fA-F]{2}",
+        _hex,
+    ),
+    Encoding(
+        "percent",
+        r"%[0-9A-Fa-f]{2}[\w.~+'!,-]{0,32}%[0-9A-Fa-f]{2}",
+        r"(?:[\w.~+'!,-]{0,32}%[0-9A-Fa-f]{2}){2,}[\w.~+'!,-]{0,32}",
+        _percent,
+    ),
+)
+"""Rot13 is not here: it has no runs of its own, so the whole text is turned."""
+
 
 HINTS: Final = tuple((f"encoding.{encoding.name}", encoding.hint) for encoding in ENCODINGS)
 """What the scanner has to look out for on behalf of this module."""
@@ -23,13 +136,13 @@ _NESTED_SHARE: Final = 0.8
 class Payloads:
     """The encodings, compiled once."""
 
-    def __init__(self, scanner: Scanner, lexicon: Lexicon) -> None:
+    def __init__(self, scanner: RuleScanner, lexicon: Lexicon) -> None:
         self._scanner = scanner
         self._lexicon = lexicon
         self._runs = [(f"encoding.{e.name}", e, compile_pattern(e.name, e.run)) for e in ENCODINGS]
 
     def findings(self, subject: Subject, hints: Iterable[str], work: Work) -> list[Finding]:
-        """What hides in ``subject``; ``hints`` of `Scanner.look` say which encodings occur."""
+        """What hides in ``subject``; ``hints`` of `RuleScanner.look` say which encodings occur."""
         present, budget = frozenset(hints), Budget()
         found: list[Finding] = []
         for hint, encoding, regex in self._runs:

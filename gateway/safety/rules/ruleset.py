@@ -1,21 +1,70 @@
-"""All rules of a policy, compiled once, and the scan of a text with all of them."""
+"""All rules of a policy, compiled once, and the scan of a text with all of them.
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+Which of several findings at the same place stand.
+
+Findings of the content families (pii, secret, deny and the operator's own) compete with each other, those of
+injection among themselves; limits stand beside everything. The more severe wins, then the longer, then the one
+further left, then the rule id. What the winner leaves of a loser stays, as long as it has a letter or digit: every
+character that anybody claimed stays claimed, and no character is claimed twice.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.candidate import Span
 from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList
-from gateway.safety.rules.limits import MARKS_HINT, Limits, limit_findings
-from gateway.safety.rules.overlaps import resolved
+from gateway.safety.rules.limits import MARKS_HINT, TextLimits, limit_findings
 from gateway.safety.rules.payloads import HINTS, Payloads
-from gateway.safety.rules.scanner import Scanner
-from gateway.safety.rules.spec import RuleSpec
-from gateway.safety.rules.subject import Subject
-from gateway.safety.rules.work import Work
+from gateway.safety.rules.scanner import RuleScanner, Subject
+from gateway.safety.rules.spec import RuleSpec, Span, Work
 
-_NO_LIMITS = Limits()
+
+def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that stand, ordered by place."""
+    groups: dict[str, list[Finding]] = {"limit": [], "injection": [], "content": []}
+    for each in findings:
+        family = each.rule.split(".", 1)[0]
+        groups[family if family in groups else "content"].append(each)
+    standing = [
+        *groups["limit"],
+        *_winners(text, groups["injection"]),
+        *_winners(text, groups["content"]),
+    ]
+    return sorted(standing, key=lambda each: (each.start, each.end, each.rule))
+
+
+def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
+    if len(findings) < 2:
+        yield from findings
+        return
+    taken: list[tuple[int, int]] = []  # disjoint, ordered
+    for each in sorted(
+        findings, key=lambda each: (-each.severity, each.start - each.end, each.start, each.rule)
+    ):
+        for start, end in _left_over(taken, each.start, each.end):
+            whole = (start, end) == (each.start, each.end)
+            if whole or any(char.isalnum() for char in text[start:end]):
+                taken.insert(bisect_left(taken, (start, end)), (start, end))
+                yield Finding(each.rule, start, end, each.severity)
+
+
+def _left_over(taken: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of a span that nobody has taken."""
+    at = max(0, bisect_left(taken, (start, start)) - 1)
+    parts = []
+    while at < len(taken) and taken[at][0] < end:
+        low, high = taken[at]
+        if low > start:
+            parts.append((start, low))
+        start = max(start, high)
+        at += 1
+    if start < end:
+        parts.append((start, end))
+    return parts
+
+
+_NO_LIMITS = TextLimits()
 
 
 class RuleSet:
@@ -26,21 +75,21 @@ class RuleSet:
         specs: Sequence[RuleSpec],
         *,
         phrases: Sequence[PhraseList] = (),
-        limits: Limits = _NO_LIMITS,
+        limits: TextLimits = _NO_LIMITS,
         decode: bool = True,
     ) -> None:
         """Compiles; ``decode``: look into encoded payloads too. Raises `RuleError`."""
         self.specs = tuple(specs)
         self._limits = limits
         self._decode = decode
-        self._scanner = Scanner(self.specs, (*HINTS, MARKS_HINT))
+        self._scanner = RuleScanner(self.specs, (*HINTS, MARKS_HINT))
         self._lexicon = Lexicon(phrases)
         self._payloads = Payloads(self._scanner, self._lexicon)
 
     def scan(self, text: str, work: Work | None = None) -> list[Finding]:
-        """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.overlaps`).
+        """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.ruleset`).
 
-        ``work`` counts what was done. Text behind `Limits.chars_max` is not looked at and is one finding itself.
+        ``work`` counts what was done. Text behind `TextLimits.chars_max` is not looked at and is one finding itself.
         """
         work = Work() if work is None else work
         inspected = text[: self._limits.chars_max] if self._limits.chars_max else text

@@ -1,17 +1,255 @@
-"""Rules compiled together, and what they find in one text. No decoding, no lists: that is `RuleSet`'s."""
+"""Rules compiled together, and what they find in one text. No decoding, no lists: that is `RuleSet`'s.
 
-from collections.abc import Mapping, Sequence
+The text under inspection, as characters and as bytes, and the way from one offset to the other.
+
+Both engines match bytes; findings are in characters. Digits of other scripts and the many dashes are folded to
+ASCII one for one, so that offsets stay and a number is a number in any script.
+
+The one pass over the text that says which patterns occur in it at all (Vectorscan, block mode).
+
+Every pattern reports once at most, so the pass costs the same for hostile text: it is linear and calls back no more
+often than there are patterns. Where the matches are, RE2 says, and only for patterns that occur. A pass may report
+a pattern that does not occur (large repeats are approximated), never the other way round.
+
+One pattern of one rule, compiled, and its matches in a text.
+"""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final
+
+import hyperscan
+import re2
 
 from gateway.safety.findings import Finding
-from gateway.safety.rules.forms import CompiledForm
-from gateway.safety.rules.prefilter import prefilter
 from gateway.safety.rules.scoring import Sign, judge, weigh
-from gateway.safety.rules.spec import RuleError, RuleSpec
-from gateway.safety.rules.subject import Subject
-from gateway.safety.rules.work import Work
+from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator, Work
+from gateway.safety.rules.syntax import width_of
+from gateway.safety.rules.validators import VALIDATORS
+
+_TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
+_BLOCK: Final = 1024
+_ASCII: Final = bytes(range(0x80))
+_CONTINUATION: Final = bytes(range(0x80, 0xC0))
 
 
-class Scanner:
+class Subject:
+    """One text to search in."""
+
+    def __init__(self, text: str) -> None:
+        # A lone surrogate becomes one "?": one character for one character.
+        self.text, self.data = text, text.encode("utf-8", "replace")
+        if _needs_folding(self.data):
+            self.text = _TO_FOLD.sub(_folded, text)
+            self.data = self.text.encode("utf-8", "replace")
+        self._same = len(self.data) == len(self.text)
+
+    @classmethod
+    def of_ascii_folding(cls, original: "Subject", data: bytes) -> "Subject":
+        """A subject of other ASCII letters with the same offsets."""
+        other = cls.__new__(cls)
+        other.data, other.text, other._same = data, data.decode(), original._same
+        return other
+
+    def chars(self, offset: int) -> int:
+        """The characters before the byte at ``offset``."""
+        if self._same:
+            return offset
+        block = offset // _BLOCK
+        return self._chars_before[block] + _count(self.data[block * _BLOCK : offset])
+
+    def bytes_at(self, char: int, near_byte: int, near_char: int) -> int:
+        """The byte offset of a character at or behind a known pair of offsets."""
+        if self._same:
+            return char
+        return near_byte + len(self.text[near_char:char].encode("utf-8", "replace"))
+
+    def back(self, offset: int, chars: int) -> int:
+        """A byte offset at least ``chars`` characters before ``offset``, at the start of a character."""
+        at = max(0, offset - chars * (1 if self._same else 4))
+        while at > 0 and 0x80 <= self.data[at] < 0xC0:
+            at -= 1
+        return at
+
+    @cached_property
+    def _chars_before(self) -> list[int]:
+        sums = [0]
+        for at in range(0, len(self.data), _BLOCK):
+            sums.append(sums[-1] + _count(self.data[at : at + _BLOCK]))
+        return sums
+
+
+def _needs_folding(data: bytes) -> bool:
+    """Looks at what is not ASCII only: in most texts that is little."""
+    return not data.isascii() and _TO_FOLD.search(data.translate(None, _ASCII).decode()) is not None
+
+
+def _count(data: bytes) -> int:
+    """The characters that start in ``data``."""
+    return len(data.translate(None, _CONTINUATION))
+
+
+def _folded(match: re.Match[str]) -> str:
+    char = match.group()
+    return str(unicodedata.decimal(char)) if char.isdecimal() else "-"
+
+
+_FLAGS: Final = hyperscan.HS_FLAG_UTF8 | hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_PREFILTER
+
+
+class Prefilter:
+    """Patterns compiled together. One scan at a time: the scratch space is not shared between threads."""
+
+    def __init__(self, named: Sequence[tuple[str, str]]) -> None:
+        """``named``: rule id and pattern; a pattern is known by its place in the sequence."""
+        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        if not named:
+            named = [("", r"\x00never\x00")]
+        try:
+            _compile(self._database, [pattern for _, pattern in named])
+        except hyperscan.error as error:
+            raise _culprit(named) or RuleError(named[0][0], str(error)) from None
+
+    def present(self, data: bytes, work: Work) -> Mapping[int, int]:
+        """The patterns that occur, each with the byte offset where its first match may end."""
+        found: dict[int, int] = {}
+        work.bytes_scanned += len(data)
+        if data:
+            self._database.scan(data, match_event_handler=_note, context=found)
+        return found
+
+
+@functools.lru_cache(maxsize=8)
+def prefilter(named: tuple[tuple[str, str], ...]) -> Prefilter:
+    """A `Prefilter`, compiled once per set of patterns: a new policy mostly keeps the patterns of the old one."""
+    return Prefilter(named)
+
+
+def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None:
+    assert isinstance(found, dict)
+    found[pattern] = end
+
+
+def _compile(database: hyperscan.Database, patterns: Sequence[str]) -> None:
+    database.compile(
+        expressions=[pattern.encode() for pattern in patterns],
+        ids=list(range(len(patterns))),
+        flags=[_FLAGS] * len(patterns),
+    )
+
+
+def _culprit(named: Sequence[tuple[str, str]]) -> RuleError | None:
+    """The engine does not say which pattern it refused, so they are tried one by one."""
+    for rule, pattern in named:
+        try:
+            _compile(hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK), [pattern])
+        except hyperscan.error as error:
+            return RuleError(rule, f"the engine refuses the pattern: {error}", 0)
+    return None
+
+
+_WORD: Final = re.compile(rb"[A-Za-z0-9]+")
+_MEMORY_MAX: Final = (
+    64 << 20
+)  # bytes of automaton states per pattern; beyond it RE2 goes on without them, still linear
+
+
+class CompiledForm:
+    """A pattern that can be searched for."""
+
+    def __init__(self, spec: RuleSpec, form: Form) -> None:
+        """Raises `RuleError` for patterns that are not accepted."""
+        self.spec = spec
+        self.form = form
+        self.hint = _hint_of(spec, form)
+        self.width = _checked(spec, form)
+        self._regex = compile_pattern(spec.id, form.pattern)
+        self._validate: Validator = VALIDATORS[spec.validator]
+        self._context = _context_of(spec) if form.in_context else None
+
+    def findings(self, subject: Subject, first_end: int, work: Work) -> Iterator[Span]:
+        """The places that the validator confirms, from left to right; only those of forms with a head may overlap.
+
+        ``first_end``: a byte offset no later than the end of the first match, as the hint's pass says. Behind a
+        match that was refused the search goes on with the next word, because a number may start inside what looked
+        like a longer one. A head may begin inside what stood behind another one.
+        """
+        data = subject.data
+        at = subject.back(first_end, self.width)
+        while (found := self._regex.search(data, at)) is not None:
+            start, end = found.span()
+            work.bytes_scanned += end - at
+            first, last = subject.chars(start), subject.chars(end)
+            span = self._confirmed(subject.text, first, last, work)
+            if span is None:
+                word = _WORD.match(data, start)
+                at = word.end() if word else start + 1
+                continue
+            yield span
+            behind = span[0] if self.form.head else span[1]
+            at = max(start + 1, subject.bytes_at(behind, start, first))
+        work.bytes_scanned += len(data) - at
+
+    def _confirmed(self, text: str, start: int, end: int, work: Work) -> Span | None:
+        work.candidates += 1
+        if self._context is not None and not self._in_context(text, start):
+            return None
+        return self._validate(RuleMatch(text, start, end, self.spec, work))
+
+    def _in_context(self, text: str, start: int) -> bool:
+        assert self._context is not None
+        return (
+            self._context.search(text, max(0, start - self.spec.context_chars), start) is not None
+        )
+
+
+def compile_pattern(rule: str, pattern: str) -> "re2._Regexp[bytes]":
+    """``pattern`` for UTF-8 bytes. Raises `RuleError`."""
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = _MEMORY_MAX
+    try:
+        return re2.compile(pattern.encode(), options=options)
+    except re2.error as error:
+        raise RuleError(rule, f"the engine refuses the pattern: {error}", 0) from None
+
+
+def _checked(spec: RuleSpec, form: Form) -> int:
+    """The longest match, in characters."""
+    width = width_of(spec.id, form.pattern)
+    if width.most > spec.max_length:
+        raise RuleError(
+            spec.id,
+            f"matches of up to {width.most} characters exceed max_length {spec.max_length}",
+            0,
+        )
+    if form.hint:
+        width_of(spec.id, form.hint)
+    if form.in_context and not spec.context:
+        raise RuleError(spec.id, "a form in context needs context words")
+    if spec.validator not in VALIDATORS:
+        raise RuleError(spec.id, f"no validator is called {spec.validator!r}")
+    return width.most
+
+
+def _hint_of(spec: RuleSpec, form: Form) -> str:
+    """What occurs in every text with a match: a context word is rarer than digits, and cheaper to look for."""
+    if form.in_context and not form.hint:
+        return "(?i)" + "|".join(map(re.escape, spec.context))
+    return form.hint or form.pattern
+
+
+def _context_of(spec: RuleSpec) -> re.Pattern[str]:
+    """Plain words only, so the standard library's engine is linear here."""
+    words = "|".join(re.escape(word) for word in spec.context)
+    return re.compile(rf"(?<![^\W_])(?:{words})", re.IGNORECASE)
+
+
+class RuleScanner:
     """One pass for all patterns, then a closer look at those that occur.
 
     The pass has two halves: the scored patterns are asked for alone as well, and rarely change between policies.

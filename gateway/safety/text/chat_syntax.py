@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway.safety.findings import Severity
-from gateway.safety.text.offsets import Edit
 from gateway.safety.text.styled import PLAIN_OF, STYLED
-from gateway.safety.text.trail import Trail
+from gateway.safety.text.trail import OffsetEdit, Trail
 
 RULE: Final = "syntax.chat_template"
 
@@ -71,7 +70,8 @@ class ChatSyntax:
                 trail.flag_rest(RULE, start, Severity.MEDIUM)
                 break
         trail.advance(
-            self._neutral(before, found), lambda: (Edit(start, start + 1, 2) for start, _ in found)
+            self._neutral(before, found),
+            lambda: (OffsetEdit(start, start + 1, 2) for start, _ in found),
         )
 
     def _starts(self, text: str) -> list[tuple[int, int]]:

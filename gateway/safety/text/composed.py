@@ -17,8 +17,7 @@ import numpy as np
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
-from gateway.safety.text.offsets import Edit
-from gateway.safety.text.trail import Trail
+from gateway.safety.text.trail import OffsetEdit, Trail
 from gateway.safety.text.traits import MARK, Traits, traits
 
 MARKS_MAX = 16
@@ -69,12 +68,12 @@ def _floods(seen: Traits) -> list[tuple[int, int]]:
     return list(zip(starts[too_long].tolist(), ends[too_long].tolist(), strict=True))
 
 
-def _edits(before: str) -> Iterator[Edit]:
+def _edits(before: str) -> Iterator[OffsetEdit]:
     """What NFC changed: clusters of a character and what can compose with it, and single characters."""
     for match in _clusters().finditer(before):
         composed = ucd.normalize("NFC", match[0])
         if composed != match[0]:
-            yield Edit(match.start(), match.end(), len(composed))
+            yield OffsetEdit(match.start(), match.end(), len(composed))
 
 
 @cache

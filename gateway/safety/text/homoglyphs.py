@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from gateway.safety.findings import Severity
-from gateway.safety.text.lookalikes import CYRILLIC_TWINS, LOOKALIKES
+from gateway.safety.text.confusables import CYRILLIC_TWINS, LOOKALIKES
 from gateway.safety.text.trail import Trail
 from gateway.safety.text.traits import LATIN, LOOKALIKE, Kinds, Traits
 

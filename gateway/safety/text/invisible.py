@@ -6,6 +6,15 @@ or break places (where it still can, because marks change their order, `normaliz
 
 What survives: at most one joiner between two letters of a joining script, one variant selector (of 32) after an
 ideograph.
+
+Bidirectional isolates: kept where they pair up on one line of a text with right-to-left letters, else taken out.
+
+Overrides and embeddings always go, and marks (LRM, RLM, ALM) go where no letter runs from right to left: see
+`invisible`.
+
+Text that hides in invisible characters, made readable for the rules: tags, and bytes in variation selectors.
+
+Works on the original text, since normalization takes the carriers out.
 """
 
 import re
@@ -13,8 +22,7 @@ from typing import Final, NamedTuple
 
 from gateway.safety.findings import Severity
 from gateway.safety.text import characters as c
-from gateway.safety.text.offsets import Edit
-from gateway.safety.text.trail import Trail
+from gateway.safety.text.trail import OffsetEdit, Trail
 
 LONG_RUN = 8
 """Invisible characters in a row that are no accident: one severity up."""
@@ -22,7 +30,7 @@ _SEEN_MAX = 64
 """Characters of a run that are looked at for its rules."""
 
 
-class Place(NamedTuple):
+class AllowedPlace(NamedTuple):
     """Where an invisible character is at home."""
 
     before: str
@@ -46,33 +54,35 @@ _HIEROGLYPH = "[\U00013000-\U00013455]"
 PLACES: Final = (
     # Persian, Urdu, Kurdish, Indic: non-joiner between letters; joiner between letters or at the end of a word. Of
     # several (typed twice by mistake) the first stays.
-    Place(_JOINING, "\u200c", f"{_MORE}{_JOINING}"),
-    Place(_JOINING, "\u200d", f"{_MORE}(?:{_JOINING}|{_WORD_END})"),
-    Place(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u200c\u200d", _JOINING),
+    AllowedPlace(_JOINING, "\u200c", f"{_MORE}{_JOINING}"),
+    AllowedPlace(_JOINING, "\u200d", f"{_MORE}(?:{_JOINING}|{_WORD_END})"),
+    AllowedPlace(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u200c\u200d", _JOINING),
     # Emoji sequences: woman + joiner + laptop, heart + presentation selector + joiner + fire.
-    Place(f"[{c.PICTOGRAPHS}{c.SKIN_TONES}]", "\u200d", _JOINED),
-    Place(f"{_PICTOGRAPH}\ufe0f", "\u200d", _JOINED),
+    AllowedPlace(f"[{c.PICTOGRAPHS}{c.SKIN_TONES}]", "\u200d", _JOINED),
+    AllowedPlace(f"{_PICTOGRAPH}\ufe0f", "\u200d", _JOINED),
     # Khmer, Thai, Lao, Myanmar: word boundaries.
-    Place(f"[{c.SEA}]", "\u200b", f"[{c.SEA}]"),
+    AllowedPlace(f"[{c.SEA}]", "\u200b", f"[{c.SEA}]"),
     # Emoji and text presentation; keycaps.
-    Place(_PICTOGRAPH, "\ufe0e\ufe0f", ""),
-    Place("[#*0-9]", "\ufe0f", "\u20e3"),
+    AllowedPlace(_PICTOGRAPH, "\ufe0e\ufe0f", ""),
+    AllowedPlace("[#*0-9]", "\ufe0f", "\u20e3"),
     # Standardized variants: zero, mathematics, Myanmar, Phags-pa, Manichaean, chess, punctuation, hieroglyphs.
-    Place("[0\u2200-\u22ff\u2a00-\u2aff\u1000-\u109f\uaa60-\uaa7f\ua840-\ua877]", "\ufe00", ""),
-    Place("[\U00010ac0-\U00010aff\u2654-\u265f]", "\ufe00", ""),
-    Place("[\u3001\u3002]", "\ufe00\ufe01", ""),
-    Place(_HIEROGLYPH, "\ufe00-\ufe06", ""),
+    AllowedPlace(
+        "[0\u2200-\u22ff\u2a00-\u2aff\u1000-\u109f\uaa60-\uaa7f\ua840-\ua877]", "\ufe00", ""
+    ),
+    AllowedPlace("[\U00010ac0-\U00010aff\u2654-\u265f]", "\ufe00", ""),
+    AllowedPlace("[\u3001\u3002]", "\ufe00\ufe01", ""),
+    AllowedPlace(_HIEROGLYPH, "\ufe00-\ufe06", ""),
     # Ideographs: standardized compatibility variants, and variants of the ideographic database.
-    Place(_HAN, "\ufe00-\ufe02\U000e0100-\U000e011f", ""),
+    AllowedPlace(_HAN, "\ufe00-\ufe02\U000e0100-\U000e011f", ""),
     # Mongolian: free variants and the vowel separator.
-    Place(_MONGOLIAN, "\u180b-\u180d\u180f", ""),
-    Place(_MONGOLIAN, "\u180e", _MONGOLIAN),
-    Place(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u180e", _MONGOLIAN),
+    AllowedPlace(_MONGOLIAN, "\u180b-\u180d\u180f", ""),
+    AllowedPlace(_MONGOLIAN, "\u180e", _MONGOLIAN),
+    AllowedPlace(f"{_MONGOLIAN}[\u180b-\u180d\u180f]", "\u180e", _MONGOLIAN),
     # Old Hangul syllables without a lead or a vowel; Hebrew marks kept in order; quadrats of hieroglyphs.
-    Place("", "\u115f", f"[{c.HANGUL_VOWELS}]"),
-    Place(f"[{c.HANGUL_LEADS}]", "\u1160", ""),
-    Place("[\u0591-\u05f4]", "\u034f", "[\u0591-\u05f4]"),
-    Place(_HIEROGLYPH, c.HIEROGLYPH_CONTROLS, ""),
+    AllowedPlace("", "\u115f", f"[{c.HANGUL_VOWELS}]"),
+    AllowedPlace(f"[{c.HANGUL_LEADS}]", "\u1160", ""),
+    AllowedPlace("[\u0591-\u05f4]", "\u034f", "[\u0591-\u05f4]"),
+    AllowedPlace(_HIEROGLYPH, c.HIEROGLYPH_CONTROLS, ""),
 )
 
 FLAGS: Final = ("gbeng", "gbsct", "gbwls")
@@ -138,7 +148,7 @@ def _remove(trail: Trail, stray: "re.Pattern[str]") -> None:
     _flag(trail, stray)
     trail.advance(
         stray.sub("", before),
-        lambda: (Edit(match.start(), match.end(), 0) for match in stray.finditer(before)),
+        lambda: (OffsetEdit(match.start(), match.end(), 0) for match in stray.finditer(before)),
     )
 
 
@@ -203,3 +213,98 @@ _STRAY = _stray("")
 # Beside letters that run from right to left, a mark stays unless another invisible character follows it.
 _STRAY_RTL = _stray(f"(?=[{c.merged(CANDIDATES)}])")
 _ANY = re.compile(f"[{c.merged(CANDIDATES)}]+")
+
+
+RULE: Final = "unicode.bidi"
+DEPTH_MAX = 8
+"""Isolates inside each other. Deeper ones are no text."""
+
+_RIGHT_TO_LEFT = re.compile(f"[{c.RTL}]")
+_ISOLATE = re.compile(f"[{c.ISOLATES}]")
+_ISOLATES = re.compile(f"[{c.ISOLATES}]+")
+_STRUCTURE = re.compile(f"[{c.ISOLATES}\n{c.LINE_ENDS}]")
+_CLOSE = "\u2069"
+
+
+def has_right_to_left(text: str) -> bool:
+    """Whether any letter of ``text`` runs from right to left."""
+    return _RIGHT_TO_LEFT.search(text) is not None
+
+
+def remove_stray_isolates(trail: Trail, *, right_to_left: bool) -> None:
+    """Takes isolates out that do not pair up; all of them in a text without right-to-left letters."""
+    before = trail.text
+    if _ISOLATE.search(before) is None:
+        return
+    if right_to_left:
+        spans = [(at, at + 1) for at in _unpaired(before)]
+    else:
+        spans = [match.span() for match in _ISOLATES.finditer(before)]
+    for start, end in spans:
+        if not trail.flag(RULE, start, end, Severity.LOW):
+            trail.flag_rest(RULE, start, Severity.LOW)
+            break
+    trail.cut(spans)
+
+
+def _unpaired(text: str) -> list[int]:
+    """Where isolates stand that have no partner on their line, hold nothing or lie too deep."""
+    stray: list[int] = []
+    opened: list[int] = []
+    for match in _STRUCTURE.finditer(text):
+        at, character = match.start(), match[0]
+        if character == _CLOSE:
+            stray += _closed(opened, at)
+        elif _ISOLATE.match(character):
+            opened.append(at)
+        else:
+            stray += opened
+            opened.clear()
+    return sorted(stray + opened)
+
+
+def _closed(opened: list[int], at: int) -> tuple[int, ...]:
+    """Which of a pair that ends ``at`` go: none, or the end, or both."""
+    if not opened:
+        return (at,)
+    start = opened.pop()
+    return (start, at) if at == start + 1 or len(opened) >= DEPTH_MAX else ()
+
+
+SELECTORS_MIN = 4
+"""Variation selectors in a row that carry bytes and are no accident."""
+
+_TAGS = re.compile("[\U000e0020-\U000e007e]+")
+_SELECTORS = re.compile(f"[\ufe00-\ufe0f\U000e0100-{c.SELECTORS_FAR[-1]}]{{{SELECTORS_MIN},}}+")
+_TAG_TABLE = {0xE0000 + code: code for code in range(0x20, 0x7F)}
+
+
+class Smuggled(NamedTuple):
+    """A hidden text and where it was."""
+
+    start: int
+    end: int
+    text: str
+
+
+def smuggled(text: str) -> list[Smuggled]:
+    """What invisible characters of ``text`` spell, by start. The letters of flags are among it ("gbeng")."""
+    if text.isascii():
+        return []
+    found = [
+        Smuggled(*match.span(), match[0].translate(_TAG_TABLE)) for match in _TAGS.finditer(text)
+    ]
+    found += [
+        Smuggled(*match.span(), _of_selectors(match[0])) for match in _SELECTORS.finditer(text)
+    ]
+    return sorted(found)
+
+
+def _of_selectors(selectors: str) -> str:
+    """The bytes that variation selectors stand for by their number, read as UTF-8."""
+    return bytes(_byte(ord(selector)) for selector in selectors).decode("utf-8", "replace")
+
+
+def _byte(code: int) -> int:
+    """The number of a variation selector: 0 to 255."""
+    return code - 0xFE00 if code < 0xFE10 else code - 0xE0100 + 16

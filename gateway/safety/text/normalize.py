@@ -9,22 +9,111 @@ still not rest, nobody wrote it as text: then all invisible characters go. So th
 again changes nothing.
 
 Everything is linear in the length of the text. A clean text is the same object before and after.
+
+ANSI escape sequences: taken out whole, with the parameters and titles that a terminal would not show either.
+
+A sequence that never ends loses only its escape character (as a control character, later): what follows stays
+visible.
+
+Characters that another one takes the place of: line ends, blanks, and what is no character at all.
+
+Line ends (CRLF, CR, VT, FF, NEL, LS, PS) become ``\n`` without a finding. Lone surrogates and noncharacters become
+U+FFFD. Hangul fillers with a width, and the braille blank in a text without braille, become a space.
 """
 
 import re
 from typing import Final
 
 from gateway.safety.findings import Severity
-from gateway.safety.text.ansi import remove_escapes
-from gateway.safety.text.bidi import has_right_to_left, remove_stray_isolates
+from gateway.safety.text import characters as c
 from gateway.safety.text.chat_syntax import DEFAULT_SYNTAX, ChatSyntax
 from gateway.safety.text.composed import compose
 from gateway.safety.text.homoglyphs import flag_homoglyphs
-from gateway.safety.text.invisible import strip, strip_all
-from gateway.safety.text.plain import replace_odd
+from gateway.safety.text.invisible import has_right_to_left, remove_stray_isolates, strip, strip_all
 from gateway.safety.text.styled import fold_full_width, fold_styled
-from gateway.safety.text.trail import Normalized, Trail
+from gateway.safety.text.trail import Normalized, OffsetEdit, Trail
 from gateway.safety.text.traits import BIDI, FULL_WIDTH, MARK, ODD, STYLED, Traits, traits
+
+RULE: Final = "unicode.ansi"
+
+_STARTS = re.compile("[\x1b\x90\x98\x9b\x9d-\x9f]")
+# Strings (OSC, DCS, SOS, PM, APC) run to BEL or ST. None holds the start of another, so no text is read twice.
+_STRING_BODY = "[^\x07\x1b\x80-\x9f]*+(?:\x07|\x9c|\x1b\\\\)"
+_SEQUENCE = re.compile(
+    "\x1b(?:"
+    r"\[[0-?]*+[ -/]*+[@-~]"  # CSI: colours, cursor
+    rf"|[\]PX^_]{_STRING_BODY}"
+    r"|[ -/]{1,4}[0-~]"  # character sets
+    r"|[0-?@-OQ-WYZ`-~])"  # single functions: reset, save, index
+    # The 8-bit forms are letters in Windows encodings that somebody misread: only what is surely a sequence.
+    r"|\x9b[0-?]++[ -/]*+[@-~]"
+    rf"|[\x90\x98\x9d-\x9f]{_STRING_BODY}"
+)
+
+
+def remove_escapes(trail: Trail) -> None:
+    """Takes ANSI escape sequences out, 7-bit and 8-bit."""
+    before = trail.text
+    if _STARTS.search(before) is None:
+        return
+    for match in _SEQUENCE.finditer(before):
+        if not trail.flag(RULE, match.start(), match.end(), Severity.MEDIUM):
+            trail.flag_rest(RULE, match.start(), Severity.MEDIUM)
+            break
+    trail.advance(
+        _SEQUENCE.sub("", before),
+        lambda: (OffsetEdit(match.start(), match.end(), 0) for match in _SEQUENCE.finditer(before)),
+    )
+
+
+REPLACEMENT: Final = "\ufffd"
+
+_NOT_PLAIN = re.compile(
+    f"[{c.LINE_ENDS}{c.SURROGATES}{c.NONCHARACTERS}{c.BLANKS}{c.BRAILLE_BLANK}]+"
+)
+_CRLF = re.compile("\r\n")
+_BRAILLE = re.compile(f"[{c.BRAILLE}]")
+_TABLE: Final = {
+    **dict.fromkeys(c.members(c.LINE_ENDS), "\n"),
+    **dict.fromkeys(c.members(c.SURROGATES + c.NONCHARACTERS), REPLACEMENT),
+    **dict.fromkeys(c.members(c.BLANKS), " "),
+}
+_TABLE_WITHOUT_BRAILLE: Final = {**_TABLE, ord(c.BRAILLE_BLANK): " "}
+_FLAGGED: Final = (
+    ("unicode.surrogate", re.compile(f"[{c.SURROGATES}]+")),
+    ("unicode.noncharacter", re.compile(f"[{c.NONCHARACTERS}]+")),
+    ("unicode.blank", re.compile(f"[{c.BLANKS}]+")),
+)
+_BRAILLE_BLANKS: Final = ("unicode.blank", re.compile(f"{c.BRAILLE_BLANK}+"))
+
+
+def replace_odd(trail: Trail) -> None:
+    """Puts plain characters in the place of odd ones."""
+    before = trail.text
+    if _NOT_PLAIN.search(before) is None:
+        return
+    table = _TABLE
+    if not before.isascii():
+        has_braille = _BRAILLE.search(before) is not None
+        _flag(trail, _FLAGGED if has_braille else (*_FLAGGED, _BRAILLE_BLANKS))
+        table = _TABLE if has_braille else _TABLE_WITHOUT_BRAILLE
+    if "\r\n" in before:
+        trail.advance(
+            before.replace("\r\n", "\n"),
+            lambda: (OffsetEdit(match.start(), match.end(), 1) for match in _CRLF.finditer(before)),
+        )
+    if _NOT_PLAIN.search(trail.text):
+        trail.advance(_NOT_PLAIN.sub(lambda match: match[0].translate(table), trail.text))
+
+
+def _flag(trail: Trail, rules: tuple[tuple[str, "re.Pattern[str]"], ...]) -> None:
+    """Flags what is no line end."""
+    for rule, pattern in rules:
+        for match in pattern.finditer(trail.text):
+            if not trail.flag(rule, match.start(), match.end(), Severity.LOW):
+                trail.flag_rest(rule, match.start(), Severity.LOW)
+                break
+
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
+from gateway.safety.text.confusables import PROTOTYPES, SCRIPTS
 from gateway.safety.text.invisible import CANDIDATES
-from gateway.safety.text.lookalikes import PROTOTYPES, SCRIPTS
 
 EXPANSION_MAX = 6
 """Characters that one character can become; what would need more stays as it is."""

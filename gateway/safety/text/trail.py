@@ -1,11 +1,71 @@
-"""A text on its way through the steps of normalization: what it is now, how it came there, what was found."""
+"""A text on its way through the steps of normalization: what it is now, how it came there, what was found.
 
+From offsets in a changed text back to offsets in the text before the change.
+
+An edit says that ``before[start:end]`` became ``length`` characters. Everything between edits is copied. A map is
+built when somebody asks for the first offset: most texts change in places that no rule ever points at.
+"""
+
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.text.offsets import Edit, OffsetMap
+
+
+class OffsetEdit(NamedTuple):
+    """``before[start:end]`` became ``length`` characters. In order, and never overlapping."""
+
+    start: int
+    end: int
+    length: int
+
+
+class OffsetMap:
+    """Offsets behind a list of edits, back to offsets before them."""
+
+    def __init__(self, edits: Callable[[], Iterable[OffsetEdit]]) -> None:
+        self._edits = edits
+
+    def span_before(self, start: int, end: int) -> tuple[int, int]:
+        """The span before the edits that holds all that ``start`` to ``end`` was made of.
+
+        What was removed inside the span belongs to it, what was removed beside it does not. An empty span stays empty.
+        """
+        first, _ = self._character(start)
+        if end <= start:
+            return first, first
+        _, last = self._character(end - 1)
+        return first, last
+
+    def _character(self, offset: int) -> tuple[int, int]:
+        """The span before the edits that the character at ``offset`` was made of."""
+        starts, ends, starts_before, ends_before = self._segments
+        index = bisect_right(starts, offset) - 1
+        if index < 0:
+            return offset, offset + 1
+        if offset < ends[index]:
+            return starts_before[index], ends_before[index]
+        before = offset - ends[index] + ends_before[index]
+        return before, before + 1
+
+    @cached_property
+    def _segments(self) -> tuple["array[int]", "array[int]", "array[int]", "array[int]"]:
+        """The edits as columns: start and end after them, start and end before them."""
+        starts, ends, starts_before, ends_before = (array("q") for _ in range(4))
+        shift = 0
+        for start, end, length in self._edits():
+            starts.append(start + shift)
+            shift += length - (end - start)
+            ends.append(end + shift)
+            starts_before.append(start)
+            ends_before.append(end)
+        return starts, ends, starts_before, ends_before
+
 
 FINDINGS_MAX = 32
 """Findings kept apart for one rule and severity; one more stands for all that follow."""
@@ -39,7 +99,7 @@ class Trail:
         self._flagged: Counter[tuple[str, Severity]] = Counter()
         self._spans: dict[tuple[str, Severity], list[list[int]]] = {}
 
-    def advance(self, text: str, edits: Callable[[], Iterable[Edit]] | None = None) -> None:
+    def advance(self, text: str, edits: Callable[[], Iterable[OffsetEdit]] | None = None) -> None:
         """``text`` takes the place of the text so far.
 
         ``edits`` gives the difference when somebody asks for offsets; without it characters were replaced one by one.
@@ -58,7 +118,7 @@ class Trail:
             kept.append(self.text[position:start])
             position = end
         kept.append(self.text[position:])
-        self.advance("".join(kept), lambda: (Edit(start, end, 0) for start, end in spans))
+        self.advance("".join(kept), lambda: (OffsetEdit(start, end, 0) for start, end in spans))
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
         """Notes a finding at a span of `text`. False once the rule had its share: then `flag_rest`, and no more."""

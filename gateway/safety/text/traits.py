@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from gateway.safety.text import characters as c
+from gateway.safety.text.confusables import LATIN_RANGES, LOOKALIKES
 from gateway.safety.text.invisible import CANDIDATES
-from gateway.safety.text.lookalikes import LATIN_RANGES, LOOKALIKES
 from gateway.safety.text.styled import PLAIN_OF
 
 ODD: Final = 1

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.config.policies import load_inspector, read_policies
 from gateway.safety.actions import Action
+from gateway.safety.compiled import rule_names
 from gateway.safety.findings import Severity
-from gateway.safety.names import rule_names
 from sluice import settings as configuration
 from sluice.settings import Settings, SettingsError
 

@@ -3,7 +3,7 @@
 from gateway.safety.actions import Action
 from gateway.safety.compiled import compile_policies
 from gateway.safety.dry_run import DryRun, moves_of, words_of
-from gateway.safety.inspector import Inspected, Inspector, RequestInspection
+from gateway.safety.inspector import InspectedText, Inspector, RequestInspection
 from gateway.safety.policy import load_policies
 
 FILE = """
@@ -21,7 +21,7 @@ def inspector(text: str = FILE) -> Inspector:
     return Inspector(compile_policies(load_policies(text, lambda path: "zebra")))
 
 
-def inspected(made: Inspector, *texts: str) -> tuple[RequestInspection, list[Inspected]]:
+def inspected(made: Inspector, *texts: str) -> tuple[RequestInspection, list[InspectedText]]:
     inspection = made.begin("default", {}, texts)
     return inspection, list(inspection.results())
 

@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action
-from gateway.safety.compiled import compile_policies
+from gateway.safety.compiled import compile_policies, rule_names
 from gateway.safety.findings import Severity
-from gateway.safety.inspector import Found, Inspected, Inspector, verdict_on
-from gateway.safety.names import rule_names
+from gateway.safety.inspector import InspectedText, Inspector, PromptFinding, verdict_on
 from gateway.safety.policy import load_policies
 
 IBAN = "DE89370400440532013000"
@@ -28,18 +27,18 @@ INSPECTOR = Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, ru
 STRICT = {"team": "lab"}
 
 
-def inspect(text: str, labels: dict[str, str] | None = None) -> Inspected:
+def inspect(text: str, labels: dict[str, str] | None = None) -> InspectedText:
     (result,) = INSPECTOR.begin("default", labels or {}, [text]).results()
     return result
 
 
-def rules(result: Inspected) -> set[str]:
+def rules(result: InspectedText) -> set[str]:
     return {found.rule for found in result.found}
 
 
 def test_plain_text_passes_as_it_is() -> None:
     text = "Sort: 7 3 12\n\tand say why. Grüße, 你好 👩‍👩‍👧"
-    assert inspect(text) == Inspected(text, text)
+    assert inspect(text) == InspectedText(text, text)
 
 
 def test_the_default_policy_flags_and_changes_nothing() -> None:
@@ -103,8 +102,8 @@ def test_what_cannot_be_inspected_blocks(labels: dict[str, str]) -> None:
     longest = 4000 if labels else 200_000
     result = inspect("a b " * (longest // 4 + 1), labels)
     assert verdict_on([result]).blocked == ("limit.length",)
-    found = Found("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
-    assert result == Inspected("", "", (found,))
+    found = PromptFinding("limit.length", Severity.CRITICAL, Action.BLOCK, longest, longest + 4)
+    assert result == InspectedText("", "", (found,))
 
 
 def test_blocked_rules_of_all_texts_are_named_once() -> None:

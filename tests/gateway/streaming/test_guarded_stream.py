@@ -3,9 +3,8 @@
 import pytest
 
 from gateway.safety.guards.checks import Check, Checks, Guard
-from gateway.safety.guards.families import family_of
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.guards.verdict import Verdict
+from gateway.safety.guards.families import GuardVerdict, family_of
+from gateway.safety.settings import GuardSettings
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
@@ -21,7 +20,7 @@ from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
 
-SAFE, UNSAFE = Verdict(flagged=False), Verdict(True, ("S1",))
+SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
 STALL_S = 3.0
 
 
@@ -81,7 +80,7 @@ class Bench:
         sent.request_id = "r1"
         self.registry.take(sent, 1.0)
 
-    def decide(self, verdict: Verdict) -> None:
+    def decide(self, verdict: GuardVerdict) -> None:
         assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
         self.registry.released(self.stream, 2.0)
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.safety.rules.candidate import Candidate, Span, Validator
-from gateway.safety.rules.validators import contact, crypto, network, numbers, tokens
+from gateway.safety.rules.spec import RuleMatch, Span, Validator
+from gateway.safety.rules.validators import addresses, contact, numbers, tokens
 
 
-def accept(found: Candidate) -> Span | None:
+def accept(found: RuleMatch) -> Span | None:
     """The pattern decides alone."""
     return found.span
 
@@ -18,20 +18,20 @@ VALIDATORS: Final[Mapping[str, Validator]] = {
     "assignment": tokens.assignment,
     "aws_key": tokens.aws_key,
     "azure_client_secret": tokens.azure_client_secret,
-    "bitcoin_address": crypto.bitcoin_address,
+    "bitcoin_address": addresses.bitcoin_address,
     "connection_string": tokens.connection_string,
     "de_id_card": numbers.de_id_card,
     "de_tax_id": numbers.de_tax_id,
     "email": contact.email,
-    "ethereum_address": crypto.ethereum_address,
+    "ethereum_address": addresses.ethereum_address,
     "fr_nir": numbers.fr_nir,
     "iban": numbers.iban,
     "in_aadhaar": numbers.in_aadhaar,
     "in_pan": numbers.in_pan,
-    "ipv4": network.ipv4,
-    "ipv6": network.ipv6,
+    "ipv4": addresses.ipv4,
+    "ipv6": addresses.ipv6,
     "jwt": tokens.jwt,
-    "mac": network.mac,
+    "mac": addresses.mac,
     "payment_card": numbers.payment_card,
     "phone_international": contact.phone_international,
     "phone_national": contact.phone_national,

@@ -1,4 +1,11 @@
-"""Validators of numbers with check digits or a strict structure."""
+"""Validators of numbers with check digits or a strict structure.
+
+How long an IBAN is, by country. Source: SWIFT, IBAN registry, release 101.
+
+Who issues payment cards: ranges of leading digits and the lengths in use.
+
+Source: ISO/IEC 7812 issuer identification numbers as the schemes publish them.
+"""
 
 import re
 from typing import Final
@@ -12,9 +19,64 @@ from stdnum.iban import is_valid as is_iban
 from stdnum.in_ import pan
 from stdnum.us import ssn
 
-from gateway.safety.rules.candidate import LOOKBEHIND, Candidate, Span
-from gateway.safety.rules.validators.ibans import IBAN_LENGTHS
-from gateway.safety.rules.validators.issuers import is_issued
+from gateway.safety.rules.spec import LOOKBEHIND, RuleMatch, Span
+
+_TABLE: Final = """
+AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 DK18 DO28
+EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23 IQ23 IS26
+IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27 MT31 MU30 NI28
+NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25
+SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30
+"""
+
+IBAN_LENGTHS: Final = {entry[:2]: int(entry[2:]) for entry in _TABLE.split()}
+"""Letters and digits, country code and check digits included."""
+
+
+_RANGES: Final = (
+    # first, last (as many digits as they have), lengths
+    (4, 4, (13, 16, 19)),  # Visa
+    (51, 55, (16,)),  # Mastercard
+    (2221, 2720, (16,)),
+    (34, 34, (15,)),  # American Express
+    (37, 37, (15,)),
+    (6011, 6011, (16, 17, 18, 19)),  # Discover
+    (644, 649, (16, 17, 18, 19)),
+    (65, 65, (16, 17, 18, 19)),
+    (300, 305, (14, 16, 17, 18, 19)),  # Diners Club
+    (3095, 3095, (14, 16, 17, 18, 19)),
+    (36, 36, (14, 16, 17, 18, 19)),
+    (38, 39, (14, 16, 17, 18, 19)),
+    (3528, 3589, (16, 17, 18, 19)),  # JCB
+    (62, 62, (16, 17, 18, 19)),  # UnionPay
+    (81, 81, (16, 17, 18, 19)),
+    (2200, 2204, (16, 17, 18, 19)),  # Mir
+    (5018, 5018, (12, 13, 14, 15, 16, 17, 18, 19)),  # Maestro
+    (5020, 5020, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (5038, 5038, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (5893, 5893, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (6304, 6304, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (6759, 6759, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (6761, 6763, (12, 13, 14, 15, 16, 17, 18, 19)),
+    (60, 60, (16,)),  # RuPay
+    (82, 82, (16,)),
+    (508, 508, (16,)),
+    (9792, 9792, (16,)),  # Troy
+)
+
+
+def is_issued(number: str) -> bool:
+    """Whether a known issuer has numbers that start so and are that long."""
+    return any(
+        first <= int(number[: len(str(first))]) <= last and len(number) in lengths
+        for first, last, lengths in _BY_FIRST_DIGIT.get(number[0], ())
+    )
+
+
+_BY_FIRST_DIGIT: Final = {
+    str(digit): tuple(row for row in _RANGES if str(row[0])[0] == str(digit)) for digit in range(10)
+}
+
 
 _SEPARATORS: Final = str.maketrans("", "", " -./")
 _GROUPINGS: Final = frozenset(
@@ -36,17 +98,17 @@ def digits_of(value: str) -> str:
     return value.translate(_SEPARATORS).upper()
 
 
-def _stands_alone(found: Candidate) -> bool:
+def _stands_alone(found: RuleMatch) -> bool:
     """It is no part of a longer number, a decimal fraction or a version."""
     return not _NUMBER_BEFORE.search(found.before(2)) and not _NUMBER_BEHIND.match(found.after(2))
 
 
-def _in_series(found: Candidate) -> bool:
+def _in_series(found: RuleMatch) -> bool:
     """It is cut out of a longer row of groups of four, such as a table of years."""
     return bool(_GROUP_BEFORE.search(found.before(7)) or _GROUP_BEHIND.match(found.after(6)))
 
 
-def payment_card(found: Candidate) -> Span | None:
+def payment_card(found: RuleMatch) -> Span | None:
     """Luhn, a known issuer with that length, and the groups that are printed on cards.
 
     Groups of four in a longer row of such groups count only behind a word for cards: one row of a table in forty
@@ -62,7 +124,7 @@ def payment_card(found: Candidate) -> Span | None:
     return found.span
 
 
-def iban(found: Candidate) -> Span | None:
+def iban(found: RuleMatch) -> Span | None:
     """The length of its country, MOD 97 and the country's own structure."""
     length = IBAN_LENGTHS.get(found.value[:2].upper())
     end = _end_of(found.value, length) if length else 0
@@ -82,29 +144,29 @@ def _end_of(value: str, count: int) -> int:
     return 0
 
 
-def us_ssn(found: Candidate) -> Span | None:
+def us_ssn(found: RuleMatch) -> Span | None:
     """Area, group and serial that are given out."""
     number = digits_of(found.value)
     valid = ssn.is_valid(f"{number[:3]}-{number[3:5]}-{number[5:]}") and _stands_alone(found)
     return found.span if valid else None
 
 
-def uk_nino(found: Candidate) -> Span | None:
+def uk_nino(found: RuleMatch) -> Span | None:
     """A prefix that is given out. There is no check digit."""
     return None if digits_of(found.value)[:2] in _NINO_NEVER else found.span
 
 
-def uk_nhs(found: Candidate) -> Span | None:
+def uk_nhs(found: RuleMatch) -> Span | None:
     """MOD 11."""
     return found.span if nhs.is_valid(digits_of(found.value)) and _stands_alone(found) else None
 
 
-def de_tax_id(found: Candidate) -> Span | None:
+def de_tax_id(found: RuleMatch) -> Span | None:
     """MOD 11, 10 and the rule of repeated digits."""
     return found.span if idnr.is_valid(digits_of(found.value)) and _stands_alone(found) else None
 
 
-def de_id_card(found: Candidate) -> Span | None:
+def de_id_card(found: RuleMatch) -> Span | None:
     """The check digit of travel documents (ICAO 9303: weights 7, 3, 1) over the first nine characters."""
     value = found.value.upper()
     return found.span if icao_digit(value[:9]) == int(value[9]) else None
@@ -115,7 +177,7 @@ def icao_digit(value: str) -> int:
     return sum(int(char, 36) * _WEIGHTS[at % 3] for at, char in enumerate(value)) % 10
 
 
-def fr_nir(found: Candidate) -> Span | None:
+def fr_nir(found: RuleMatch) -> Span | None:
     """MOD 97, Corsica included."""
     number = digits_of(found.value)
     return found.span if _is_nir(number) and _stands_alone(found) else None
@@ -128,7 +190,7 @@ def _is_nir(number: str) -> bool:
         return False
 
 
-def in_aadhaar(found: Candidate) -> Span | None:
+def in_aadhaar(found: RuleMatch) -> Span | None:
     """Verhoeff; neither a palindrome nor a row of years."""
     number = digits_of(found.value)
     if number == number[::-1] or not verhoeff.is_valid(number) or not _stands_alone(found):
@@ -140,12 +202,12 @@ def in_aadhaar(found: Candidate) -> Span | None:
     return found.span
 
 
-def in_pan(found: Candidate) -> Span | None:
+def in_pan(found: RuleMatch) -> Span | None:
     """The kind of holder in the fourth letter. There is no public check digit."""
     return found.span if pan.is_valid(found.value.upper()) else None
 
 
-def alone(found: Candidate) -> Span | None:
+def alone(found: RuleMatch) -> Span | None:
     """Any number that is no part of a longer one; for shapes without check digits."""
     has_digit = any(char.isdecimal() for char in found.value)
     return found.span if has_digit and _stands_alone(found) else None

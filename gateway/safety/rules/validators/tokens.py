@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from typing import Final
 
-from gateway.safety.rules.candidate import Candidate, Span
+from gateway.safety.rules.spec import RuleMatch, Span
 
 _JWT_RUN: Final = re.compile(r"[A-Za-z0-9_.-]*")
 _PEM_BODY: Final = re.compile(r"(?:[A-Za-z0-9+/=\s\\:,.]|-(?!-))*")
@@ -37,7 +37,7 @@ def entropy(value: str) -> float:
     return -sum(n / total * math.log2(n / total) for n in Counter(value).values())
 
 
-def token(found: Candidate) -> Span | None:
+def token(found: RuleMatch) -> Span | None:
     """What is behind the prefix varies as a random token does, so that slugs and samples are none."""
     body = found.value[_prefix_length(found.value) :]
     if entropy(body) < 3.0 or not any(char.isdecimal() for char in body):
@@ -49,12 +49,12 @@ def _prefix_length(value: str) -> int:
     return max(value.find("-", 0, 8), value.find("_", 0, 8)) + 1
 
 
-def aws_key(found: Candidate) -> Span | None:
+def aws_key(found: RuleMatch) -> Span | None:
     """Not the key of AWS's own documentation."""
     return None if found.value.endswith("EXAMPLE") else found.span
 
 
-def assignment(found: Candidate) -> Span | None:
+def assignment(found: RuleMatch) -> Span | None:
     """The value behind ``password=`` and the like, when it is one: a mix of letters and digits, no sample, no code."""
     part = _VALUE.search(found.value)
     if not part or found.after(1) in {"(", "[", "{"}:
@@ -70,7 +70,7 @@ def assignment(found: Candidate) -> Span | None:
     return start, start + len(value)
 
 
-def jwt(found: Candidate) -> Span | None:
+def jwt(found: RuleMatch) -> Span | None:
     """Three parts, of which the first decodes to a header with an algorithm."""
     if found.before(1) and found.before(1) in "._-":
         return None
@@ -89,7 +89,7 @@ def _is_header(part: str) -> bool:
     return isinstance(header, dict) and ("alg" in header or "enc" in header)
 
 
-def private_key(found: Candidate) -> Span | None:
+def private_key(found: RuleMatch) -> Span | None:
     """From the first line to the last; a key that is cut off goes as far as it looks like one."""
     body_end = found.run(_PEM_BODY, found.end)
     if not _PEM_LINE.search(found.text, found.end, min(body_end, found.end + 400)):
@@ -98,17 +98,17 @@ def private_key(found: Candidate) -> Span | None:
     return found.start, min(end.end() if end else body_end, found.start + found.spec.max_length)
 
 
-def azure_client_secret(found: Candidate) -> Span | None:
+def azure_client_secret(found: RuleMatch) -> Span | None:
     """From the mark in the middle on; the three characters before it stay."""
     return found.start + 3, found.end
 
 
-def telegram_bot(found: Candidate) -> Span | None:
+def telegram_bot(found: RuleMatch) -> Span | None:
     """What stands behind the public number of the bot."""
     return found.start + found.value.index(":") + 1, found.end
 
 
-def connection_string(found: Candidate) -> Span | None:
+def connection_string(found: RuleMatch) -> Span | None:
     """A password in a URL that is more than the sample of a manual; from the user to the host."""
     scheme, _, rest = found.value.partition("://")
     user, _, password = rest.rpartition("@")[0].partition(":")

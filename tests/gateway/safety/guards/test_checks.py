@@ -2,11 +2,10 @@
 
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Guard
-from gateway.safety.guards.families import family_of
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.guards.verdict import Failure, Verdict
+from gateway.safety.guards.families import Failure, GuardVerdict, family_of
+from gateway.safety.settings import GuardSettings
 
-SAFE, UNSAFE = Verdict(flagged=False), Verdict(True, ("S1",), 0.9)
+SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",), 0.9)
 
 
 def guard(name: str = "g", **keys: object) -> Guard:
@@ -74,7 +73,7 @@ def test_a_guard_that_holds_shows_nothing_before_the_end() -> None:
 
 
 def test_what_a_verdict_leads_to() -> None:
-    def taken(outcome: Verdict | Failure, **keys: object) -> tuple[tuple[str, Action], ...]:
+    def taken(outcome: GuardVerdict | Failure, **keys: object) -> tuple[tuple[str, Action], ...]:
         checks = Checks([guard(**keys)])
         decided = checks.decide(checks.begin()[0], outcome)
         assert decided is not None
@@ -83,7 +82,7 @@ def test_what_a_verdict_leads_to() -> None:
     assert taken(SAFE) == (("guard.g.pass", Action.ALLOW),)
     assert taken(UNSAFE) == (("guard.g.S1", Action.BLOCK),)
     assert taken(UNSAFE, action="flag") == (("guard.g.S1", Action.FLAG),)
-    both = Verdict(True, ("S1", "S 2"))
+    both = GuardVerdict(True, ("S1", "S 2"))
     assert taken(both, categories=["S 2"]) == (
         ("guard.g.S1", Action.FLAG),
         ("guard.g.S_2", Action.BLOCK),
@@ -94,7 +93,7 @@ def test_what_a_verdict_leads_to() -> None:
 
 def test_the_strongest_rules_are_named() -> None:
     checks = Checks([guard(categories=["S2"])])
-    decided = checks.decide(checks.begin()[0], Verdict(True, ("S1", "S2")))
+    decided = checks.decide(checks.begin()[0], GuardVerdict(True, ("S1", "S2")))
     assert decided is not None
     assert (decided.action, decided.rules) == (Action.BLOCK, ("guard.g.S2",))
 

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.guards.families import OBJECTION, Family, family_of
-from gateway.safety.guards.settings import GuardSettings
-from gateway.safety.guards.verdict import Option, Said, Unparsable, Verdict
+from gateway.safety.guards.families import (
+    OBJECTION,
+    Family,
+    GuardVerdict,
+    Option,
+    Said,
+    Unparsable,
+    family_of,
+)
+from gateway.safety.settings import GuardSettings
 
 CUSTOM = {
     "prompt": "Is this fine? {prompt} / {answer}",
@@ -46,7 +53,9 @@ def said(text: str, *places: dict[str, float]) -> Said:
     ],
 )
 def test_llama_guard(text: str, categories: tuple[str, ...]) -> None:
-    assert family("llama_guard").reader.read(Said(text)) == Verdict(bool(categories), categories)
+    assert family("llama_guard").reader.read(Said(text)) == GuardVerdict(
+        bool(categories), categories
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,9 @@ def test_the_score_is_that_of_the_first_word_and_a_threshold_overrules_it() -> N
 
 def test_behind_a_thought_there_is_no_score() -> None:
     answer = said("<score> yes </score>", {"<": 1.0}, {"score": 1.0})
-    assert family("granite_guardian", threshold=0.9).reader.read(answer) == Verdict(True, ("harm",))
+    assert family("granite_guardian", threshold=0.9).reader.read(answer) == GuardVerdict(
+        True, ("harm",)
+    )
 
 
 def test_classifiers_answer_with_labels() -> None:
@@ -118,7 +129,7 @@ def test_classifiers_answer_with_labels() -> None:
 )
 def test_custom_patterns(text: str, categories: tuple[str, ...]) -> None:
     custom = family("custom", **CUSTOM)
-    assert custom.reader.read(Said(text)) == Verdict(bool(categories), categories)
+    assert custom.reader.read(Said(text)) == GuardVerdict(bool(categories), categories)
     with pytest.raises(Unparsable):
         custom.reader.read(Said("who knows"))
 

@@ -6,10 +6,11 @@ python -m tests.gateway.safety.output.splits --rules tests.gateway.safety.output
 from collections.abc import Sequence
 from functools import cache
 
-from gateway.safety.output.automaton import WatchedRule
-from gateway.safety.output.watching import watched_rules
-from gateway.safety.rules import Limits, RuleSet, default_rules
-from gateway.safety.rules.candidate import LOOKAHEAD, LOOKBEHIND
+from gateway.safety.output.watched import WatchedRule, watched_rules
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.limits import TextLimits
+from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 SAMPLES = (
@@ -25,5 +26,5 @@ SAMPLES = (
 def default() -> tuple[Sequence[WatchedRule], RuleSet]:
     """The default rules that go by patterns, all watched."""
     specs = [spec for spec in default_rules() if not spec.scored]
-    scanner = RuleSet(specs, decode=False, limits=Limits(0, 0, 0, stacked_marks=False))
+    scanner = RuleSet(specs, decode=False, limits=TextLimits(0, 0, 0, stacked_marks=False))
     return watched_rules(specs, LOOKBEHIND, LOOKAHEAD), scanner

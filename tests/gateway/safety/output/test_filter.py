@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from gateway.safety.actions import Action
-from gateway.safety.output.filter import OutputFilter, OutputRules, output_rules
-from gateway.safety.output.restorer import Restorer
+from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
 from gateway.safety.policy import Policy, PolicySettings
 from gateway.safety.redaction import Placeholders
 from tests.gateway.safety.output.kit import RULES, WORDS, SmallScanner

@@ -8,9 +8,9 @@ import pytest
 import re2
 from hypothesis import given, settings
 
-from gateway.safety.output.automaton import Automaton, WatchedRule
+from gateway.safety.output.automaton import Automaton, StreamWatch
 from gateway.safety.output.syntax import PatternError, parse
-from gateway.safety.output.watch import Watch
+from gateway.safety.output.watched import WatchedRule
 
 REFUSED = {
     "(": "ends too early|missing",
@@ -62,7 +62,7 @@ def test_a_match_is_never_missed(pattern: str, text: str) -> None:
     for engine in (re2.compile(pattern), python_pattern(pattern)):
         for match in engine.finditer(text) if engine else ():
             start, end = match.span()
-            watch = Watch(automaton)
+            watch = StreamWatch(automaton)
             for char in text[: end - 1]:
                 watch.feed(char)
                 assert watch.free_to <= max(start, 0) or watch.end <= start
@@ -83,14 +83,14 @@ def python_pattern(pattern: str) -> "re.Pattern[str] | None":
 def test_a_letter_outside_ascii_has_all_its_cases() -> None:
     automaton = Automaton([WatchedRule("r", ("(?i)µx",))])
     for text in ("яμx", "яΜX", "яµx"):
-        watch = Watch(automaton)
+        watch = StreamWatch(automaton)
         watch.feed(text)
         assert watch.claims_before(2)
 
 
 def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
     automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,5000}>",), 5002)])
-    watch = Watch(automaton)
+    watch = StreamWatch(automaton)
     watch.feed("so <" + "a " * 600)
     assert watch.free_to == 3
     watch.feed(">")
@@ -99,12 +99,12 @@ def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
 
 
 def test_a_lazy_pattern_is_over_at_its_first_end() -> None:
-    watch = Watch(Automaton([WatchedRule("r", (r"<[A-Z ]+>[\s\S]*?</[A-Z ]+>",))]))
+    watch = StreamWatch(Automaton([WatchedRule("r", (r"<[A-Z ]+>[\s\S]*?</[A-Z ]+>",))]))
     watch.feed("a <A>b</A> c")
     assert watch.free_to == watch.end
 
 
 def test_a_lazy_pattern_whose_beginning_may_grow_goes_on() -> None:
-    watch = Watch(Automaton([WatchedRule("r", (r"a+[\s\S]*?ab",))]))
+    watch = StreamWatch(Automaton([WatchedRule("r", (r"a+[\s\S]*?ab",))]))
     watch.feed("aab ")
     assert watch.free_to == 0

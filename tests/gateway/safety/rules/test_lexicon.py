@@ -5,8 +5,10 @@ import random
 import pytest
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules import ListKind, PhraseList, RuleError, RuleSet, Work, default_rules
-from gateway.safety.rules.lexicon import Lexicon, fold_case
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList, fold_case
+from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import RuleError, Work
 
 
 def found(text: str, *lists: PhraseList) -> list[tuple[str, str]]:

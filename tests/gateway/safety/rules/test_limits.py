@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.safety.rules import Limits, RuleSet
-from gateway.safety.rules.limits import repetitions
+from gateway.safety.rules.limits import TextLimits, repetitions
+from gateway.safety.rules.ruleset import RuleSet
 
 RULES = RuleSet(())
 
@@ -69,7 +69,7 @@ def test_stacked_marks() -> None:
 
 
 def test_limits_can_be_off_and_are_checked() -> None:
-    rules = RuleSet((), limits=Limits(0, 0, 0, stacked_marks=False))
+    rules = RuleSet((), limits=TextLimits(0, 0, 0, stacked_marks=False))
     assert rules.scan("a" * 500_000 + "\u0301" * 20) == []
     with pytest.raises(ValueError, match="repetition_chars_max"):
-        Limits(repetition_chars_max=100)
+        TextLimits(repetition_chars_max=100)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.overlaps import resolved
+from gateway.safety.rules.ruleset import resolved
 from gateway.safety.rules.scoring import NEAR_CHARS, Sign, judge, weigh
 
 TEXT = "x" * 100

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules import Form, Limits, RuleSet, RuleSpec, Work, default_rules
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.limits import TextLimits
+from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import Form, RuleSpec, Work
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
@@ -194,7 +197,7 @@ def test_a_scan_is_a_pure_function() -> None:
 
 
 def test_what_is_longer_than_the_limit_is_one_finding_and_not_read() -> None:
-    rules, work = RuleSet(default_rules(), limits=Limits(chars_max=1000)), Work()
+    rules, work = RuleSet(default_rules(), limits=TextLimits(chars_max=1000)), Work()
     text = "word " * 200 + "a@example.org" * 1000
     assert rules.scan(text, work) == [Finding("limit.length", 1000, len(text), Severity.CRITICAL)]
     assert work.bytes_scanned < 20_000

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
-from gateway.safety.rules import Form, RuleError, RuleSet, RuleSpec, default_rules
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.spec import Form, RuleError, RuleSpec
 from gateway.safety.rules.syntax import Width, width_of
 
 

@@ -6,7 +6,7 @@ import phonenumbers
 import pytest
 from phonenumbers import PhoneNumberType
 
-from gateway.safety.rules.validators.telephones import is_international, is_national
+from gateway.safety.rules.validators.contact import is_international, is_national
 
 REGIONS = ("US", "CA", "GB", "DE", "FR", "ES", "IN", "IT", "CH", "BR", "AR", "MX", "JP", "RU", "AU")
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.safety.text import DEFAULT_SYNTAX, DEFAULT_TOKENS, ChatSyntax, normalize
+from gateway.safety.text.chat_syntax import DEFAULT_SYNTAX, DEFAULT_TOKENS, ChatSyntax
+from gateway.safety.text.normalize import normalize
 
 SHAPED = [
     "<|im_start|>",

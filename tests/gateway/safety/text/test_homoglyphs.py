@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.safety.text import normalize
+from gateway.safety.text.normalize import normalize
 from tests.gateway.safety.text.corpus import LEGITIMATE
 
 

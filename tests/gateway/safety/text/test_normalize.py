@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
-from gateway.safety.text import UNICODE_VERSION, decode, normalize, skeleton, ucd
+from gateway.safety.text import ucd
+from gateway.safety.text.normalize import decode, normalize
+from gateway.safety.text.skeleton import skeleton
 from gateway.safety.text.trail import FINDINGS_MAX
+from gateway.safety.text.ucd import UNICODE_VERSION
 from tests.gateway.safety.text.corpus import LEGITIMATE
 
 # What attacks and writing systems are made of, so that random texts have something to do with both.

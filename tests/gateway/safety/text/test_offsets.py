@@ -5,17 +5,19 @@ from hypothesis import strategies as st
 
 from gateway.safety.text import ucd
 from gateway.safety.text.composed import _edits
-from gateway.safety.text.offsets import Edit, OffsetMap
+from gateway.safety.text.trail import OffsetEdit, OffsetMap
 
 EDITS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12)
 
 
-def placed(steps: list[tuple[int, int, int]]) -> tuple[list[Edit], list[tuple[int, int]], int]:
+def placed(
+    steps: list[tuple[int, int, int]],
+) -> tuple[list[OffsetEdit], list[tuple[int, int]], int]:
     """Edits, the span that each character after them comes from, and the length before them."""
     edits, origins, at = [], [], 0
     for gap, removed, length in steps:
         origins += [(offset, offset + 1) for offset in range(at, at + gap)]
-        edits.append(Edit(at + gap, at + gap + removed, length if removed else 0))
+        edits.append(OffsetEdit(at + gap, at + gap + removed, length if removed else 0))
         origins += [(at + gap, at + gap + removed)] * (length if removed else 0)
         at += gap + removed
     return edits, [*origins, (at, at + 1)], at + 1

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.safety.text import normalize, smuggled
+from gateway.safety.text.invisible import smuggled
+from gateway.safety.text.normalize import normalize
 
 
 def tagged(text: str) -> str:
