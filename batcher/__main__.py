@@ -11,8 +11,8 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from batcher.app import new_id, serve
-from sluice import heap
 from sluice.settings import Settings, SettingsError, load
+from sluice.startup import freeze_heap
 from sluice.telemetry import names
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
@@ -40,7 +40,7 @@ async def _serve(settings: Settings, batcher: str, config: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     provider = start_tracing(names.SERVICE_BATCHER)
-    heap.freeze()
+    freeze_heap()
     try:
         await serve(settings, batcher, tracer(names.SERVICE_BATCHER), stop, config)
     finally:

@@ -21,8 +21,8 @@ from batcher.process import Process
 from batcher.reports import Reporter
 from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2
-from sluice.reload import reloading
 from sluice.settings import ModelSettings, Settings, SettingsError
+from sluice.settings.reload import reloading
 from sluice.wire.connection import connect, disconnect
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Batcher:
         ]
 
     def apply(self, settings: Settings) -> None:
-        """Takes policies, weights and limits of ``settings`` into force; see `sluice.reload.Apply`."""
+        """Takes policies, weights and limits of ``settings`` into force; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
         for line in self._lines:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from sluice.reload import refuse_changes
 from sluice.settings import Settings
+from sluice.settings.reload import refuse_changes
 
 LIVE: Final = frozenset(
     f"batcher.{name}"

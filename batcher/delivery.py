@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
-from sluice.wire.barrier import settle
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.connection import settle
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from gateway.config.policies import load_inspector
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
 from gateway.server import running
-from sluice import heap
 from sluice import settings as configuration
 from sluice.errors import SetupError
-from sluice.reload import reloading
 from sluice.settings import Settings, SettingsError
+from sluice.settings.reload import reloading
+from sluice.startup import freeze_heap
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -69,7 +69,7 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
             async with running(
                 settings, gateway_id, catalog, inspector, router, *telemetry
             ) as gateway:
-                heap.freeze()
+                freeze_heap()
                 with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
                     await stop.wait()
             if inspector.dry_run is not None:

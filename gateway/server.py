@@ -43,9 +43,9 @@ from gateway.upstream.guard_client import Asking
 from gateway.upstream.model_rows import Rows
 from gateway.upstream.shadows import Shadowing
 from sluice.errors import SetupError, ShuttingDown
-from sluice.ports import listen_problem, split_address
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
+from sluice.startup import listen_problem, split_address
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.wire.connection import connect

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sluice.labels import labels_of
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.models import labels_of
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"

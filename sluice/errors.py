@@ -303,3 +303,7 @@ def _retry_after_s(status: status_pb2.Status) -> float | None:
 
 class SetupError(Exception):
     """Something on this machine is not as it must be; the message is one line that names it and says what to do."""
+
+
+class SettingsError(ValueError):
+    """The configuration cannot work; the message names the key and says what to do."""

@@ -19,7 +19,7 @@ import nats.errors
 import nats.js.errors
 
 from sluice.errors import SetupError
-from sluice.ports import LOOPBACK
+from sluice.startup import LOOPBACK
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 """Largest message; what is larger travels by the object store."""

@@ -11,7 +11,8 @@ from typing import Final
 
 from model_workers.deploy import check_model
 from sluice.errors import SetupError
-from sluice.ports import (
+from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_http_endpoint
+from sluice.startup import (
     LOOPBACK,
     answers,
     free_port,
@@ -19,7 +20,6 @@ from sluice.ports import (
     listen_problem,
     split_address,
 )
-from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_http_endpoint
 from supervisor import nats, triton
 from supervisor.state import StateDir
 

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.errors import SetupError
-from sluice.ports import LOOPBACK
+from sluice.startup import LOOPBACK
 
 SERVICE: Final = "sluice.v1.InferenceService"
 """SERVING when the gateway has NATS and a live worker for every model."""

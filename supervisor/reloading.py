@@ -13,8 +13,8 @@ import psutil
 
 from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
-from sluice.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
 from sluice.settings import Settings, SettingsError, load
+from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
 from supervisor.lifecycle import Phase
 from supervisor.serve import settings_of
 from supervisor.state import ProcessState, StateDir, write_atomically

@@ -27,7 +27,7 @@ import grpc
 import psutil
 
 from sluice.errors import SetupError
-from sluice.ports import LOOPBACK
+from sluice.startup import LOOPBACK
 
 RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 """Groups of calls that only a holder of the secret may make."""

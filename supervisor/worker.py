@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from model_workers.deploy import render_repository
-from sluice.ports import is_loopback
 from sluice.settings import Settings
+from sluice.startup import is_loopback
 from supervisor import specs
 from supervisor.mesh import triton_companion
 from supervisor.plan import check_models, checked_port, plan_triton

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
-from sluice.labels import labels_of
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
+from sluice.settings.models import labels_of
 
 _FILES: Final = [
     "tokenizer.json",

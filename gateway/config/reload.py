@@ -10,8 +10,8 @@ from gateway.config.routers import load_router
 from gateway.models.catalog import Catalog
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
-from sluice.reload import TAKEN_WHILE_RUNNING, refuse_changes
 from sluice.settings import Settings
+from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _FIXED: Final = [
 
 
 class GatewayReload:
-    """`sluice.reload.Apply` of a gateway."""
+    """`sluice.settings.reload.Apply` of a gateway."""
 
     def __init__(
         self,

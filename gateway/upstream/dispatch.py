@@ -27,9 +27,8 @@ from sluice.internal.v1.control_pb2 import BatcherReport, HeldTokensRequest
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
-from sluice.wire.barrier import settle
 from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
-from sluice.wire.connection import disconnect
+from sluice.wire.connection import disconnect, settle
 
 _log = logging.getLogger(__name__)
 

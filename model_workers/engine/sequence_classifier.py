@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from model_workers.engine.classifier import ClassifierEngine
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.roster import Limits
-from sluice.labels import labels_of
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.models import labels_of
 
 log = logging.getLogger(__name__)
 

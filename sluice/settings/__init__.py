@@ -1,21 +1,20 @@
 """The one configuration file of a mesh: what each section may say, with defaults for a mesh on this machine."""
 
+from sluice.errors import SettingsError
 from sluice.settings.mesh import (
     BatcherSettings,
     GatewaySettings,
-    ModelSettings,
     NatsSettings,
     PrometheusSettings,
     RecordsSettings,
     Settings,
-    SettingsError,
     TelemetrySettings,
     TenantSettings,
     TritonSettings,
     load,
     otlp_http_endpoint,
-    resolve_model_path,
 )
+from sluice.settings.models import ModelSettings, resolve_model_path
 
 __all__ = [
     "BatcherSettings",

@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from sluice.settings.base import Section
 
 PolicyName = Literal["fixed", "window", "adaptive", "priority", "length", "continuous"]
 
@@ -48,11 +50,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What each name stands for, where it differs from the defaults of `Policy`."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ClassPolicy(_Section):
+class ClassPolicy(Section):
     """What one class is promised."""
 
     ttft_target_s: float = Field(gt=0)
@@ -67,7 +65,7 @@ class ClassPolicy(_Section):
     classes are seen; a prompt that takes longer goes when none waits there."""
 
 
-class ClassPolicies(_Section):
+class ClassPolicies(Section):
     """The classes, most urgent first."""
 
     interactive: ClassPolicy = ClassPolicy(ttft_target_s=0.5)
@@ -85,7 +83,7 @@ class ClassPolicies(_Section):
         return {name: _filled(name, fields) for name, fields in values.items()}
 
 
-class Policy(_Section):
+class Policy(Section):
     """How batches are formed. The defaults are the preset "continuous"."""
 
     name: PolicyName = _DEFAULT

@@ -6,15 +6,12 @@ Errors name the key (`SettingsError`).
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -25,95 +22,15 @@ from pydantic_settings import (
 
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from sluice.errors import SettingsError
+from sluice.settings.base import Name, Port, Section
 from sluice.settings.batching import Policy
+from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
-from sluice.wire.limits import TasksLimits
 
 
-class SettingsError(ValueError):
-    """The configuration cannot work; the message names the key and says what to do."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class ModelSettings(_Section):
-    """One model to serve."""
-
-    name: Name
-    tier: Name = "small"
-    path: str
-    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
-    engine: Literal["transformers", "classifier", "echo"] = "transformers"
-    """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
-    "echo" answers with the prompt's own tokens and no model: for load tests."""
-    echo_step_ms: float = Field(0.0, ge=0, le=10_000)
-    """What a step of the engine "echo" takes, whatever its rows."""
-    slots: int = Field(32, ge=1, le=1024)
-    """Rows computed at once."""
-    max_waiting_rows: int = Field(32, ge=0, le=65536)
-    """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
-    context_tokens: int | None = Field(None, ge=8)
-    """Prompt and answer together; unset: what the model's configuration says."""
-    max_answer_tokens: int | None = Field(None, ge=1)
-    """Largest max_tokens of a request; unset: the context."""
-    threads: int = Field(1, ge=1, le=256)
-    """Torch threads of the worker."""
-    device: str = "auto"
-    """"auto" takes CUDA where there is one, else the CPU."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
-    quantization: Literal["none", "int8"] = "none"
-    """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
-    cache_gb: float | None = Field(None, gt=0)
-    """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
-    block_tokens: int | None = Field(None, ge=1, le=4096)
-    """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
-    prefill_tokens: int = Field(512, ge=1)
-    """Most tokens of prompts in one step, beside one of every row that decodes."""
-    prefix_cache: bool = True
-    """Whether rows that begin with the same tokens share their blocks."""
-    draft: str | None = None
-    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
-    draft_tokens: int = Field(3, ge=1, le=16)
-    """Tokens that are drafted at a time."""
-    prompt_price: float = Field(0.0, ge=0)
-    answer_price: float = Field(0.0, ge=0)
-    """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
-    triton_url: str | tuple[str, ...] | None = None
-    """Where this model is served, one address or several; unset: ``triton.url``."""
-    replicas: int = Field(1, ge=1, le=64)
-    """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
-
-    @property
-    def triton_models(self) -> tuple[str, ...]:
-        """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
-        return (self.name, *(f"{self.name}.{number}" for number in range(1, self.replicas)))
-
-    @property
-    def triton_urls(self) -> tuple[str, ...]:
-        """Its own addresses; empty: ``triton.url``."""
-        if self.triton_url is None:
-            return ()
-        return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
-
-    @field_validator("triton_url")
-    @classmethod
-    def _has_addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        if not isinstance(value, str) and value is not None and len(set(value)) != len(value):
-            raise ValueError("names an address twice")
-        if value == () or value == "":
-            raise ValueError("name an address, or leave it out")
-        return value
-
-
-class GatewaySettings(_Section):
+class GatewaySettings(Section):
     """The gRPC server."""
 
     address: str = DEFAULT_ADDRESS
@@ -133,7 +50,7 @@ class GatewaySettings(_Section):
     drain_s: float = Field(10.0, ge=0)
 
 
-class BatcherSettings(_Section):
+class BatcherSettings(Section):
     """Batch formation and the channel to the workers."""
 
     policy: Policy = Policy()
@@ -158,14 +75,14 @@ class BatcherSettings(_Section):
         return self.policies.get(model, self.policy)
 
 
-class TenantSettings(_Section):
+class TenantSettings(Section):
     """One tenant."""
 
     weight: float = Field(1.0, gt=0, le=1e6)
     """Its share of the workers beside other tenants that want more than there is, relative to theirs."""
 
 
-class NatsSettings(_Section):
+class NatsSettings(Section):
     """NATS: an external server when ``url`` is set, else the embedded one."""
 
     url: str | None = None
@@ -177,13 +94,8 @@ class NatsSettings(_Section):
     tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
     """All tasks that JetStream stores, bytes."""
 
-    @property
-    def tasks_limits(self) -> TasksLimits:
-        """Bounds of the work queue."""
-        return TasksLimits(self.tasks_max_messages, self.tasks_max_bytes)
 
-
-class TritonSettings(_Section):
+class TritonSettings(Section):
     """Triton: external when ``url`` is set, else the embedded one."""
 
     url: str | None = None
@@ -192,7 +104,7 @@ class TritonSettings(_Section):
     start_s: float = Field(120.0, gt=0)
 
 
-class RecordsSettings(_Section):
+class RecordsSettings(Section):
     """What is kept of requests, for `sluice explain`, and of safety decisions, for auditors; both in JetStream."""
 
     enabled: bool = True
@@ -207,14 +119,14 @@ class RecordsSettings(_Section):
     """Tenants that want the text of their prompts in the audit."""
 
 
-class PrometheusSettings(_Section):
+class PrometheusSettings(Section):
     """Pages of metrics for Prometheus, by process; unset: none."""
 
     gateway: str | None = None
     """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
 
 
-class TelemetrySettings(_Section):
+class TelemetrySettings(Section):
     """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See docs/telemetry.md."""
 
     otlp_http_endpoint: str | None = None
@@ -331,32 +243,6 @@ def load(path: Path | None = None) -> Settings:
     except ValidationError as error:
         where = str(path) if path else "settings"
         raise SettingsError(f"{where}: {_first_problem(error)}") from error
-
-
-def resolve_model_path(path: str) -> str:
-    """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
-
-    Raises:
-        SettingsError: there is no shipped tier of that name, or the folder of an absolute or dotted path is missing.
-    """
-    if path.startswith("builtin:"):
-        import importlib.util
-
-        spec = importlib.util.find_spec("model_workers")
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
-        folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
-        if not folder.is_dir():
-            raise SettingsError(
-                f'no shipped model {path!r}; there are "builtin:small", "builtin:large"'
-            )
-        return str(folder)
-    if path.startswith((".", "/", "~")):
-        folder = Path(path).expanduser().resolve()
-        if not folder.is_dir():
-            raise SettingsError(f"model folder {folder} does not exist")
-        return str(folder)
-    return path
 
 
 def _read(path: Path) -> dict[str, Any]:

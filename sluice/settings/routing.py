@@ -2,18 +2,15 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+from sluice.settings.base import Name, Section
+
 Share = Annotated[float, Field(gt=0, le=1)]
 Check = Literal["finished", "json", "sums", "lists"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RouteRule(_Section):
+class RouteRule(Section):
     """Sends a request to ``model`` when all conditions that are set hold."""
 
     model: Name
@@ -41,7 +38,7 @@ class RouteRule(_Section):
         return self
 
 
-class Target(_Section):
+class Target(Section):
     """Where a learned router draws the line, by what it did on held-out outcomes; exactly one is set."""
 
     quality: Share | None = None
@@ -56,7 +53,7 @@ class Target(_Section):
         return self
 
 
-class LearnedRoute(_Section):
+class LearnedRoute(Section):
     """Asks a trained router (`sluice router train`) whether the strong model would be better."""
 
     artefact: str
@@ -66,7 +63,7 @@ class LearnedRoute(_Section):
     target: Target
 
 
-class CascadeRoute(_Section):
+class CascadeRoute(Section):
     """Starts with ``first`` and goes over to ``second`` when the answer does not look right before the commit point."""
 
     first: Name
@@ -102,7 +99,7 @@ class CascadeRoute(_Section):
         return self
 
 
-class Budget(_Section):
+class Budget(Section):
     """What the tenants that it names may spend in an hour, in the currency of the prices; then ``model`` answers."""
 
     tenants: tuple[Name, ...] = ()
@@ -111,14 +108,14 @@ class Budget(_Section):
     model: Name
 
 
-class LoadRoute(_Section):
+class LoadRoute(Section):
     """Where the expected wait for the chosen model is above ``max_wait_s``, ``model`` answers."""
 
     max_wait_s: float = Field(gt=0)
     model: Name
 
 
-class Trial(_Section):
+class Trial(Section):
     """A new model beside the one that it may replace."""
 
     model: Name
@@ -133,7 +130,7 @@ class Trial(_Section):
         return self
 
 
-class RoutingPolicy(_Section):
+class RoutingPolicy(Section):
     """How "auto" is resolved: the first rule that holds, else the learned router, else ``default``."""
 
     default: Name = "small"
@@ -182,7 +179,7 @@ class RoutingPolicy(_Section):
         return self
 
 
-class Selection(_Section):
+class Selection(Section):
     """Requests of these tenants with these labels are routed by ``policy``."""
 
     policy: Name
@@ -196,14 +193,14 @@ class Selection(_Section):
         return self
 
 
-class BreakerSettings(_Section):
+class BreakerSettings(Section):
     """When a model is left alone: after ``failures`` in a row, for ``open_s``; then one probe at a time."""
 
     failures: int = Field(5, ge=1)
     open_s: float = Field(5.0, gt=0)
 
 
-class OutcomeSettings(_Section):
+class OutcomeSettings(Section):
     """How models did on requests is kept to learn from, with the prompts; of no tenant that is not named here."""
 
     tenants: tuple[Name, ...] = ()
@@ -228,7 +225,7 @@ class OutcomeSettings(_Section):
         return self
 
 
-class DriftSettings(_Section):
+class DriftSettings(Section):
     """When a learned router is said to have drifted: docs/routing.md, "Drift"."""
 
     window: int = Field(1000, ge=50, le=100_000)

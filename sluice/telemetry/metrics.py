@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import MetricReader
 
 from sluice import __version__
 from sluice.errors import SetupError
-from sluice.ports import listen_problem, split_address
+from sluice.startup import listen_problem, split_address
 from sluice.telemetry.tracing import resource_of
 
 SHUTDOWN_S: Final = 1.0

@@ -1,4 +1,4 @@
-"""A process's connection to NATS: made anew for ever once it stood, and it says when something may have been lost."""
+"""A process's connection to NATS: it reconnects forever, and reports when messages may have been lost."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from sluice.settings import NatsSettings
-from sluice.wire.barrier import settle
 from sluice.wire.jetstream import ensure_streams
-from sluice.wire.limits import TasksLimits
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ async def connect(
                 reconnected_cb=on_reconnected,
                 disconnected_cb=on_disconnected,
             )
-            await _ensure_streams(client, settings.tasks_limits)
+            await _ensure_streams(client, settings)
     except (TimeoutError, OSError, NatsError) as error:
         await client.close()
         raise NatsUnreachable(
@@ -98,10 +96,24 @@ async def disconnect(client: Client) -> None:
         await client.close()
 
 
-async def _ensure_streams(client: Client, limits: TasksLimits) -> None:
+async def settle(client: Client, timeout_s: float) -> None:
+    """Returns when the server has worked through everything sent so far.
+
+    nats-py 2.16 writes the PING of ``flush`` straight to the socket, ahead of commands that wait for its flusher. So
+    the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
+
+    Raises:
+        TimeoutError, NatsError: the server did not answer.
+    """
+    async with asyncio.timeout(timeout_s):
+        await client.flush()
+        await client.flush()
+
+
+async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
     """A server takes connections a moment before its JetStream answers."""
     while True:
         try:
-            return await ensure_streams(client.jetstream(), limits)
+            return await ensure_streams(client.jetstream(), settings)
         except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
             await asyncio.sleep(_RETRY_S)

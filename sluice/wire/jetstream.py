@@ -17,8 +17,8 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError
 
+from sluice.settings import NatsSettings
 from sluice.wire import subjects
-from sluice.wire.limits import TasksLimits
 
 ACK_WAIT_S: Final = 10.0
 """A task that nobody acknowledged for this long is delivered again, seconds."""
@@ -36,7 +36,7 @@ _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
 
 
-def tasks_stream(limits: TasksLimits) -> StreamConfig:
+def tasks_stream(settings: NatsSettings) -> StreamConfig:
     """The work queue: a message leaves it when it is acknowledged; when it is full, publishing fails."""
     return StreamConfig(
         name=subjects.TASKS_STREAM,
@@ -45,8 +45,8 @@ def tasks_stream(limits: TasksLimits) -> StreamConfig:
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         discard_new_per_subject=True,
-        max_msgs_per_subject=limits.messages,
-        max_bytes=limits.bytes,
+        max_msgs_per_subject=settings.tasks_max_messages,
+        max_bytes=settings.tasks_max_bytes,
         duplicate_window=120,
     )
 
@@ -109,9 +109,9 @@ def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> Con
     )
 
 
-async def ensure_streams(js: JetStreamContext, limits: TasksLimits) -> None:
+async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
     """Creates the streams, or gives those that exist their limits."""
-    for config in (tasks_stream(limits), dead_letters_stream()):
+    for config in (tasks_stream(settings), dead_letters_stream()):
         try:
             await js.add_stream(config)
         except APIError as error:

@@ -12,8 +12,8 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from sluice.settings import NatsSettings
 from sluice.wire import clock, jetstream, subjects
-from sluice.wire.limits import TasksLimits
 
 BOUND_S = 15.0
 ACK, NAK, TERM, PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
@@ -73,7 +73,7 @@ class GatewayDouble:
             url, error_cb=_ignore, max_reconnect_attempts=-1, reconnect_time_wait=0.1
         )
         double = GatewayDouble(client, name)
-        await jetstream.ensure_streams(double.js, TasksLimits())
+        await jetstream.ensure_streams(double.js, NatsSettings())
         await client.subscribe(subjects.frames(name), cb=double._frames)
         await client.subscribe(subjects.held(name), cb=double._held)
         await client.subscribe(subjects.REPORTS, cb=double._report)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.ports import free_port
+from sluice.startup import free_port
 
 
 def start(config: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from sluice.internal.v1 import frame_pb2, task_pb2
-from sluice.ports import free_port
+from sluice.startup import free_port
 from sluice.wire import jetstream, subjects
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, NAK, TERM, GatewayDouble, echo_of

@@ -6,8 +6,8 @@ import nats
 from nats.aio.msg import Msg
 
 from batcher.pulls import Puller
+from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
-from sluice.wire.limits import TasksLimits
 
 ROOM = 5
 MESSAGES = 40 * ROOM
@@ -30,7 +30,7 @@ async def test_pulls_that_are_used_up_follow_each_other_without_a_repair(nats_ur
 
     try:
         js = client.jetstream()
-        await js.add_stream(jetstream.tasks_stream(TasksLimits()))
+        await js.add_stream(jetstream.tasks_stream(NatsSettings()))
         config = jetstream.tasks_consumer("pulled", "bulk", 2 * MESSAGES)
         await js.add_consumer(subjects.TASKS_STREAM, config)
         for _ in range(MESSAGES):

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from model_workers.deploy import render_repository
-from sluice.ports import free_port
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
+from sluice.startup import free_port
 from supervisor import triton
 from supervisor.stubs import Action, control_model
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from compose import healthcheck
 from sluice.internal.v1.control_pb2 import BatcherReport
-from sluice.ports import free_port
+from sluice.startup import free_port
 from sluice.wire.codec import pack
 from sluice.wire.subjects import REPORTS
 

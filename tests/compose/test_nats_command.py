@@ -5,7 +5,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from sluice.ports import free_port
+from sluice.startup import free_port
 from supervisor.nats import find_nats_server, wait_for_nats
 from tests.support.compose import services, variables
 from tests.support.nats import START_S, end

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sluice.ports import free_port
+from sluice.startup import free_port
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.__main__ import main
 from sluice.client import AsyncClient
-from sluice.ports import free_port
+from sluice.startup import free_port
 from tests.gateway.kit.batcher import wire_batcher
 from tests.gateway.kit.wire import MODELS, settings_for
 

@@ -9,7 +9,7 @@ import nats.errors
 import pytest
 
 from sluice.errors import SetupError
-from sluice.ports import free_port
+from sluice.startup import free_port
 from supervisor.child import Child, ChildSpec
 from supervisor.nats import (
     MAX_PAYLOAD_BYTES,

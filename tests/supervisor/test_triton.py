@@ -15,7 +15,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from sluice.errors import SetupError
-from sluice.ports import LOOPBACK, free_port
+from sluice.startup import LOOPBACK, free_port
 from supervisor.child import Child, ChildSpec
 from supervisor.triton import (
     TritonConfig,

@@ -11,8 +11,8 @@ from tritonclient.grpc.aio import InferenceServerClient, InferInput
 from model_workers.deploy import REQUEST, render_repository
 from sluice.errors import SetupError
 from sluice.internal.v1 import worker_pb2
-from sluice.ports import free_port
 from sluice.settings import Settings
+from sluice.startup import free_port
 from supervisor import specs
 from supervisor.mesh import triton_companion
 from supervisor.plan import plan_triton

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from sluice.ports import free_port
+from sluice.startup import free_port
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 
 START_S: Final = 10.0

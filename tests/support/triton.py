@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from model_workers.deploy import REQUEST, RESPONSE, render_repository
 from sluice.internal.v1 import worker_pb2
-from sluice.ports import free_port
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
+from sluice.startup import free_port
 from supervisor import triton
 
 START_S = 60.0

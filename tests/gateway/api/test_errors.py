@@ -9,9 +9,9 @@ from nats.js.api import StreamConfig
 
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import Frame
+from sluice.settings import NatsSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire import jetstream, subjects
-from sluice.wire.limits import TasksLimits
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
@@ -134,7 +134,7 @@ async def test_without_a_stream_for_tasks_the_transport_is_unavailable(wire: Wir
 
 
 async def test_a_full_queue_is_an_overload(wire: Wire) -> None:
-    full: StreamConfig = jetstream.tasks_stream(TasksLimits())
+    full: StreamConfig = jetstream.tasks_stream(NatsSettings())
     full.max_bytes = 1
     await wire.batcher.jetstream.update_stream(full)
     code, error = await error_of(wire.stub.Generate(prompt()))

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from opentelemetry.trace import SpanKind
 
 from sluice.internal.v1.task_pb2 import Task
-from sluice.ports import free_port
+from sluice.startup import free_port
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from supervisor.nats import wait_for_nats

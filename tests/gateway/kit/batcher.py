@@ -32,8 +32,8 @@ from sluice.internal.v1.frame_pb2 import (
 )
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
-from sluice.wire.barrier import settle
 from sluice.wire.codec import pack, unpack
+from sluice.wire.connection import settle
 
 BOUND_S: Final = 5.0
 TIMINGS: Final = RowTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)

@@ -12,9 +12,9 @@ from gateway.records.outcome_store import OutcomeStore
 from gateway.records.store import RecordStore
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
-from sluice.ports import free_port
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
+from sluice.startup import free_port
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.wire import subjects
 from tests.support.nats import running_nats

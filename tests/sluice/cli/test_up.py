@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sluice.client import Client
-from sluice.ports import free_port
 from sluice.settings import SettingsError
+from sluice.startup import free_port
 from supervisor.reloading import reload_mesh
 from supervisor.state import MeshState, StateDir
 from supervisor.triton import stub_pids

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.ports import free_port
 from sluice.settings import NatsSettings
+from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect
 from tests.support.nats import running_nats

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
-from sluice.wire.limits import TasksLimits
 
 
 def test_the_names_are_stable() -> None:
@@ -29,7 +29,7 @@ def test_a_bad_token_is_our_mistake(name: str) -> None:
 
 
 def test_every_task_subject_is_in_the_stream_and_has_its_consumer() -> None:
-    prefix = jetstream.tasks_stream(TasksLimits()).subjects
+    prefix = jetstream.tasks_stream(NatsSettings()).subjects
     assert prefix == [f"{subjects.TASKS}.>"]
     for name in subjects.CLASSES:
         config = jetstream.tasks_consumer("small", name, max_ack_pending=8)

@@ -7,7 +7,7 @@ import threading
 
 import triton_python_backend_utils as pb_utils
 
-from sluice.ports import LOOPBACK  # proves that our own packages are found here
+from sluice.startup import LOOPBACK  # proves that our own packages are found here
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -1,14 +1,13 @@
-"""Addresses of this machine: parsing, free ports, and who holds a port that is not free."""
+"""What servers need at their start: addresses, free ports, who holds a port that is not free, and a quiet heap."""
 
 import errno
+import gc
 import ipaddress
 import random
 import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
-
-import psutil
 
 from sluice.errors import SetupError
 
@@ -80,6 +79,16 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
         return False
 
 
+def freeze_heap() -> None:
+    """Exempts everything allocated so far from garbage collection; call it once, when the process is ready.
+
+    Rules, models and modules live as long as the process. A full collection that scans them stops the event loop for
+    tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _bind_problem(error: OSError, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = _holder(port)
@@ -93,6 +102,8 @@ def _bind_problem(error: OSError, port: int) -> str:
 
 def _holder(port: int) -> str | None:
     """Name and pid of who listens on ``port``, as far as this user may know."""
+    import psutil  # only to word an error: clients and containers do without it
+
     try:
         for connection in psutil.net_connections(kind="tcp"):
             if connection.status != psutil.CONN_LISTEN or connection.pid is None:

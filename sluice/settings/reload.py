@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sluice.settings import Settings, SettingsError, load
+from sluice.errors import SettingsError
+from sluice.settings.mesh import Settings, load
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # who asked must be told, whatever the level of the process

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.reload import outcome_in, refuse_changes, reloading
 from sluice.settings import Settings, SettingsError, load
+from sluice.settings.reload import outcome_in, refuse_changes, reloading
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +49,14 @@ async def test_what_cannot_work_is_logged_and_nothing_else(
         raise SettingsError("batcher.stall_s: cannot be changed while running")
 
     watch = Watch()
-    logging.getLogger("sluice.reload").addHandler(watch)
+    logging.getLogger("sluice.settings.reload").addHandler(watch)
     try:
         with reloading(config, apply):
             _hang_up_with(config, f"batcher: {{stall_s: {'none' if fault == 'file' else 9}}}\n")
             async with asyncio.timeout(5):
                 await logged.wait()
     finally:
-        logging.getLogger("sluice.reload").removeHandler(watch)
+        logging.getLogger("sluice.settings.reload").removeHandler(watch)
     assert "the configuration stays as it was" in caplog.text
     assert "batcher.stall_s" in caplog.text
 
@@ -112,8 +112,8 @@ def test_the_outcome_is_read_from_a_log() -> None:
     stamp = "2026-01-01 10:00:00,000"
     said = [
         f"{stamp} INFO gateway.server gateway gw1 serves",
-        f"{stamp} ERROR sluice.reload the configuration stays as it was: x.yaml: line 3: no",
-        f"{stamp} INFO sluice.reload configuration read again: x.yaml",
+        f"{stamp} ERROR sluice.settings.reload the configuration stays as it was: x.yaml: line 3: no",
+        f"{stamp} INFO sluice.settings.reload configuration read again: x.yaml",
     ]
     assert outcome_in(said[0]) is None
     assert outcome_in("\n".join(said)) == (False, "x.yaml: line 3: no")

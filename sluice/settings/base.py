@@ -1,0 +1,14 @@
+"""What every section of the configuration is built on."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """Part of the configuration: unknown keys are errors, and values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

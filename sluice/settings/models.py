@@ -1,0 +1,122 @@
+"""A model to serve: its settings, where its files are, and a classifier's labels, as gateway and worker read them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from sluice.errors import SettingsError
+from sluice.settings.base import Name, Section
+
+
+class ModelSettings(Section):
+    """One model to serve."""
+
+    name: Name
+    tier: Name = "small"
+    path: str
+    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
+    engine: Literal["transformers", "classifier", "echo"] = "transformers"
+    """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
+    "echo" answers with the prompt's own tokens and no model: for load tests."""
+    echo_step_ms: float = Field(0.0, ge=0, le=10_000)
+    """What a step of the engine "echo" takes, whatever its rows."""
+    slots: int = Field(32, ge=1, le=1024)
+    """Rows computed at once."""
+    max_waiting_rows: int = Field(32, ge=0, le=65536)
+    """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
+    context_tokens: int | None = Field(None, ge=8)
+    """Prompt and answer together; unset: what the model's configuration says."""
+    max_answer_tokens: int | None = Field(None, ge=1)
+    """Largest max_tokens of a request; unset: the context."""
+    threads: int = Field(1, ge=1, le=256)
+    """Torch threads of the worker."""
+    device: str = "auto"
+    """"auto" takes CUDA where there is one, else the CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
+    quantization: Literal["none", "int8"] = "none"
+    """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
+    cache_gb: float | None = Field(None, gt=0)
+    """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
+    block_tokens: int | None = Field(None, ge=1, le=4096)
+    """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
+    prefill_tokens: int = Field(512, ge=1)
+    """Most tokens of prompts in one step, beside one of every row that decodes."""
+    prefix_cache: bool = True
+    """Whether rows that begin with the same tokens share their blocks."""
+    draft: str | None = None
+    """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
+    draft_tokens: int = Field(3, ge=1, le=16)
+    """Tokens that are drafted at a time."""
+    prompt_price: float = Field(0.0, ge=0)
+    answer_price: float = Field(0.0, ge=0)
+    """Per million tokens of prompt and of answer, in a currency of the operator's choice."""
+    triton_url: str | tuple[str, ...] | None = None
+    """Where this model is served, one address or several; unset: ``triton.url``."""
+    replicas: int = Field(1, ge=1, le=64)
+    """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
+
+    @property
+    def triton_models(self) -> tuple[str, ...]:
+        """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
+        return (self.name, *(f"{self.name}.{number}" for number in range(1, self.replicas)))
+
+    @property
+    def triton_urls(self) -> tuple[str, ...]:
+        """Its own addresses; empty: ``triton.url``."""
+        if self.triton_url is None:
+            return ()
+        return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
+
+    @field_validator("triton_url")
+    @classmethod
+    def _has_addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if not isinstance(value, str) and value is not None and len(set(value)) != len(value):
+            raise ValueError("names an address twice")
+        if value == () or value == "":
+            raise ValueError("name an address, or leave it out")
+        return value
+
+
+def resolve_model_path(path: str) -> str:
+    """Folder of a shipped tier for "builtin:NAME"; anything else as it is (a folder or a hub id).
+
+    Raises:
+        SettingsError: there is no shipped tier of that name, or the folder of an absolute or dotted path is missing.
+    """
+    if path.startswith("builtin:"):
+        import importlib.util
+
+        spec = importlib.util.find_spec("model_workers")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], "models", path.removeprefix("builtin:"))
+        if not folder.is_dir():
+            raise SettingsError(
+                f'no shipped model {path!r}; there are "builtin:small", "builtin:large"'
+            )
+        return str(folder)
+    if path.startswith((".", "/", "~")):
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            raise SettingsError(f"model folder {folder} does not exist")
+        return str(folder)
+    return path
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of a Hugging Face configuration by number.
+
+    Raises:
+        ValueError: there are fewer than two, or their numbers have gaps; the message says what to write.
+    """
+    named = config.get("id2label")
+    hint = 'name them in id2label, such as {"0": "benign", "1": "malicious"}'
+    if not isinstance(named, dict) or len(named) < 2:
+        raise ValueError(f"has no labels; {hint}")
+    names = [named.get(str(number)) for number in range(len(named))]
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"numbers its labels otherwise than 0, 1, 2 and so on, each once; {hint}")
+    return tuple(str(name) for name in names)
