@@ -22,7 +22,7 @@ from sluice.v1.admin_pb2 import (
     ListOutcomesRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
-from sluice.wire.clock import unix_ms
+from sluice.wire.clock import ms_of, timestamp, unix_ms
 from sluice.wire.subjects import is_token
 
 ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -48,7 +48,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
-        grade = Grade(grade=request.grade, graded_unix_ms=unix_ms())
+        grade = Grade(grade=request.grade, create_time=timestamp(unix_ms()))
         record = await self._store.grade(_request_id(request.request_id), grade)
         self._drift.graded(record, grade.grade)
         return FeedbackResponse()
@@ -58,7 +58,7 @@ class AdminService(AdminServiceServicer):
         self, request: ListOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
-        listed = self._outcomes.list(list(request.tenants), request.since_unix_ms)
+        listed = self._outcomes.list(list(request.tenants), ms_of(request.since_time))
         async with aclosing(listed):
             async for response in listed:
                 await context.write(response)

@@ -21,7 +21,7 @@ from sluice.v1.admin_pb2 import (
     OutcomeSource,
 )
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
-from sluice.wire.clock import unix_ms
+from sluice.wire.clock import timestamp, unix_ms
 
 TEXT_CHARS_MAX: Final = 16_384
 """Of a prompt, and of an answer; of a longer one its two ends are kept, as the learned router reads it."""
@@ -102,7 +102,7 @@ def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse |
         request_id=outcome.request_id,
         tenant=outcome.tenant,
         workload=outcome.workload,
-        answered_unix_ms=outcome.answered_unix_ms,
+        answer_time=timestamp(outcome.answered_unix_ms),
         policy=outcome.policy,
         weak_model=outcome.weak_model,
         strong_model=outcome.strong_model,

@@ -69,7 +69,7 @@ class OutcomeStore:
         return outcome if outcome is not None and self.keeps(outcome.tenant) else None
 
     async def list(
-        self, tenants: Sequence[str], since_unix_ms: int
+        self, tenants: Sequence[str], since_unix_ms: float
     ) -> AsyncGenerator[ListOutcomesResponse, None]:
         """Outcomes of ``tenants`` (of all, when there are none) of which something is known, tenant by tenant.
 

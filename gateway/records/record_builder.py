@@ -32,7 +32,7 @@ from sluice.v1.admin_pb2 import (
     ShadowRun,
 )
 from sluice.v1.inference_pb2 import SAFETY_ACTION_UNSPECIFIED, Finished, SafetyAction
-from sluice.wire.clock import unix_ms
+from sluice.wire.clock import duration, timestamp, unix_ms
 
 TEXT_BYTES_MAX: Final = 256 * 1024
 """Of the turns of one request in the audit; the rest is cut off."""
@@ -65,7 +65,7 @@ class RecordBuilders:
             priority_class=request.priority_class,
             workload=request.workload,
             requested_model=request.model or AUTO,
-            arrived_unix_ms=unix_ms(),
+            arrival_time=timestamp(unix_ms()),
             gateway=self._gateway_id,
         )
         return RecordBuilder(self, record)
@@ -248,7 +248,7 @@ def _add_guard(record: RequestRecord, decided: Decided) -> None:
             outcomes=[outcome_of(rule, name) for rule, _ in decided.taken],
             action=_value(decided.action),
             score=decided.score,
-            took_ms=decided.cost.took_ms,
+            duration=duration(decided.cost.took_ms),
             cost=decided.cost.cost,
         )
     )
@@ -265,7 +265,7 @@ def audit_response(entry: AuditEntry) -> GetAuditResponse:
     return GetAuditResponse(
         request_id=entry.request_id,
         tenant=entry.tenant,
-        decided_unix_ms=entry.decided_unix_ms,
+        decision_time=timestamp(entry.decided_unix_ms),
         policy=entry.policy,
         decisions=[_public(one) for one in entry.decisions],
         blocked=entry.blocked,
@@ -291,8 +291,8 @@ def _add_batch(leg: Leg, batch: BatchInfo) -> None:
     leg.batch_cause = batch.cause
     leg.batch_rows = batch.rows
     leg.padding_share = batch.padding_share
-    leg.waited_ms = batch.waited_ms
-    leg.longest_waited_ms = batch.longest_waited_ms
+    leg.queue_wait.CopyFrom(duration(batch.waited_ms))
+    leg.queue_wait_max.CopyFrom(duration(batch.longest_waited_ms))
 
 
 def _candidate(one: Candidate) -> RouteCandidate:
@@ -301,7 +301,7 @@ def _candidate(one: Candidate) -> RouteCandidate:
         tier=one.tier,
         quality=one.quality,
         cost=one.cost,
-        wait_ms=one.wait_s * 1e3,
+        expected_wait=duration(one.wait_s * 1e3),
         reason=one.reason,
     )
 

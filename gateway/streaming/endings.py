@@ -13,6 +13,7 @@ from sluice.v1.inference_pb2 import (
     FinishReason,
     Timings,
 )
+from sluice.wire.clock import duration
 
 RETRY_AFTER_S: Final = 1.0
 """When to try again what failed for want of capacity, seconds."""
@@ -60,16 +61,16 @@ def error_of(final: frame_pb2.Final) -> SluiceError:
 def timings_of(hops: Hops, row: frame_pb2.RowTimings, first_at: float, now: float) -> Timings:
     """Where the time went; ``first_at`` is when the first token came, or the end without one."""
     return Timings(
-        safety_ms=hops.safety_ms,
-        route_ms=hops.route_ms,
-        tokenize_ms=hops.tokenize_ms,
-        publish_ms=hops.publish_ms,
-        queue_ms=row.queue_ms,
-        batch_ms=row.batch_ms,
-        prefill_ms=row.prefill_ms,
-        decode_ms=row.decode_ms,
-        time_to_first_token_ms=(first_at - hops.arrived_at) * 1000,
-        total_ms=(now - hops.arrived_at) * 1000,
+        safety=duration(hops.safety_ms),
+        route=duration(hops.route_ms),
+        tokenize=duration(hops.tokenize_ms),
+        publish=duration(hops.publish_ms),
+        queue=duration(row.queue_ms),
+        batch=duration(row.batch_ms),
+        prefill=duration(row.prefill_ms),
+        decode=duration(row.decode_ms),
+        time_to_first_token=duration((first_at - hops.arrived_at) * 1000),
+        total=duration((now - hops.arrived_at) * 1000),
     )
 
 

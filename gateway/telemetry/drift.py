@@ -32,7 +32,7 @@ from sluice.v1.admin_pb2 import (
     RouterDriftEvent,
     RouterHealth,
 )
-from sluice.wire.clock import unix_ms
+from sluice.wire.clock import timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class DriftMonitor:
         self._announce(
             RouterDriftEvent(
                 gateway=self._gateway_id,
-                occurred_unix_ms=unix_ms(),
+                event_time=timestamp(unix_ms()),
                 signal=DriftSignal.Value(f"DRIFT_SIGNAL_{signal.name}"),
                 change=change,
                 router=_health_message(by, health),

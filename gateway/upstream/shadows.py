@@ -33,6 +33,7 @@ from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 from sluice.v1.admin_pb2 import ShadowRun
+from sluice.wire.clock import duration
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class Shadowing:
                 shadow.run.prompt_tokens = leg.prompt_tokens
                 shadow.run.completion_tokens = len(leg.transcript.token_ids)
                 shadow.run.cost = self._usage.cost(leg)
-                shadow.run.took_ms = (now - begun) * 1000
+                shadow.run.duration.CopyFrom(duration((now - begun) * 1000))
             if blocked(stream):
                 self._drop(shadow, BLOCKED)
                 return

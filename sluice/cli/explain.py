@@ -1,7 +1,7 @@
 """`sluice explain` and `sluice feedback`: why a request was answered as it was, and how good the answer was."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Annotated
 
 import typer
@@ -19,6 +19,7 @@ from sluice.v1.admin_pb2 import (
     ShadowRun,
 )
 from sluice.v1.inference_pb2 import FinishReason, SafetyAction, Timings
+from sluice.wire.clock import ms_of
 
 RequestId = Annotated[
     str, typer.Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
@@ -70,7 +71,7 @@ def _object(explained: ExplainResponse | GetAuditResponse) -> dict[str, object]:
 
 def _lines(explained: ExplainResponse) -> Iterator[str]:
     record = explained.record
-    arrived = datetime.fromtimestamp(record.arrived_unix_ms / 1000, UTC)
+    arrived = record.arrival_time.ToDatetime(UTC)
     yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
     work = f", task {record.workload}" if record.workload else ""
     yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {record.priority_class}{work}"
@@ -114,12 +115,12 @@ def _guard(guard: GuardCheck) -> str:
     score = f", score {guard.score:.2f}" if guard.HasField("score") else ""
     return (
         f"{guard.guard} ({guard.model}) on the {about}: {', '.join(guard.outcomes)},"
-        f" {_action(guard.action)}{score}; {guard.took_ms:.1f} ms, cost {guard.cost:.3g}"
+        f" {_action(guard.action)}{score}; {ms_of(guard.duration):.1f} ms, cost {guard.cost:.3g}"
     )
 
 
 def _audit(entry: GetAuditResponse) -> Iterator[str]:
-    decided = datetime.fromtimestamp(entry.decided_unix_ms / 1000, UTC)
+    decided = entry.decision_time.ToDatetime(UTC)
     yield f"request   {entry.request_id} of {entry.tenant}"
     yield f"decided   {decided:%Y-%m-%d %H:%M:%S} UTC, policy {entry.policy}"
     yield f"safety    {_decisions(entry.decisions)}"
@@ -150,7 +151,7 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
         quality = f", quality {one.quality:.2f}" if one.HasField("quality") else ""
         yield (
             f"  {number}.      {one.model} ({one.tier}){quality}, cost {one.cost:.3g},"
-            f" wait {one.wait_ms:.0f} ms: {one.reason}"
+            f" wait {ms_of(one.expected_wait):.0f} ms: {one.reason}"
         )
 
 
@@ -160,8 +161,8 @@ def _leg(leg: Leg) -> Iterator[str]:
     if leg.batch_id:
         yield (
             f"batch     {leg.batch_id} of {leg.batch_rows} rows on {leg.worker} ({leg.batch_cause}),"
-            f" {leg.padding_share:.0%} padding; waited {leg.waited_ms:.1f} ms,"
-            f" the longest of it {leg.longest_waited_ms:.1f} ms"
+            f" {leg.padding_share:.0%} padding; waited {ms_of(leg.queue_wait):.1f} ms,"
+            f" the longest of it {ms_of(leg.queue_wait_max):.1f} ms"
         )
     if leg.handed_over:
         yield f"          handed over: {leg.handed_over}"
@@ -179,13 +180,13 @@ def _shadow(run: ShadowRun) -> str:
     tokens = f"{run.prompt_tokens} + {run.completion_tokens} tokens"
     return (
         f"{run.model} agrees to {run.agreement:.0%}: {tokens}, cost {run.cost:.3g},"
-        f" {run.took_ms:.1f} ms"
+        f" {ms_of(run.duration):.1f} ms"
     )
 
 
 def _times(timings: Timings) -> str:
-    hops: Sequence[str] = [f"{hop} {getattr(timings, hop + '_ms'):.1f}" for hop in _HOPS]
-    first, total = timings.time_to_first_token_ms, timings.total_ms
+    hops: Sequence[str] = [f"{hop} {ms_of(getattr(timings, hop)):.1f}" for hop in _HOPS]
+    first, total = ms_of(timings.time_to_first_token), ms_of(timings.total)
     return f"{', '.join(hops)} ms; first token {first:.1f} ms, total {total:.1f} ms"
 
 

@@ -28,6 +28,7 @@ from sluice.v1 import admin_pb2
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.wire.clock import timestamp
 
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
@@ -206,7 +207,8 @@ class AsyncClient:
             SluiceError: they cannot be listed.
         """
         channel.check_timeout(timeout_s)
-        request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_unix_ms=since_unix_ms)
+        since = timestamp(since_unix_ms) if since_unix_ms else None
+        request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_time=since)
         call = self._admin.ListOutcomes(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:

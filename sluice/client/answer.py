@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.clock import ms_of
 
 
 class FinishReason(StrEnum):
@@ -311,12 +312,17 @@ def finished_of(message: pb.Finished) -> Finished:
     return Finished(
         reasons.get(message.reason, FinishReason.UNKNOWN),
         _usage_of(message.usage),
-        Timings(**{name: getattr(message.timings, name) for name in Timings.__slots__}),
+        _timings_of(message.timings),
         message.stop,
         tuple(message.rules),
         message.model,
         tuple(LegUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.legs),
     )
+
+
+def _timings_of(message: pb.Timings) -> Timings:
+    hops = {name: name.removesuffix("_ms") for name in Timings.__slots__}
+    return Timings(**{name: ms_of(getattr(message, hop)) for name, hop in hops.items()})
 
 
 def _usage_of(message: pb.Usage) -> Usage:

@@ -5,7 +5,9 @@ What operators ask a gateway: why a request was answered as it was, and how good
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sluice.v1 import inference_pb2 as _inference_pb2
@@ -210,7 +212,7 @@ class GetAuditResponse(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
-    DECIDED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    DECISION_TIME_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
@@ -221,8 +223,6 @@ class GetAuditResponse(_message.Message):
     """The request."""
     tenant: _builtins.str
     """Who asked."""
-    decided_unix_ms: _builtins.int
-    """When it was decided, milliseconds since the Unix epoch."""
     policy: _builtins.str
     """Version of the policy that decided."""
     blocked: _builtins.bool
@@ -234,6 +234,10 @@ class GetAuditResponse(_message.Message):
     with_text: _builtins.bool
     """Whether the entry holds the text of the prompt."""
     @_builtins.property
+    def decision_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided."""
+
+    @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyDecision]:
         """What was found and done; verdicts of guard models are rules "guard.NAME.OUTCOME"."""
 
@@ -242,7 +246,7 @@ class GetAuditResponse(_message.Message):
         *,
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
-        decided_unix_ms: _builtins.int = ...,
+        decision_time: _timestamp_pb2.Timestamp | None = ...,
         policy: _builtins.str = ...,
         decisions: _abc.Iterable[Global___SafetyDecision] | None = ...,
         blocked: _builtins.bool = ...,
@@ -250,9 +254,9 @@ class GetAuditResponse(_message.Message):
         prompt_hmac: _builtins.bytes = ...,
         with_text: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision_time", b"decision_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "decided_unix_ms", b"decided_unix_ms", "decisions", b"decisions", "governed_model", b"governed_model", "policy", b"policy", "prompt_hmac", b"prompt_hmac", "request_id", b"request_id", "tenant", b"tenant", "with_text", b"with_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "decision_time", b"decision_time", "decisions", b"decisions", "governed_model", b"governed_model", "policy", b"policy", "prompt_hmac", b"prompt_hmac", "request_id", b"request_id", "tenant", b"tenant", "with_text", b"with_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,20 +312,22 @@ class Grade(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRADE_FIELD_NUMBER: _builtins.int
-    GRADED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
     grade: _builtins.float
     """0 is useless, 1 is right."""
-    graded_unix_ms: _builtins.int
-    """When it came, milliseconds since the Unix epoch."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it came."""
+
     def __init__(
         self,
         *,
         grade: _builtins.float = ...,
-        graded_unix_ms: _builtins.int = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "graded_unix_ms", b"graded_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "grade", b"grade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,22 +340,24 @@ class ListOutcomesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANTS_FIELD_NUMBER: _builtins.int
-    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
-    since_unix_ms: _builtins.int
-    """Answered at this time or later, milliseconds since the Unix epoch."""
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of these tenants; empty: of all that are kept."""
+
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """Answered at this time or later; unset: all."""
 
     def __init__(
         self,
         *,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
-        since_unix_ms: _builtins.int = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_unix_ms", b"since_unix_ms", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,7 +372,7 @@ class ListOutcomesResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
-    ANSWERED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    ANSWER_TIME_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     WEAK_MODEL_FIELD_NUMBER: _builtins.int
     STRONG_MODEL_FIELD_NUMBER: _builtins.int
@@ -380,8 +388,6 @@ class ListOutcomesResponse(_message.Message):
     """Who asked."""
     workload: _builtins.str
     """What kind of work it is, by the label "task"."""
-    answered_unix_ms: _builtins.int
-    """When it was answered, milliseconds since the Unix epoch."""
     policy: _builtins.str
     """The routing policy by name; empty: the section "routing" itself."""
     weak_model: _builtins.str
@@ -400,13 +406,17 @@ class ListOutcomesResponse(_message.Message):
     """How that is known of the weak model."""
     strong_source: Global___OutcomeSource.ValueType
     """How that is known of the strong model."""
+    @_builtins.property
+    def answer_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was answered."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         workload: _builtins.str = ...,
-        answered_unix_ms: _builtins.int = ...,
+        answer_time: _timestamp_pb2.Timestamp | None = ...,
         policy: _builtins.str = ...,
         weak_model: _builtins.str = ...,
         strong_model: _builtins.str = ...,
@@ -417,9 +427,9 @@ class ListOutcomesResponse(_message.Message):
         weak_source: Global___OutcomeSource.ValueType = ...,
         strong_source: Global___OutcomeSource.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "strong", b"strong", "weak", b"weak", "weak_answer", b"weak_answer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "answer_time", b"answer_time", "strong", b"strong", "weak", b"weak", "weak_answer", b"weak_answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "answered_unix_ms", b"answered_unix_ms", "policy", b"policy", "prompt", b"prompt", "request_id", b"request_id", "strong", b"strong", "strong_model", b"strong_model", "strong_source", b"strong_source", "tenant", b"tenant", "weak", b"weak", "weak_answer", b"weak_answer", "weak_model", b"weak_model", "weak_source", b"weak_source", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strong", b"_strong", "_weak", b"_weak", "_weak_answer", b"_weak_answer", "answer_time", b"answer_time", "policy", b"policy", "prompt", b"prompt", "request_id", b"request_id", "strong", b"strong", "strong_model", b"strong_model", "strong_source", b"strong_source", "tenant", b"tenant", "weak", b"weak", "weak_answer", b"weak_answer", "weak_model", b"weak_model", "weak_source", b"weak_source", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__strong: _TypeAlias = _typing.Literal["strong"]  # noqa: Y015
     _WhichOneofArgType__strong: _TypeAlias = _typing.Literal["_strong", b"_strong"]  # noqa: Y015
@@ -448,7 +458,7 @@ class RequestRecord(_message.Message):
     PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     REQUESTED_MODEL_FIELD_NUMBER: _builtins.int
-    ARRIVED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    ARRIVAL_TIME_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
@@ -471,8 +481,6 @@ class RequestRecord(_message.Message):
     """What kind of work it is, by the label "task"."""
     requested_model: _builtins.str
     """The model that the caller named, or "auto"."""
-    arrived_unix_ms: _builtins.int
-    """When it arrived, milliseconds since the Unix epoch."""
     policy: _builtins.str
     """Version of the safety policy that decided; empty when the request did not come so far."""
     finish_reason: _inference_pb2.FinishReason.ValueType
@@ -481,6 +489,10 @@ class RequestRecord(_message.Message):
     """The ErrorInfo reason of the error that ended it; empty when it was answered."""
     gateway: _builtins.str
     """The gateway that answered."""
+    @_builtins.property
+    def arrival_time(self) -> _timestamp_pb2.Timestamp:
+        """When it arrived."""
+
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyDecision]:
         """What the safety layer found and did, by rule."""
@@ -514,7 +526,7 @@ class RequestRecord(_message.Message):
         priority_class: _builtins.str = ...,
         workload: _builtins.str = ...,
         requested_model: _builtins.str = ...,
-        arrived_unix_ms: _builtins.int = ...,
+        arrival_time: _timestamp_pb2.Timestamp | None = ...,
         policy: _builtins.str = ...,
         decisions: _abc.Iterable[Global___SafetyDecision] | None = ...,
         route: Global___RouteRecord | None = ...,
@@ -526,9 +538,9 @@ class RequestRecord(_message.Message):
         guards: _abc.Iterable[Global___GuardCheck] | None = ...,
         shadows: _abc.Iterable[Global___ShadowRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "route", b"route", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_unix_ms", b"arrived_unix_ms", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "legs", b"legs", "policy", b"policy", "priority_class", b"priority_class", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,7 +557,7 @@ class ShadowRun(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
-    TOOK_MS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
@@ -557,10 +569,12 @@ class ShadowRun(_message.Message):
     """Tokens of its answer."""
     cost: _builtins.float
     """Cost, in the currency of the configured prices; it is in no budget."""
-    took_ms: _builtins.float
-    """From the question to the answer, milliseconds."""
     dropped: _builtins.str
     """Why it has no answer: "in_flight" (too many shadows ran), or a reason such as "overloaded"; empty when it has one."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the question to the answer."""
+
     def __init__(
         self,
         *,
@@ -569,12 +583,12 @@ class ShadowRun(_message.Message):
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cost: _builtins.float = ...,
-        took_ms: _builtins.float = ...,
+        duration: _duration_pb2.Duration | None = ...,
         dropped: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "completion_tokens", b"completion_tokens", "cost", b"cost", "dropped", b"dropped", "model", b"model", "prompt_tokens", b"prompt_tokens", "took_ms", b"took_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "completion_tokens", b"completion_tokens", "cost", b"cost", "dropped", b"dropped", "duration", b"duration", "model", b"model", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
     _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015
@@ -595,7 +609,7 @@ class GuardCheck(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
-    TOOK_MS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     guard: _builtins.str
     """The guard, as the policy names it."""
@@ -609,13 +623,15 @@ class GuardCheck(_message.Message):
     """The strongest action that it led to."""
     score: _builtins.float
     """How sure the guard is that there is something to object to, 0 to 1; unset: it does not say."""
-    took_ms: _builtins.float
-    """From the question to the outcome, milliseconds."""
     cost: _builtins.float
     """Cost, in the currency of the configured prices."""
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What came of it: "pass", categories, or why there was no verdict, such as "timeout"."""
+
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the question to the outcome."""
 
     def __init__(
         self,
@@ -627,12 +643,12 @@ class GuardCheck(_message.Message):
         outcomes: _abc.Iterable[_builtins.str] | None = ...,
         action: _inference_pb2.SafetyAction.ValueType = ...,
         score: _builtins.float | None = ...,
-        took_ms: _builtins.float = ...,
+        duration: _duration_pb2.Duration | None = ...,
         cost: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "duration", b"duration", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "action", b"action", "answer_tokens", b"answer_tokens", "cost", b"cost", "guard", b"guard", "in_answer", b"in_answer", "model", b"model", "outcomes", b"outcomes", "score", b"score", "took_ms", b"took_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "action", b"action", "answer_tokens", b"answer_tokens", "cost", b"cost", "duration", b"duration", "guard", b"guard", "in_answer", b"in_answer", "model", b"model", "outcomes", b"outcomes", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -812,7 +828,7 @@ class RouteCandidate(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
-    WAIT_MS_FIELD_NUMBER: _builtins.int
+    EXPECTED_WAIT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
@@ -822,10 +838,12 @@ class RouteCandidate(_message.Message):
     """Predicted chance that its answer is right, 0 to 1; unset: not predicted."""
     cost: _builtins.float
     """Expected cost, in the currency of the configured prices."""
-    wait_ms: _builtins.float
-    """Expected wait for a worker, milliseconds."""
     reason: _builtins.str
     """Why it stands where it stands."""
+    @_builtins.property
+    def expected_wait(self) -> _duration_pb2.Duration:
+        """Expected wait for a worker."""
+
     def __init__(
         self,
         *,
@@ -833,12 +851,12 @@ class RouteCandidate(_message.Message):
         tier: _builtins.str = ...,
         quality: _builtins.float | None = ...,
         cost: _builtins.float = ...,
-        wait_ms: _builtins.float = ...,
+        expected_wait: _duration_pb2.Duration | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "expected_wait", b"expected_wait", "quality", b"quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "cost", b"cost", "model", b"model", "quality", b"quality", "reason", b"reason", "tier", b"tier", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "cost", b"cost", "expected_wait", b"expected_wait", "model", b"model", "quality", b"quality", "reason", b"reason", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
@@ -862,8 +880,8 @@ class Leg(_message.Message):
     BATCH_CAUSE_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
     PADDING_SHARE_FIELD_NUMBER: _builtins.int
-    WAITED_MS_FIELD_NUMBER: _builtins.int
-    LONGEST_WAITED_MS_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_MAX_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     UNUSED_FIELD_NUMBER: _builtins.int
@@ -888,10 +906,6 @@ class Leg(_message.Message):
     """Rows of that batch, this one included."""
     padding_share: _builtins.float
     """Part of that batch that would be padding, 0 to 1."""
-    waited_ms: _builtins.float
-    """How long the row waited in the queue, milliseconds."""
-    longest_waited_ms: _builtins.float
-    """How long the row of the batch that waited longest had waited, milliseconds."""
     handed_over: _builtins.str
     """Why its work ended, when it is not the last leg: the reason of the escalation."""
     kept: _builtins.str
@@ -900,6 +914,14 @@ class Leg(_message.Message):
     """Why its work was thrown away, where the second model of a speculative cascade was not needed."""
     alone: _builtins.str
     """Why the second model of a speculative cascade did not begin together with this leg."""
+    @_builtins.property
+    def queue_wait(self) -> _duration_pb2.Duration:
+        """How long the row waited in the queue."""
+
+    @_builtins.property
+    def queue_wait_max(self) -> _duration_pb2.Duration:
+        """How long the row of the batch that waited longest had waited."""
+
     def __init__(
         self,
         *,
@@ -913,16 +935,16 @@ class Leg(_message.Message):
         batch_cause: _builtins.str = ...,
         batch_rows: _builtins.int = ...,
         padding_share: _builtins.float = ...,
-        waited_ms: _builtins.float = ...,
-        longest_waited_ms: _builtins.float = ...,
+        queue_wait: _duration_pb2.Duration | None = ...,
+        queue_wait_max: _duration_pb2.Duration | None = ...,
         handed_over: _builtins.str = ...,
         kept: _builtins.str = ...,
         unused: _builtins.str = ...,
         alone: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "handed_over", b"handed_over", "kept", b"kept", "longest_waited_ms", b"longest_waited_ms", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "unused", b"unused", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "handed_over", b"handed_over", "kept", b"kept", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "unused", b"unused", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1098,18 +1120,20 @@ class RouterDriftEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_FIELD_NUMBER: _builtins.int
-    OCCURRED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
     ROUTER_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """The gateway that saw it."""
-    occurred_unix_ms: _builtins.int
-    """When, milliseconds since the Unix epoch."""
     signal: Global___DriftSignal.ValueType
     """What drifted."""
     change: Global___DriftChange.ValueType
     """Whether it began or ended."""
+    @_builtins.property
+    def event_time(self) -> _timestamp_pb2.Timestamp:
+        """When."""
+
     @_builtins.property
     def router(self) -> Global___RouterHealth:
         """The router, as it was when this happened."""
@@ -1118,14 +1142,14 @@ class RouterDriftEvent(_message.Message):
         self,
         *,
         gateway: _builtins.str = ...,
-        occurred_unix_ms: _builtins.int = ...,
+        event_time: _timestamp_pb2.Timestamp | None = ...,
         signal: Global___DriftSignal.ValueType = ...,
         change: Global___DriftChange.ValueType = ...,
         router: Global___RouterHealth | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "gateway", b"gateway", "occurred_unix_ms", b"occurred_unix_ms", "router", b"router", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "event_time", b"event_time", "gateway", b"gateway", "router", b"router", "signal", b"signal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

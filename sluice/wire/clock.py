@@ -1,8 +1,32 @@
-"""Clocks that cross a wire. Inside a process time is monotonic seconds; on a wire it is Unix milliseconds."""
+"""Clocks that cross a wire. Inside a process time is monotonic seconds; between our processes it is Unix milliseconds.
+
+The public API has Timestamp and Duration.
+"""
 
 import time
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+_NANOS = 1_000_000_000
 
 
 def unix_ms() -> int:
     """Now, milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000
+
+
+def timestamp(at_unix_ms: int) -> Timestamp:
+    """The message of a time."""
+    return Timestamp(seconds=at_unix_ms // 1000, nanos=at_unix_ms % 1000 * 1_000_000)
+
+
+def duration(ms: float) -> Duration:
+    """The message of a span of time, not negative."""
+    seconds, nanos = divmod(round(ms * 1e6), _NANOS)
+    return Duration(seconds=seconds, nanos=nanos)
+
+
+def ms_of(message: Duration | Timestamp) -> float:
+    """Milliseconds: of a span of time, or since the Unix epoch."""
+    return message.seconds * 1e3 + message.nanos / 1e6

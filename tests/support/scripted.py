@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from sluice.errors import SluiceError
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import inference_pb2_grpc
+from sluice.wire.clock import duration
 
 SERVICE = "sluice.v1.InferenceService"
 
@@ -76,7 +77,7 @@ def finished(
         finished=pb.Finished(
             reason=reason,
             usage=pb.Usage(prompt_tokens=5, completion_tokens=tokens),
-            timings=pb.Timings(time_to_first_token_ms=1.5, total_ms=4.25),
+            timings=pb.Timings(time_to_first_token=duration(1.5), total=duration(4.25)),
             model=by_model[-1][0] if by_model else "",
             legs=[
                 pb.LegUsage(model=model, usage=pb.Usage(prompt_tokens=5, completion_tokens=count))

@@ -28,6 +28,7 @@ from sluice.v1.admin_pb2 import (
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import subjects
+from sluice.wire.clock import ms_of, timestamp
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import MODELS, Wire, error_of, events_of, open_wire, prompt, typed
 
@@ -107,7 +108,7 @@ async def test_a_shadow_of_the_strong_model_makes_its_answer_the_reference(opene
     assert (found.prompt, found.weak_answer) == ("what is it", "hello world")
     assert (found.weak, found.strong) == (0.5, 1.0)
     assert found.weak_source == found.strong_source == OUTCOME_SOURCE_SHADOW
-    assert found.answered_unix_ms > 1.7e12
+    assert ms_of(found.answer_time) > 1.7e12
 
 
 async def test_a_shadow_of_the_weak_model_gives_its_answer(opened: Any) -> None:
@@ -256,9 +257,9 @@ async def test_many_are_listed_and_since_leaves_the_older_out(
             await shadowed(wire, "hello")
             last_one = await outcome_of(wire, tasks[-1], lambda one: True)
         assert [one.request_id for one in await listed(wire)] == [t.request_id for t in tasks]
-        since = last_one.answered_unix_ms
-        assert 1 <= len(await listed(wire, since_unix_ms=since, tenants=["acme"])) < 5
-        assert await listed(wire, since_unix_ms=since + 1) == []
+        since = ms_of(last_one.answer_time)
+        assert 1 <= len(await listed(wire, since_time=timestamp(int(since)), tenants=["acme"])) < 5
+        assert await listed(wire, since_time=timestamp(int(since) + 1)) == []
 
 
 async def test_without_a_pair_and_of_a_third_model_nothing_is_kept(

@@ -16,6 +16,7 @@ from sluice.v1.inference_pb2 import (
     SAFETY_ACTION_REDACT,
     Timings,
 )
+from sluice.wire.clock import duration, timestamp
 from tests.sluice.cli.commands import Cli
 
 RECORD = admin_pb2.RequestRecord(
@@ -25,7 +26,7 @@ RECORD = admin_pb2.RequestRecord(
     priority_class="standard",
     workload="invoices",
     requested_model="auto",
-    arrived_unix_ms=0,
+    arrival_time=timestamp(0),
     policy="default@1",
     decisions=[
         admin_pb2.SafetyDecision(rule="pii.iban", action=SAFETY_ACTION_REDACT, count=2),
@@ -41,7 +42,7 @@ RECORD = admin_pb2.RequestRecord(
             outcomes=["S1", "S9"],
             action=SAFETY_ACTION_FLAG,
             score=0.75,
-            took_ms=12.5,
+            duration=duration(12.5),
             cost=0.001,
         ),
         admin_pb2.GuardCheck(
@@ -51,7 +52,7 @@ RECORD = admin_pb2.RequestRecord(
             answer_tokens=64,
             outcomes=["timeout"],
             action=SAFETY_ACTION_FLAG,
-            took_ms=1000,
+            duration=duration(1000),
         ),
     ],
     route=admin_pb2.RouteRecord(
@@ -59,7 +60,12 @@ RECORD = admin_pb2.RequestRecord(
         reason="long",
         candidates=[
             admin_pb2.RouteCandidate(
-                model="large", tier="large", quality=0.875, cost=0.002, wait_ms=12, reason="long"
+                model="large",
+                tier="large",
+                quality=0.875,
+                cost=0.002,
+                expected_wait=duration(12),
+                reason="long",
             )
         ],
         versions={"routing": "v7"},
@@ -85,8 +91,8 @@ RECORD = admin_pb2.RequestRecord(
             batch_cause="worker_idle",
             batch_rows=3,
             padding_share=0.25,
-            waited_ms=1.5,
-            longest_waited_ms=4,
+            queue_wait=duration(1.5),
+            queue_wait_max=duration(4),
             alone="acme has gone over with 50% of its requests",
         ),
         admin_pb2.Leg(model="huge", prompt_tokens=20, unused="the first answer passed its point"),
@@ -98,11 +104,11 @@ RECORD = admin_pb2.RequestRecord(
             prompt_tokens=20,
             completion_tokens=4,
             cost=0.001,
-            took_ms=12.5,
+            duration=duration(12.5),
         ),
         admin_pb2.ShadowRun(model="next", dropped="in_flight"),
     ],
-    timings=Timings(queue_ms=1.5, time_to_first_token_ms=8, total_ms=20),
+    timings=Timings(queue=duration(1.5), time_to_first_token=duration(8), total=duration(20)),
     finish_reason=FINISH_REASON_STOP,
     gateway="gw-1",
 )
