@@ -30,11 +30,9 @@ from bench.support.open_load import OpenLoad
 from bench.support.triton_direct import DirectWorker
 from gateway.config.models import load_catalog
 from simulator.arrivals import generate, parse_stream
-from simulator.engine import EngineLimits
-from simulator.outcome import Ending
-from simulator.setup import Links, Setup
-from simulator.simulator import simulate
-from simulator.summary import percentiles
+from simulator.engines import EngineLimits
+from simulator.results import Ending, percentiles
+from simulator.simulator import Links, Setup, simulate
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.v1 import inference_pb2_grpc

@@ -1,13 +1,6 @@
 """What an engine did, as messages of the wire."""
 
-from model_workers.engine.protocol import (
-    Load,
-    RankLoad,
-    Refused,
-    RowEnd,
-    RowStep,
-    TokenLogprobs,
-)
+from model_workers.engine.protocol import Refused, RowEnd, RowStep, TokenLogprobs
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
 ENGINE_FAILED = "ENGINE_FAILED"
@@ -31,37 +24,10 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
     return message
 
 
-def load(now: Load) -> worker_pb2.WorkerLoad:
-    """The load."""
-    return worker_pb2.WorkerLoad(
-        slots=now.slots,
-        running=now.running,
-        waiting=now.waiting,
-        context_tokens=now.context_tokens,
-        steps=now.steps,
-        block_tokens=now.block_tokens,
-        cache_blocks=now.cache_blocks,
-        free_blocks=now.free_blocks,
-        running_tokens=now.running_tokens,
-        waiting_tokens=now.waiting_tokens,
-        ranks=[_rank(rank) for rank in now.ranks],
-        places=now.places,
-    )
-
-
 def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
     """Why a row was not taken."""
     error = frame_pb2.RowError(reason=refused.reason, message=refused.message)
     return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
-
-
-def _rank(now: RankLoad) -> worker_pb2.RankLoad:
-    return worker_pb2.RankLoad(
-        running=now.running,
-        waiting=now.waiting,
-        running_tokens=now.running_tokens,
-        waiting_tokens=now.waiting_tokens,
-    )
 
 
 def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:

@@ -97,7 +97,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Obeys and steps until `stop`."""
-        self._sender.post({}, frames.load(self._engine.load()))
+        self._sender.post({}, self._engine.load())
         while self._obey():
             if self._engine.has_rows() and self._sender.has_room():
                 self._step()
@@ -141,7 +141,7 @@ class EngineLoop:
         self._ledger.accept(spec, traceparent, arrived_at)
 
     def _answer(self, port: Port, admission: worker_pb2.Admission) -> None:
-        load = frames.load(self._engine.load())
+        load = self._engine.load()
         admission.load.CopyFrom(load)
         self._sender.post({}, load)
         self._sender.answer(port, worker_pb2.WorkerResponse(admission=admission))
@@ -160,4 +160,4 @@ class EngineLoop:
         for step in steps:
             timings = self._ledger.note(step, now)
             by_batcher[step.owner].append(frames.frame(step, timings))
-        self._sender.post(by_batcher, frames.load(self._engine.load()))
+        self._sender.post(by_batcher, self._engine.load())

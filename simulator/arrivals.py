@@ -9,24 +9,115 @@ A stream is written ``kind:key=value,...``:
 - ``flood``: ``count`` at once.
 
 Keys of all: ``class``, ``tenant``, ``workload``, ``timeout_s``, ``start_s``, ``lengths`` (a mix by name), ``prompt``
-and ``answer`` (see `lengths`), ``max_tokens`` (unset: a caller allows what the answer takes).
+and ``answer``, ``max_tokens`` (unset: a caller allows what the answer takes).
+
+Lengths in tokens are written ``200`` (always), ``uniform/50/150`` (bounds) or ``lognormal/200/1/4096`` (median, sigma,
+cap).
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from simulator.failures import SimulationError
-from simulator.lengths import MIXES, LengthMix, parse_lengths
-from simulator.trace import Arrival
+from simulator.trace import Arrival, SimulationError
 from sluice.wire.subjects import CLASSES
 
 _T = TypeVar("_T")
 
 ARRIVALS_MAX: Final = 5_000_000
 """More of one stream would fill the memory of a workstation."""
+
+
+class Lengths(Protocol):
+    """Draws lengths of at least 1 token."""
+
+    def draw(self, rng: Random) -> int:
+        """One length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same."""
+
+    tokens: int
+
+    def draw(self, rng: Random) -> int:
+        """See `Lengths`."""
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every length from ``low`` to ``high`` alike."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: Random) -> int:
+        """See `Lengths`."""
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """The logarithm is normal; ``cap`` cuts the tail off."""
+
+    median: float
+    sigma: float
+    cap: int
+
+    def draw(self, rng: Random) -> int:
+        """See `Lengths`."""
+        return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthMix:
+    """Prompts and answers of one kind of traffic."""
+
+    prompt: Lengths
+    answer: Lengths
+
+
+def _of_mean(mean: float, sigma: float, cap: int) -> Lognormal:
+    """The lognormal with this mean before the cap."""
+    return Lognormal(mean / math.exp(sigma**2 / 2), sigma, cap)
+
+
+MIXES: Final = {
+    "sharegpt": LengthMix(_of_mean(161.31, 1.0, 2048), _of_mean(337.99, 0.8, 2048)),
+    "alpaca": LengthMix(_of_mean(19.31, 0.5, 512), _of_mean(58.45, 0.9, 512)),
+    "desk": LengthMix(Uniform(25, 90), Uniform(5, 60)),
+}
+"""Mixes by name. The means of the first two are those of the data sets as Kwon et al. measured them ("Efficient Memory
+Management for Large Language Model Serving with PagedAttention", SOSP 2023, figure 11: prompts and answers of ShareGPT
+161.31 and 337.99 tokens, of Alpaca 19.31 and 58.45); the spread is ours, chosen for tails like those of their
+histograms. ``desk`` is about what the support tasks of the shipped tiers have (docs/tiers.md)."""
+
+
+def parse_lengths(text: str) -> Lengths:
+    """The distribution that ``text`` says.
+
+    Raises:
+        SimulationError: it says none.
+    """
+    name, *numbers = text.split("/")
+    try:
+        match name, [float(n) for n in numbers]:
+            case _, [] if name.isdigit() and int(name) >= 1:
+                return Fixed(int(name))
+            case "uniform", [low, high] if 1 <= low <= high:
+                return Uniform(int(low), int(high))
+            case "lognormal", [median, sigma, cap] if median >= 1 and sigma >= 0 and cap >= 1:
+                return Lognormal(median, sigma, int(cap))
+    except ValueError:
+        pass
+    raise SimulationError(
+        f"{text!r} is no length in tokens: write 200, uniform/50/150 (bounds) or "
+        "lognormal/200/1/4096 (median, sigma, cap)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +131,9 @@ class Caller:
     timeout_s: float | None = None
     max_tokens: int | None = None
 
-    def arrive(self, at_s: float, chance: Random) -> Arrival:
+    def arrive(self, at_s: float, rng: Random) -> Arrival:
         """One request."""
-        prompt, answer = self.mix.prompt.draw(chance), self.mix.answer.draw(chance)
+        prompt, answer = self.mix.prompt.draw(rng), self.mix.answer.draw(rng)
         most = answer if self.max_tokens is None else self.max_tokens
         return Arrival(
             at_s=at_s,
@@ -72,11 +163,11 @@ class ArrivalStream:
         """The requests of the first ``seconds`` of the trace."""
         if seconds <= self.start_s:
             return
-        chance = Random(seed)
-        for number, at_s in enumerate(self.times(chance, seconds - self.start_s)):
+        rng = Random(seed)
+        for number, at_s in enumerate(self.times(rng, seconds - self.start_s)):
             if number >= ARRIVALS_MAX:
                 raise SimulationError(f"more than {ARRIVALS_MAX} arrivals in one stream")
-            yield self.caller.arrive(self.start_s + at_s, chance)
+            yield self.caller.arrive(self.start_s + at_s, rng)
 
 
 def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> list[Arrival]:
@@ -94,11 +185,11 @@ def generate(streams: Sequence[ArrivalStream], seconds: float, seed: int) -> lis
 def poisson(rate: float) -> Times:
     """``rate`` arrivals a second, independent of each other."""
 
-    def times(chance: Random, seconds: float) -> Iterator[float]:
-        at_s = chance.expovariate(rate)
+    def times(rng: Random, seconds: float) -> Iterator[float]:
+        at_s = rng.expovariate(rate)
         while at_s < seconds:
             yield at_s
-            at_s += chance.expovariate(rate)
+            at_s += rng.expovariate(rate)
 
     return times
 
@@ -107,13 +198,13 @@ def bursty(rate: float, on_s: float, off_s: float, idle: float) -> Times:
     """Two states with exponential stays; ``rate`` is the mean over both."""
     on_rate = rate * (on_s + off_s) / (on_s + idle * off_s)
 
-    def times(chance: Random, seconds: float) -> Iterator[float]:
-        start, on = 0.0, chance.random() < on_s / (on_s + off_s)
+    def times(rng: Random, seconds: float) -> Iterator[float]:
+        start, on = 0.0, rng.random() < on_s / (on_s + off_s)
         while start < seconds:
-            end = min(seconds, start + chance.expovariate(1 / (on_s if on else off_s)))
+            end = min(seconds, start + rng.expovariate(1 / (on_s if on else off_s)))
             now = on_rate if on else on_rate * idle
             if now > 0:
-                yield from (start + at_s for at_s in poisson(now)(chance, end - start))
+                yield from (start + at_s for at_s in poisson(now)(rng, end - start))
             start, on = end, not on
 
     return times
@@ -123,10 +214,10 @@ def diurnal(rate: float, period_s: float, swing: float) -> Times:
     """A sine around ``rate`` that begins at its lowest; drawn by thinning."""
     peak = rate * (1 + swing)
 
-    def times(chance: Random, seconds: float) -> Iterator[float]:
-        for at_s in poisson(peak)(chance, seconds):
+    def times(rng: Random, seconds: float) -> Iterator[float]:
+        for at_s in poisson(peak)(rng, seconds):
             now = rate * (1 - swing * math.cos(2 * math.pi * at_s / period_s))
-            if chance.random() * peak < now:
+            if rng.random() * peak < now:
                 yield at_s
 
     return times
@@ -135,7 +226,7 @@ def diurnal(rate: float, period_s: float, swing: float) -> Times:
 def flood(count: int) -> Times:
     """``count`` at once."""
 
-    def times(chance: Random, seconds: float) -> Iterator[float]:
+    def times(rng: Random, seconds: float) -> Iterator[float]:
         return iter([0.0] * count)
 
     return times

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simulator.failures import SimulationError
+from simulator.trace import SimulationError
 
 FIGURE: Final = "engine_cost"
 SAMPLES_MIN: Final = 8

@@ -1,4 +1,4 @@
-"""How many workers it takes: for a trace under promises, and for a pile of documents until a time."""
+"""How many workers a trace needs under objectives, or a job of documents in a given time; and a sweep over load."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from simulator.arrivals import LengthMix
 from simulator.cost import StepCost
-from simulator.engine import EngineLimits
-from simulator.failures import SimulationError
-from simulator.lengths import LengthMix
-from simulator.outcome import Ending
-from simulator.setup import Setup
-from simulator.simulator import simulate
-from simulator.slo import Slo
-from simulator.summary import Summary, summarize
-from simulator.trace import Arrival
+from simulator.engines import EngineLimits
+from simulator.results import Ending, Slo, Summary, summarize
+from simulator.simulator import Setup, simulate
+from simulator.trace import Arrival, SimulationError
 
+SPEEDS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+"""How many times faster a sweep plays a trace."""
 SAMPLE_DOCUMENTS: Final = 2000
-"""Documents of a job that are simulated to check the shortcut."""
+"""Documents of a job that are simulated to check the computed rate."""
 MEAN_DRAWS: Final = 20_000
 
 
@@ -27,9 +25,9 @@ class TracePlan:
     """How many workers a trace needs.
 
     Attributes:
-        workers: the fewest whose every class keeps its promise to the share asked for.
-        summary: what happens with them.
-        one_less: what happens with one worker less; None when one is enough.
+        workers: the fewest with which every class meets its objectives to the share asked for.
+        summary: of a run with them.
+        one_less: of a run with one worker less; None when one is enough.
     """
 
     workers: int
@@ -92,9 +90,9 @@ class JobPlan:
 
     Attributes:
         documents_per_s: what is needed.
-        worker_documents_per_s: of one full worker, by the shortcut.
+        worker_documents_per_s: of one full worker, computed by `fluid_rate`.
         simulated_documents_per_s: of one full worker in a simulation of `SAMPLE_DOCUMENTS`.
-        shortcut_error: how far the shortcut is above the simulation, a share of it.
+        shortcut_error: how far the computed rate is above the simulated one, a share of it.
         workers: by the lower of the two.
     """
 
@@ -118,7 +116,7 @@ def plan_job(
     seed: int,
     worker_hour_price: float | None = None,
 ) -> JobPlan:
-    """Workers that are full all the time, as bulk work keeps them."""
+    """Plans with workers that are full all the time, as bulk work keeps them."""
     needed = documents / (hours * 3600)
     fluid = fluid_rate(setup.cost, setup.limits, *_means(mix, seed))
     simulated = simulated_rate(mix, setup, seed)
@@ -159,10 +157,10 @@ def fluid_rate(cost: StepCost, limits: EngineLimits, prompt: float, answer: floa
 
 def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
     """Documents a second of one worker with a backlog, between the 10th and the 80th percent of a sample."""
-    chance = Random(seed)
+    rng = Random(seed)
     trace = []
     for _ in range(SAMPLE_DOCUMENTS):
-        prompt, answer = mix.prompt.draw(chance), mix.answer.draw(chance)
+        prompt, answer = mix.prompt.draw(rng), mix.answer.draw(rng)
         trace.append(Arrival(0.0, prompt, answer, answer, "bulk"))
     history = simulate(trace, replace(setup, workers=1, queue_max=None, until_s=None))
     ends = sorted(
@@ -173,6 +171,29 @@ def simulated_rate(mix: LengthMix, setup: Setup, seed: int) -> float:
 
 
 def _means(mix: LengthMix, seed: int) -> tuple[float, float]:
-    chance = Random(seed)
-    draws = [(mix.prompt.draw(chance), mix.answer.draw(chance)) for _ in range(MEAN_DRAWS)]
+    rng = Random(seed)
+    draws = [(mix.prompt.draw(rng), mix.answer.draw(rng)) for _ in range(MEAN_DRAWS)]
     return sum(p for p, _ in draws) / MEAN_DRAWS, sum(a for _, a in draws) / MEAN_DRAWS
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """One speed: how many times faster the trace arrives, and what came of it."""
+
+    speed: float
+    summary: Summary
+
+
+def at_speed(trace: Sequence[Arrival], speed: float) -> list[Arrival]:
+    """The trace, ``speed`` times as fast."""
+    return [replace(arrival, at_s=arrival.at_s / speed) for arrival in trace]
+
+
+def sweep(trace: Sequence[Arrival], setup: Setup, slos: Mapping[str, Slo]) -> list[LoadPoint]:
+    """One run for each of `SPEEDS`."""
+    points = []
+    for speed in SPEEDS:
+        until_s = None if setup.until_s is None else setup.until_s / speed
+        history = simulate(at_speed(trace, speed), replace(setup, until_s=until_s))
+        points.append(LoadPoint(speed, summarize(history, slos)))
+    return points

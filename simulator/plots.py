@@ -5,9 +5,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.failures import SimulationError
-from simulator.outcome import History
-from simulator.sweep import LoadPoint
+from simulator.planner import LoadPoint
+from simulator.results import History
+from simulator.trace import SimulationError
 from sluice.wire.subjects import CLASSES
 
 if TYPE_CHECKING:

@@ -1,11 +1,13 @@
 """The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, tokens on the way back.
 
-The queue is `batcher.core.queue.Queue`, the very one that runs in production. Links take constant times. Nothing is
-drawn: all chance is in the trace.
+The queue is `batcher.core.queue.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
+the ones that run in production. Delays between processes are constant. Nothing is random: all chance is in the trace.
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -13,21 +15,59 @@ from batcher.core.batches import Batch
 from batcher.core.queue import Queue
 from batcher.core.tasks import QueuedTask
 from simulator.admission import REPORT_S, Admission
-from simulator.engine import EngineRow, Progress
-from simulator.events import Events
-from simulator.outcome import Ending, History, Outcome, QueueSample
-from simulator.setup import Setup
-from simulator.store import Store
+from simulator.cost import StepCost
+from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
+from simulator.results import Ending, History, Outcome, QueueSample
 from simulator.trace import Arrival
-from simulator.worker import SimulatedWorker
+from simulator.worker import EventQueue, SimulatedWorker
+from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
 SAMPLES: Final = 400
 """About how many samples of the queue a run takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Delays between the processes, seconds."""
+
+    in_s: float = 0.002
+    """From the caller into the work queue."""
+    send_s: float = 0.001
+    """From batcher to worker, and back."""
+    out_s: float = 0.002
+    """From the worker to the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated.
+
+    Attributes:
+        weights: shares of tenants that differ from 1.
+        prefetch_rows: tasks of a class that the batcher takes out of the work queue to order them.
+        queue_max: tasks of a class that may wait before the gateway refuses; None: it admits everything.
+        until_s: when to stop; None: when everything has ended.
+    """
+
+    policy: Policy
+    cost: StepCost
+    workers: int = 1
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    engine: EngineKind = "continuous"
+    links: Links = field(default_factory=Links)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    prefetch_rows: int = 1024
+    queue_max: int | None = None
+    until_s: float | None = None
+
+
 def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
-    """What becomes of the arrivals, which are in order of time."""
+    """What becomes of the arrivals, which are in order of time.
+
+    Raises:
+        SimulationError: a request is longer than a worker's cache.
+    """
     return Simulation(trace, setup).run()
 
 
@@ -36,21 +76,22 @@ class Simulation:
 
     def __init__(self, trace: Sequence[Arrival], setup: Setup) -> None:
         self._setup = setup
-        self._events = Events()
+        self._events = EventQueue()
         self._queue = Queue(setup.policy, dict(setup.weights))
-        self._store = Store()
-        self._admission = _admission(setup, self._queue, self._store)
+        self._work_queue = WorkQueue()
+        self._admission = _admission(setup, self._queue, self._work_queue)
         self._outcomes = [Outcome(arrival) for arrival in trace]
+        longest = max(arrival.prompt_tokens + arrival.answer_tokens for arrival in trace)
         self._workers = {
-            f"w{number}": SimulatedWorker(
-                f"w{number}",
-                setup.make_engine(),
+            name: SimulatedWorker(
+                name,
+                ENGINES[setup.engine](setup.cost, setup.limits, longest),
                 setup.cost,
                 setup.links.send_s,
                 self._events,
                 self,
             )
-            for number in range(setup.workers)
+            for name in (f"w{number}" for number in range(setup.workers))
         }
         self._open = len(self._outcomes)
         self._at_worker: dict[str, SimulatedWorker] = {}
@@ -62,7 +103,7 @@ class Simulation:
         self._history = History(self._outcomes, setup.workers, setup.limits.slots)
 
     def run(self) -> History:
-        """Plays until everything has ended, or until `Setup.until_s`."""
+        """Runs until everything has ended, or until `Setup.until_s`."""
         events, until = self._events, self._setup.until_s
         self._expect(0)
         if self._admission is not None:
@@ -106,14 +147,14 @@ class Simulation:
         outcome = self._outcomes[number]
         if outcome.ending is Ending.OPEN:
             self._queued_at[str(number)] = self._events.now
-            self._store.put(outcome.arrival.priority_class, str(number))
+            self._work_queue.put(outcome.arrival.priority_class, str(number))
             self._nudge()
 
     def _prefetch(self) -> None:
         """Takes what there is room for out of the work queue."""
-        for name in self._store:
+        for name in self._work_queue:
             room = self._setup.prefetch_rows - self._queue.waiting(name)
-            for request_id in self._store.take(name, room):
+            for request_id in self._work_queue.take(name, room):
                 outcome = self._outcomes[int(request_id)]
                 if outcome.ending is Ending.OPEN:
                     self._queue.add(_task(request_id, outcome.arrival), self._events.now)
@@ -173,7 +214,7 @@ class Simulation:
         self._outcomes[int(request_id)].wait_s += waited
 
     def _expire(self, number: int) -> None:
-        """The deadline has come: what is in a worker leaves it; what waits, the queue drops by itself."""
+        """The deadline has passed: the row leaves its worker; the queue drops a waiting one by itself."""
         outcome, request_id = self._outcomes[number], str(number)
         if outcome.ending is not Ending.OPEN:
             return
@@ -214,7 +255,7 @@ class Simulation:
             self._events.at(now + links.send_s, partial(self._report, worker, progress.ended))
 
     def _report(self, worker: SimulatedWorker, ended: Sequence[str]) -> None:
-        """The batcher hears of the ends."""
+        """The batcher gets the final frames."""
         for request_id in ended:
             worker.forget(request_id)
             if self._at_worker.pop(request_id, None) is not None:
@@ -222,17 +263,17 @@ class Simulation:
                 self._queue.finish(request_id, tokens, self._events.now)
         self._nudge()
 
-    # Accounts.
+    # Results.
 
     def _sample(self, until: float) -> None:
         samples = self._history.samples
         while (at_s := len(samples) * self._sample_s) <= until:
             if len(samples) > 2 * SAMPLES:
-                # It takes longer than the arrivals let expect.
+                # The run takes longer than the arrivals suggest.
                 del samples[1::2]
                 self._sample_s *= 2
                 continue
-            queued = tuple(self._queue.waiting(name) + self._store[name] for name in CLASSES)
+            queued = tuple(self._queue.waiting(name) + self._work_queue[name] for name in CLASSES)
             running = sum(worker.running for worker in self._workers.values())
             samples.append(QueueSample(at_s, queued, running))
 
@@ -248,10 +289,36 @@ class Simulation:
         return self._history
 
 
-def _admission(setup: Setup, queue: Queue, store: Store) -> Admission | None:
+class WorkQueue(Mapping[str, int]):
+    """The work queue on NATS: tasks that no batcher has taken, by class in order of arrival; as a mapping, how many."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[str]] = {name: deque() for name in CLASSES}
+
+    def __getitem__(self, priority_class: str) -> int:
+        return len(self._waiting[priority_class])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, priority_class: str, request_id: str) -> None:
+        """Publishes a task."""
+        self._waiting[priority_class].append(request_id)
+
+    def take(self, priority_class: str, most: int) -> Iterator[str]:
+        """The next tasks, in order."""
+        waiting = self._waiting[priority_class]
+        for _ in range(min(most, len(waiting))):
+            yield waiting.popleft()
+
+
+def _admission(setup: Setup, queue: Queue, backlog: WorkQueue) -> Admission | None:
     if setup.queue_max is None:
         return None
-    return Admission(queue, store, setup.queue_max)
+    return Admission(queue, backlog, setup.queue_max)
 
 
 def _task(request_id: str, arrival: Arrival) -> QueuedTask:

@@ -1,31 +1,57 @@
-"""One worker in the simulation: batches on their way, the steps of its engine, and what the batcher knows of it."""
+"""One worker in the simulation: batches in flight to it, the steps of its engine, and what the batcher knows of it."""
 
 import math
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import Protocol
 
 from batcher.core.replicas import Replica
 from batcher.core.rooms import Room, Use, rooms
 from simulator.cost import StepCost
-from simulator.engine import Engine, EngineLoad, EngineRow, Progress, Stretch
-from simulator.events import Events
+from simulator.engines import Engine, EngineRow, Progress, Stretch
+from sluice.internal.v1 import worker_pb2
+
+Action = Callable[[], None]
+
+
+class EventQueue:
+    """Virtual time: actions by their time; those of one time happen in the order they were added."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Action]] = []
+        self._added = 0
+
+    def at(self, when: float, action: Action) -> None:
+        """Does ``action`` at ``when``, or now when that has passed."""
+        self._added += 1
+        heappush(self._heap, (max(self.now, when), self._added, action))
+
+    def next_at(self) -> float | None:
+        """When the next action is due; None without any."""
+        return self._heap[0][0] if self._heap else None
+
+    def step(self) -> None:
+        """Advances to the next action, and does it."""
+        self.now, _, action = heappop(self._heap)
+        action()
 
 
 class WorkerEvents(Protocol):
-    """Who hears of a worker."""
+    """Receives what happens in a worker."""
 
     def on_admitted(self, worker: "SimulatedWorker", refused: Sequence[str]) -> None:
         """The worker's answer to a batch has arrived."""
 
     def on_progress(self, worker: "SimulatedWorker", progress: Progress) -> None:
-        """Steps are done now; their frames are on their way."""
+        """Steps are done; their frames have been sent."""
 
 
 class SimulatedWorker:
     """An engine and the time its steps take.
 
     Attributes:
-        busy_s: that it computed.
+        busy_s: seconds in which it computed.
         row_s: seconds times rows in slots.
     """
 
@@ -35,7 +61,7 @@ class SimulatedWorker:
         engine: Engine,
         cost: StepCost,
         send_s: float,
-        events: Events,
+        events: EventQueue,
         listener: WorkerEvents,
     ) -> None:
         self.name = name
@@ -48,29 +74,30 @@ class SimulatedWorker:
         self._listener = listener
         self._stretch: Stretch | None = None
         self._started_at = 0.0
-        self._turn = 0
+        self._version = 0
+        """Of the planned end of the stretch; an end of an earlier version is void."""
         self._leaving: list[str] = []
         self._arrived: list[Sequence[EngineRow]] = []
         self._sent: dict[str, int] = {}
-        """Rows that the batcher believes to be here, with the tokens they may need of the cache."""
-        self._travelling: dict[str, EngineRow] = {}
+        """Rows that the batcher counts as here, with the tokens of cache that it reserved for each."""
+        self._in_flight: dict[str, EngineRow] = {}
         self._unanswered = 0
 
     def replica(self) -> Replica:
         """What the batcher knows: the worker's last report, and what it sent since."""
         load = self._engine.load()
-        travelling = self._travelling.values()
+        in_flight = self._in_flight.values()
         free = math.inf
-        if load.cache_tokens:
-            coming = sum(self._sent[row.request_id] for row in travelling)
-            # Rows that wait inside the worker have no place in its cache yet.
-            free = load.free_tokens - load.waiting_tokens - coming
-        present = max(len(self._sent), load.running + load.waiting + len(self._travelling))
+        if load.block_tokens:
+            promised = sum(self._sent[row.request_id] for row in in_flight)
+            # Rows that wait inside the worker have no blocks yet.
+            free = load.free_blocks * load.block_tokens - load.waiting_tokens - promised
+        present = max(len(self._sent), load.running + load.waiting + len(in_flight))
         return Replica(
             worker=self.name,
             free_rows=max(0, load.slots - present),
             free_tokens=max(0.0, free),
-            waiting_tokens=load.waiting_tokens + sum(row.length for row in travelling),
+            waiting_tokens=load.waiting_tokens + sum(row.prompt for row in in_flight),
             running_rows=load.running + load.waiting,
             batches_in_flight=self._unanswered,
             step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
@@ -78,14 +105,17 @@ class SimulatedWorker:
             rooms=self._rooms(load, free),
         )
 
-    def _rooms(self, load: EngineLoad, free_tokens: float) -> tuple[Room, ...]:
-        uses = list(self._engine.uses())
-        if not uses:
+    def _rooms(self, load: worker_pb2.WorkerLoad, free_tokens: float) -> tuple[Room, ...]:
+        if not load.ranks:
             return ()
-        for row in self._travelling.values():
+        uses = [
+            Use(r.running + r.waiting, r.waiting_tokens, r.running_tokens + r.waiting_tokens)
+            for r in load.ranks
+        ]
+        for row in self._in_flight.values():
             rows, waiting, cached = uses[row.rank]
             promised = self._sent.get(row.request_id, 0)
-            uses[row.rank] = Use(rows + 1, waiting + row.length, cached + promised)
+            uses[row.rank] = Use(rows + 1, waiting + row.prompt, cached + promised)
         return rooms(uses, load.slots, load.places, free_tokens)
 
     @property
@@ -96,31 +126,31 @@ class SimulatedWorker:
     def send(self, rows: Sequence[EngineRow], cache_tokens: Sequence[int]) -> None:
         """A batch leaves for the worker."""
         self._unanswered += 1
-        self._travelling.update((row.request_id, row) for row in rows)
+        self._in_flight.update((row.request_id, row) for row in rows)
         self._sent.update(
             (row.request_id, tokens) for row, tokens in zip(rows, cache_tokens, strict=True)
         )
         self._later(lambda: self._receive(rows))
 
     def drop(self, request_id: str) -> None:
-        """The row shall leave behind the step that is running."""
+        """The row leaves after the step that is running."""
         self._leaving.append(request_id)
         self._cut_short()
 
     def forget(self, request_id: str) -> None:
-        """The batcher has heard that the row is here no more."""
+        """The batcher knows that the row is no longer here."""
         self._sent.pop(request_id, None)
 
     def account(self) -> None:
-        """Books the time of the steps that are still running when the simulation ends."""
+        """Counts the time of the steps that are still running when the simulation ends."""
         if self._stretch is not None:
-            self._book(self._events.now - self._started_at)
+            self._count_time(self._events.now - self._started_at)
 
-    def _later(self, act: Callable[[], None]) -> None:
-        self._events.at(self._events.now + self._send_s, act)
+    def _later(self, action: Action) -> None:
+        self._events.at(self._events.now + self._send_s, action)
 
     def _receive(self, rows: Sequence[EngineRow]) -> None:
-        """The engine looks at what came between two steps."""
+        """The engine takes new rows between two steps."""
         self._arrived.append(rows)
         self._cut_short()
         if self._stretch is None:
@@ -128,7 +158,7 @@ class SimulatedWorker:
 
     def _admit(self, rows: Sequence[EngineRow]) -> None:
         for row in rows:
-            del self._travelling[row.request_id]
+            del self._in_flight[row.request_id]
         refused = self._engine.admit(rows)
         self._later(lambda: self._answer(refused))
 
@@ -147,30 +177,30 @@ class SimulatedWorker:
         self._arrived.clear()
         self._stretch, self._started_at = self._engine.stretch(), self._events.now
         if self._stretch is not None:
-            self._finish_behind(self._stretch.steps)
+            self._finish_after(self._stretch.steps)
 
     def _cut_short(self) -> None:
-        """Ends the stretch behind the step that is running: something waits to join or to leave."""
+        """Ends the stretch after the step that is running: a row waits to join or to leave."""
         if self._stretch is None:
             return
         steps = self._stretch.steps_within(self._events.now - self._started_at)
-        self._finish_behind(steps)
+        self._finish_after(steps)
 
-    def _finish_behind(self, steps: int) -> None:
+    def _finish_after(self, steps: int) -> None:
         assert self._stretch is not None
-        self._turn += 1
-        turn, end = self._turn, self._started_at + self._stretch.seconds(steps)
-        self._events.at(end, lambda: self._finish(turn, steps))
+        self._version += 1
+        version, end = self._version, self._started_at + self._stretch.seconds(steps)
+        self._events.at(end, lambda: self._finish(version, steps))
 
-    def _finish(self, turn: int, steps: int) -> None:
-        if turn != self._turn:
+    def _finish(self, version: int, steps: int) -> None:
+        if version != self._version:
             return
-        self._book(self._events.now - self._started_at)
+        self._count_time(self._events.now - self._started_at)
         progress = self._engine.advance(steps)
         self._stretch = None
         self._listener.on_progress(self, progress)
         self._start()
 
-    def _book(self, seconds: float) -> None:
+    def _count_time(self, seconds: float) -> None:
         self.busy_s += seconds
         self.row_s += seconds * self._engine.load().running

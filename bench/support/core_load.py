@@ -9,7 +9,7 @@ from typing import Final
 from batcher.core.queue import Queue
 from batcher.core.replicas import Replica
 from batcher.core.tasks import QueuedTask
-from simulator.lengths import Lognormal
+from simulator.arrivals import Lognormal
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
 

@@ -18,7 +18,7 @@ from bench.support.harness import Figure, machine
 from bench.support.mixed_load import FCFS, OURS
 from bench.support.open_load import OpenLoad
 from simulator.arrivals import generate, parse_stream
-from simulator.summary import percentiles
+from simulator.results import percentiles
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.batching import Policy

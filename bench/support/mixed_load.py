@@ -4,16 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.support.core_load import BATCH_ROWS
-from simulator.arrivals import generate, parse_stream
+from simulator.arrivals import MIXES, generate, parse_stream
 from simulator.cost import named_cost
-from simulator.engine import EngineLimits
-from simulator.lengths import MIXES
-from simulator.outcome import Ending, History
+from simulator.engines import EngineLimits
 from simulator.planner import simulated_rate
-from simulator.setup import Setup
-from simulator.simulator import simulate
-from simulator.slo import DEFAULT_SLOS
-from simulator.summary import summarize
+from simulator.results import DEFAULT_SLOS, Ending, History, summarize
+from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival
 from sluice.settings.batching import Policy
 

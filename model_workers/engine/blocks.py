@@ -21,6 +21,9 @@ from typing import Final
 
 _DIGEST_BYTES: Final = 16
 
+CPU_BLOCK_TOKENS: Final = 32
+"""Size of a block on a CPU; docs/decisions/paged-attention-cpu.md has the figures."""
+
 
 class BlockTable:
     """The blocks of one row.

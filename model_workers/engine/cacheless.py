@@ -1,12 +1,12 @@
 """What engines without a KV cache share: rows in and out by the scheduler, limited by slots alone."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import Load, RowEnd, RowStep
+from model_workers.engine.protocol import RowEnd, RowStep
 from model_workers.engine.roster import Limits
 from model_workers.engine.scheduler import Scheduler
+from sluice.internal.v1 import worker_pb2
 
 
 class CachelessEngine:
@@ -33,7 +33,8 @@ class CachelessEngine:
         """See `Engine.has_rows`."""
         return self._scheduler.has_rows()
 
-    def load(self) -> Load:
+    def load(self) -> worker_pb2.WorkerLoad:
         """See `Engine.load`."""
         load = self._scheduler.load(self._steps)
-        return replace(load, block_tokens=0, cache_blocks=0, free_blocks=0)
+        load.block_tokens = load.cache_blocks = load.free_blocks = 0
+        return load

@@ -9,13 +9,14 @@ import torch
 
 from model_workers.engine.batch import Chunk, PagedModel
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import Load, RowEnd, RowInvalid, RowSpec, RowStep
+from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row
 from model_workers.engine.runner import Runner
 from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.speculation.speculator import Speculator
+from sluice.internal.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +105,13 @@ class PagedEngine:
         """See `Engine.has_rows`."""
         return self._scheduler.has_rows()
 
-    def load(self) -> Load:
+    def load(self) -> worker_pb2.WorkerLoad:
         """See `Engine.load`."""
         load = self._scheduler.load(self._steps)
-        # Without a prefix cache a row that gives way is computed again as a whole: it had better wait elsewhere.
-        return load if self._scheduler.blocks.prefix_cache else replace(load, ranks=())
+        if not self._scheduler.blocks.prefix_cache:
+            # A preempted row would be computed again as a whole: batchers should not count on preemption.
+            del load.ranks[:]
+        return load
 
     @property
     def preemptions(self) -> int:

@@ -7,10 +7,9 @@ It is driven by one thread and never looks at a clock: ``now`` is monotonic seco
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Protocol
 
-from sluice.internal.v1 import frame_pb2
-from sluice.wire.subjects import CLASSES
+from sluice.internal.v1 import frame_pb2, worker_pb2
 
 
 class RowEnd(IntEnum):
@@ -99,38 +98,6 @@ class RowStep:
     error: str = ""
 
 
-RANKS: Final = len(CLASSES)
-"""Classes that a load tells apart; rows of higher ranks count with the last."""
-
-
-@dataclass(slots=True)
-class RankLoad:
-    """What rows of one rank do to an engine; fields as in the wire's ``RankLoad``."""
-
-    running: int = 0
-    waiting: int = 0
-    running_tokens: int = 0
-    waiting_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy an engine is; fields as in the wire's ``WorkerLoad``."""
-
-    slots: int
-    running: int
-    waiting: int
-    context_tokens: int
-    steps: int
-    block_tokens: int = 0
-    cache_blocks: int = 0
-    free_blocks: int = 0
-    running_tokens: int = 0
-    waiting_tokens: int = 0
-    ranks: tuple[RankLoad, ...] = ()
-    places: int = 0
-
-
 class Refused(Exception):
     """A row was not taken.
 
@@ -201,5 +168,5 @@ class Engine(Protocol):
     def has_rows(self) -> bool:
         """Whether `step` has anything to do."""
 
-    def load(self) -> Load:
+    def load(self) -> worker_pb2.WorkerLoad:
         """How busy it is."""

@@ -22,12 +22,17 @@ alone a row always fits, because the cache holds at least one row as long as the
 
 import bisect
 from collections.abc import Collection
-from dataclasses import replace
+from typing import Final
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import RANKS, Load, RankLoad, RowEnd, RowSpec
+from model_workers.engine.protocol import RowEnd, RowSpec
 from model_workers.engine.roster import Limits, Roster
 from model_workers.engine.rows import Row, RowState
+from sluice.internal.v1 import worker_pb2
+from sluice.wire.subjects import CLASSES
+
+LOAD_RANKS: Final = len(CLASSES)
+"""Ranks that a load tells apart; rows of higher ranks count with the last."""
 
 
 class Scheduler:
@@ -41,7 +46,7 @@ class Scheduler:
         """Blocks to copy, (from, to), before the step is computed."""
         self.preemptions = 0
         self._queue: list[Row] = []
-        self._queued = [RankLoad() for _ in range(RANKS)]
+        self._queued = [worker_pb2.RankLoad() for _ in range(LOAD_RANKS)]
         self._running: list[Row] = []
         self._rows = Roster(limits)
         self._plan: dict[Row, int] = {}
@@ -105,33 +110,30 @@ class Scheduler:
         """Whether there is anything to do."""
         return len(self._rows) > 0
 
-    def load(self, steps: int) -> Load:
-        """The load now."""
-        ranks = self._ranks()
-        return Load(
-            self.limits.slots,
-            len(self._running),
-            len(self._queue),
-            self.limits.context_tokens,
-            steps,
-            self.blocks.block_tokens,
-            self.blocks.num_blocks,
-            self.blocks.free_blocks,
-            sum(rank.running_tokens for rank in ranks),
-            sum(rank.waiting_tokens for rank in ranks),
-            ranks,
-            self.limits.slots + self.limits.max_waiting,
+    def load(self, steps: int) -> worker_pb2.WorkerLoad:
+        """The load now, after so many steps."""
+        load = worker_pb2.WorkerLoad(
+            slots=self.limits.slots,
+            running=len(self._running),
+            waiting=len(self._queue),
+            context_tokens=self.limits.context_tokens,
+            steps=steps,
+            block_tokens=self.blocks.block_tokens,
+            cache_blocks=self.blocks.num_blocks,
+            free_blocks=self.blocks.free_blocks,
+            ranks=self._queued,
+            places=self.limits.slots + self.limits.max_waiting,
         )
-
-    def _ranks(self) -> tuple[RankLoad, ...]:
-        ranks = tuple(replace(queued) for queued in self._queued)
+        ranks = list(load.ranks)
         for row in self._running:
-            rank, tokens = ranks[_rank(row)], row.pending
+            rank, pending = ranks[_rank(row)], row.pending
             rank.running += 1
             rank.running_tokens += len(row.tokens)
-            if tokens > 1:
-                rank.waiting_tokens += tokens
-        return ranks
+            if pending > 1:
+                rank.waiting_tokens += pending
+        load.running_tokens = sum(rank.running_tokens for rank in ranks)
+        load.waiting_tokens = sum(rank.waiting_tokens for rank in ranks)
+        return load
 
     def _make_room(self, row: Row) -> bool:
         """Blocks for all tokens of a running row, at the cost of less urgent ones; False: it was preempted itself."""
@@ -227,7 +229,7 @@ class Scheduler:
 
 
 def _rank(row: Row) -> int:
-    return min(row.spec.rank, RANKS - 1)
+    return min(row.spec.rank, LOAD_RANKS - 1)
 
 
 def _urgency(row: Row) -> tuple[int, int]:

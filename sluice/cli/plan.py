@@ -49,13 +49,13 @@ def plan(
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
     from simulator.planner import plan_job, plan_trace
-    from simulator.slo import parse_slos
+    from simulator.results import parse_slos
 
     mesh = scenario.load_settings(config)
     chosen = scenario.load_policies(policy, mesh, model)
     if len(chosen) != 1:
         raise typer.BadParameter(f"{policy!r} is more than one policy")
-    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts)
+    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts, mesh, model)
     setup = scenario.setup(
         chosen[policy.strip()], mesh, cost=cost, engine=engine, limits=limits, admission=admission
     )

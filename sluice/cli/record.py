@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from simulator.recording import Recording
-    from simulator.trace import Arrival
+    from simulator.trace import Arrival, Recording
 
 CONNECT_S: Final = 5.0
 
@@ -83,7 +82,7 @@ class Recorder:
         Raises:
             CommandFailed: NATS does not answer.
         """
-        from simulator.recording import Recording
+        from simulator.trace import Recording
         from sluice.wire import subjects
 
         client = await _connect(url)

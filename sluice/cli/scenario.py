@@ -1,6 +1,7 @@
 """What `sluice simulate` and `sluice plan` ask about alike: the traffic, the workers and the promises."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -9,10 +10,10 @@ import typer
 from sluice.cli.failure import CommandFailed
 
 if TYPE_CHECKING:
+    from simulator.arrivals import LengthMix
     from simulator.cost import StepCost
-    from simulator.engine import EngineLimits
-    from simulator.lengths import LengthMix
-    from simulator.setup import Setup
+    from simulator.engines import EngineLimits
+    from simulator.simulator import Setup
     from simulator.trace import Arrival
     from sluice.settings import Settings
     from sluice.settings.batching import Policy
@@ -88,7 +89,7 @@ Admission = Annotated[
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
     """What ``make`` gives; what cannot be simulated is told with the option that said so."""
-    from simulator.failures import SimulationError
+    from simulator.trace import SimulationError
 
     try:
         return make()
@@ -153,7 +154,7 @@ def load_settings(config: Path | None) -> "Settings":
 
 def load_mix(prompt: str, answer: str) -> "LengthMix":
     """Lengths of documents and their answers."""
-    from simulator.lengths import LengthMix, parse_lengths
+    from simulator.arrivals import LengthMix, parse_lengths
 
     return LengthMix(
         checked(lambda: parse_lengths(prompt), "--prompt-tokens"),
@@ -161,13 +162,22 @@ def load_mix(prompt: str, answer: str) -> "LengthMix":
     )
 
 
-def limits(slots: int, prefill_tokens: int, cache_tokens: int, preempts: bool) -> "EngineLimits":
-    """What a worker takes."""
-    from simulator.engine import EngineLimits
+def limits(
+    slots: int,
+    prefill_tokens: int,
+    cache_tokens: int,
+    preempts: bool,
+    config: "Settings",
+    model: str | None,
+) -> "EngineLimits":
+    """What a worker takes; blocks are as large as the configuration says for ``model``."""
+    from simulator.engines import EngineLimits
 
-    return EngineLimits(
+    found = EngineLimits(
         slots=slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, preempts=preempts
     )
+    block_tokens = next((m.block_tokens for m in config.models if m.name == model), None)
+    return replace(found, block_tokens=block_tokens or found.block_tokens)
 
 
 def setup(
@@ -182,7 +192,8 @@ def setup(
     until: float | None = None,
 ) -> "Setup":
     """What is simulated."""
-    from simulator.setup import ENGINES, Setup
+    from simulator.engines import ENGINES
+    from simulator.simulator import Setup
 
     kind = next((kind for kind in ENGINES if kind == engine), None)
     if kind is None:

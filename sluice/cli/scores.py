@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
-from simulator.summary import Percentiles, percentiles
+from simulator.results import Percentiles, percentiles
 from sluice.client.answer import LegUsage
 
 _T = TypeVar("_T")

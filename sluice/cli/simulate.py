@@ -10,10 +10,8 @@ import typer
 from sluice.cli import options, output, scenario
 
 if TYPE_CHECKING:
-    from simulator.outcome import History
-    from simulator.setup import Setup
-    from simulator.slo import Slo
-    from simulator.summary import ClassSummary, Summary
+    from simulator.results import ClassSummary, History, Slo, Summary
+    from simulator.simulator import Setup
     from simulator.trace import Arrival
 
 
@@ -51,16 +49,15 @@ def simulate(
     Prints time to first token and latency per class, goodput under the promises, the longest wait, padding,
     utilization and cost.
     """
+    from simulator.results import parse_slos, summarize
     from simulator.simulator import simulate as run
-    from simulator.slo import parse_slos
-    from simulator.summary import summarize
 
     if plot is not None:
         _check_plots()
     found = scenario.load_trace(trace, arrivals, seconds, seed, model)
     slos = scenario.checked(lambda: parse_slos(slo or ()), "--slo")
-    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts)
     mesh = scenario.load_settings(config)
+    limits = scenario.limits(slots, prefill_tokens, cache_tokens, preempts, mesh, model)
     setups = {
         name: scenario.setup(
             policy,
@@ -74,7 +71,9 @@ def simulate(
         )
         for name, policy in scenario.load_policies(policies, mesh, model).items()
     }
-    histories = {name: run(found, setup) for name, setup in setups.items()}
+    histories = scenario.checked(
+        lambda: {name: run(found, setup) for name, setup in setups.items()}
+    )
     summaries = {
         name: summarize(history, slos, worker_hour_price) for name, history in histories.items()
     }
@@ -151,7 +150,7 @@ def _plot(
     slos: "Mapping[str, Slo]",
 ) -> list[str]:
     from simulator import plots
-    from simulator.sweep import sweep
+    from simulator.planner import sweep
 
     folder.mkdir(parents=True, exist_ok=True)
     load, queue = folder / "load.png", folder / "queue.png"

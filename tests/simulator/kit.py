@@ -2,8 +2,8 @@
 
 from simulator.arrivals import generate, parse_stream
 from simulator.cost import StepCost
-from simulator.engine import EngineLimits
-from simulator.setup import Links, Setup
+from simulator.engines import EngineLimits
+from simulator.simulator import Links, Setup
 from simulator.trace import Arrival
 from sluice.settings.batching import Policy
 

@@ -4,10 +4,8 @@ import statistics
 
 import pytest
 
-from simulator.arrivals import generate, parse_stream
-from simulator.failures import SimulationError
-from simulator.lengths import MIXES, Lognormal
-from simulator.trace import Arrival
+from simulator.arrivals import MIXES, Lognormal, generate, parse_stream
+from simulator.trace import Arrival, SimulationError
 
 
 def trace(*texts: str, seconds: float = 1000.0, seed: int = 1) -> list[Arrival]:

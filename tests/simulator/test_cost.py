@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from simulator.cost import SHIPPED, StepCost, StepSample, fit, named_cost, parse_samples
-from simulator.failures import SimulationError
+from simulator.trace import SimulationError
 
 COST = StepCost(4e-3, 4e-5, 2e-4, 5e-7)
 

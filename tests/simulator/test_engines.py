@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.continuous import ContinuousEngine
 from simulator.cost import StepCost
-from simulator.engine import Engine, EngineLimits, EngineRow
-from simulator.padded import PaddedEngine
+from simulator.engines import ContinuousEngine, Engine, EngineLimits, EngineRow, PaddedEngine
 
 COST = StepCost(1.0, 0.01, 0.1, 0.001)
+LONGEST = 128
+
+
+def continuous(limits: EngineLimits) -> ContinuousEngine:
+    return ContinuousEngine(COST, limits, LONGEST)
+
+
+def padded(limits: EngineLimits) -> PaddedEngine:
+    return PaddedEngine(COST, limits, LONGEST)
 
 
 def row(name: str, prompt: int, answer: int, rank: int = 0) -> EngineRow:
@@ -59,7 +66,7 @@ def test_every_row_gets_its_tokens_once(
     limits: EngineLimits,
     seed: int,
 ) -> None:
-    engine = kind(COST, limits)
+    engine = kind(COST, limits, LONGEST)
     rows = [row(str(i), *spec) for i, spec in enumerate(specs)]
     refused = {
         name for begin in range(0, len(rows), 3) for name in engine.admit(rows[begin : begin + 3])
@@ -77,7 +84,7 @@ def test_every_row_gets_its_tokens_once(
 def test_short_stretches_take_the_time_of_long_ones(
     specs: list[tuple[int, int, int]], limits: EngineLimits, seed: int
 ) -> None:
-    engines = [ContinuousEngine(COST, limits), ContinuousEngine(COST, limits)]
+    engines = [continuous(limits), continuous(limits)]
     for engine in engines:
         engine.admit([row(str(i), *spec) for i, spec in enumerate(specs)])
     whole, cut = Played(engines[0]), Played(engines[1], Random(seed))
@@ -89,7 +96,7 @@ def test_short_stretches_take_the_time_of_long_ones(
 def test_the_cache_is_never_overfull(
     specs: list[tuple[int, int, int]], slots: int, seed: int
 ) -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots, 100, 16, cache_tokens=150))
+    engine = continuous(EngineLimits(slots, 100, 16, cache_tokens=150))
     engine.admit([row(str(i), *spec) for i, spec in enumerate(specs)])
     chance = Random(seed)
     while (stretch := engine.stretch()) is not None:
@@ -100,7 +107,7 @@ def test_the_cache_is_never_overfull(
 
 
 def test_time_is_that_of_the_cost() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=2))
+    engine = continuous(EngineLimits(slots=2))
     engine.admit([row("a", 10, 3), row("b", 20, 2)])
     played = Played(engine)
     prefill = COST(30, 0, 0)
@@ -111,7 +118,7 @@ def test_time_is_that_of_the_cost() -> None:
 
 
 def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=2, prefill_tokens=8))
+    engine = continuous(EngineLimits(slots=2, prefill_tokens=8))
     engine.admit([row("a", 4, 50)])
     engine.advance(1) if engine.stretch() else None
     engine.admit([row("b", 20, 2)])
@@ -125,7 +132,7 @@ def test_prompts_are_computed_in_chunks_beside_rows_that_decode() -> None:
 
 
 def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=2))
+    engine = continuous(EngineLimits(slots=2))
     engine.admit([row("old", 5, 30, rank=2), row("young", 5, 30, rank=2)])
     for _ in range(3):
         assert engine.stretch() is not None
@@ -137,7 +144,7 @@ def test_an_urgent_row_takes_the_slot_of_the_youngest_of_the_least_urgent() -> N
 
 
 def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=4, prefill_tokens=10))
+    engine = continuous(EngineLimits(slots=4, prefill_tokens=10))
     engine.admit([row("bulk", 100, 2, rank=2)])
     assert engine.stretch() is not None
     engine.advance(1)
@@ -146,22 +153,22 @@ def test_the_budget_of_a_step_goes_to_the_most_urgent_prompt() -> None:
 
 
 def test_rows_of_one_rank_do_not_take_each_others_slots() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=1))
+    engine = continuous(EngineLimits(slots=1))
     engine.admit([row("first", 5, 9), row("second", 5, 1)])
     assert list(Played(engine).ended) == ["first", "second"]
 
 
 def test_what_is_full_refuses() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=1, waiting=1))
+    engine = continuous(EngineLimits(slots=1, waiting=1))
     assert engine.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
-    padded = PaddedEngine(COST, EngineLimits(slots=2, waiting=0))
-    assert padded.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
-    assert padded.admit([row("d", 1, 1)]) == ["d"]
+    full = padded(EngineLimits(slots=2, waiting=0))
+    assert full.admit([row("a", 1, 1), row("b", 1, 1), row("c", 1, 1)]) == ["c"]
+    assert full.admit([row("d", 1, 1)]) == ["d"]
 
 
 @pytest.mark.parametrize("kind", [ContinuousEngine, PaddedEngine])
 def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[PaddedEngine]) -> None:
-    engine = kind(COST, EngineLimits(slots=2))
+    engine = kind(COST, EngineLimits(slots=2), LONGEST)
     engine.admit([row("a", 5, 9), row("b", 5, 9)])
     engine.admit([row("c", 5, 9)])
     assert engine.stretch() is not None
@@ -172,7 +179,7 @@ def test_a_cancelled_row_does_not_end(kind: type[ContinuousEngine] | type[Padded
 
 
 def test_a_padded_batch_costs_what_its_longest_row_costs() -> None:
-    engine = PaddedEngine(COST, EngineLimits(slots=4))
+    engine = padded(EngineLimits(slots=4))
     engine.admit([row("long", 100, 3), row("short", 10, 1)])
     played = Played(engine)
     assert played.first["short"] == played.first["long"] == pytest.approx(COST(200, 0, 0))
@@ -183,7 +190,7 @@ def test_a_padded_batch_costs_what_its_longest_row_costs() -> None:
 
 
 def test_the_step_that_runs_is_found() -> None:
-    engine = ContinuousEngine(COST, EngineLimits(slots=1))
+    engine = continuous(EngineLimits(slots=1))
     engine.admit([row("a", 1, 50)])
     engine.advance(1) if engine.stretch() else None
     stretch = engine.stretch()

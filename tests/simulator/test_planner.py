@@ -4,14 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import EngineLimits
-from simulator.failures import SimulationError
-from simulator.lengths import LengthMix, parse_lengths
+from simulator.arrivals import LengthMix, parse_lengths
+from simulator.engines import EngineLimits
 from simulator.planner import plan_job, plan_trace
+from simulator.results import parse_slos, summarize
 from simulator.simulator import simulate
-from simulator.slo import parse_slos
-from simulator.summary import summarize
-from simulator.trace import Arrival
+from simulator.trace import Arrival, SimulationError
 from tests.simulator.kit import setup, trace
 
 SLOS = parse_slos(["interactive:ttft=0.3"])

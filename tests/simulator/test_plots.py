@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from simulator import plots
-from simulator.failures import SimulationError
+from simulator.planner import SPEEDS, sweep
+from simulator.results import DEFAULT_SLOS
 from simulator.simulator import simulate
-from simulator.slo import DEFAULT_SLOS
-from simulator.sweep import SPEEDS, sweep
+from simulator.trace import SimulationError
 from tests.simulator.kit import setup, trace
 
 PNG = b"\x89PNG\r\n"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from simulator import recording
-from simulator.recording import Recording
-from simulator.trace import Arrival, format_line, parse_trace
+from simulator import trace
+from simulator.trace import Arrival, Recording, format_line, parse_trace
 from sluice.internal.v1 import frame_pb2, task_pb2
 
 
@@ -83,7 +82,7 @@ def test_frames_of_others_are_not_for_us() -> None:
 
 
 def test_requests_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "PENDING_MAX", 3)
+    monkeypatch.setattr(trace, "PENDING_MAX", 3)
     recorded = Recording(began=0.0)
     for number in range(5):
         recorded.task(task_pb2.Task(request_id=str(number)), 0.0)

@@ -4,9 +4,10 @@ from typing import get_args
 
 import pytest
 
-from simulator.engine import EngineLimits
-from simulator.outcome import Ending
+from simulator.engines import EngineLimits
+from simulator.results import Ending
 from simulator.simulator import simulate
+from simulator.trace import SimulationError
 from sluice.settings.batching import PolicyName
 from tests.simulator.kit import COST, LINKS, arrival, setup, trace
 
@@ -93,9 +94,15 @@ def test_more_workers_finish_sooner() -> None:
 
 
 def test_what_a_full_worker_refuses_waits_again() -> None:
-    limits = EngineLimits(slots=4, waiting=0, cache_tokens=120)
+    limits = EngineLimits(slots=4, waiting=0, cache_tokens=160)
     history = simulate(trace("flood:count=60,lengths=desk"), setup(limits=limits))
     assert all(o.ending is Ending.FINISHED for o in history.outcomes)
+
+
+def test_a_request_that_does_not_fit_the_cache_is_told() -> None:
+    limits = EngineLimits(cache_tokens=64)
+    with pytest.raises(SimulationError, match="a row of 65 tokens does not fit a cache of 64"):
+        simulate([arrival(0.0, prompt=60, answer=5)], setup(limits=limits))
 
 
 def test_a_run_is_over_when_everything_has_ended() -> None:

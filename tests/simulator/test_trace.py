@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.failures import SimulationError
-from simulator.trace import Arrival, format_line, parse_trace
+from simulator.trace import Arrival, SimulationError, format_line, parse_trace
 from sluice.wire.subjects import CLASSES
 
 GOOD = '{"at_s": 1, "prompt_tokens": 3, "answer_tokens": 2}'

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.batch import PagedModel
+from model_workers.engine.blocks import CPU_BLOCK_TOKENS
 from model_workers.engine.forward.attention import Attention, PagedAttention
 from model_workers.engine.forward.flash import PAGE_TOKENS, FlashAttention, FlashPages, flash_fits
 from model_workers.engine.forward.hub import (
@@ -21,9 +22,6 @@ from sluice.settings import SettingsError
 
 LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values."""
-
-CPU_BLOCK_TOKENS: Final = 32
-"""docs/decisions/paged-attention-cpu.md has the figures."""
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in

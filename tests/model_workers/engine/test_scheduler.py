@@ -6,7 +6,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import (
     EngineFull,
-    RankLoad,
     RowEnd,
     RowInvalid,
     RowSpec,
@@ -17,6 +16,7 @@ from model_workers.engine.protocol import (
 from model_workers.engine.roster import Limits
 from model_workers.engine.rows import Row, RowState
 from model_workers.engine.scheduler import Scheduler
+from sluice.internal.v1 import worker_pb2
 from tests.support.rows import row_spec
 
 SIZE = 4
@@ -275,19 +275,19 @@ class AnyOrder(RuleBasedStateMachine):
         waiting = [row.pending for row in rows if row.state is not RowState.RUNNING]
         prompts = [row.pending for row in rows if row.state is RowState.RUNNING and row.pending > 1]
         assert load.waiting_tokens == sum(waiting) + sum(prompts)
-        assert load.ranks == tuple(self.rank_load(rank) for rank in range(3))
+        assert list(load.ranks) == [self.rank_load(rank) for rank in range(3)]
 
-    def rank_load(self, rank: int) -> RankLoad:
+    def rank_load(self, rank: int) -> worker_pb2.RankLoad:
         rows = [row for row in self.rows() if row.spec.rank == rank]
         running = [row for row in rows if row.state is RowState.RUNNING]
         to_compute = [
             row.pending for row in rows if row.pending > 1 or row.state is not RowState.RUNNING
         ]
-        return RankLoad(
-            len(running),
-            len(rows) - len(running),
-            sum(len(row.tokens) for row in running),
-            sum(to_compute),
+        return worker_pb2.RankLoad(
+            running=len(running),
+            waiting=len(rows) - len(running),
+            running_tokens=sum(len(row.tokens) for row in running),
+            waiting_tokens=sum(to_compute),
         )
 
     def teardown(self) -> None:

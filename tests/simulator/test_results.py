@@ -2,10 +2,17 @@
 
 import pytest
 
-from simulator.failures import SimulationError
-from simulator.outcome import Ending, History, Outcome
-from simulator.slo import DEFAULT_SLOS, Slo, parse_slos
-from simulator.summary import percentiles, summarize
+from simulator.results import (
+    DEFAULT_SLOS,
+    Ending,
+    History,
+    Outcome,
+    Slo,
+    parse_slos,
+    percentiles,
+    summarize,
+)
+from simulator.trace import SimulationError
 from tests.simulator.kit import arrival
 
 

@@ -1,0 +1,270 @@
+"""What became of each request in a run, and the numbers of the run: latencies by class, goodput, padding, utilization,
+starvation, cost.
+
+The objectives of a class are written ``interactive:ttft=0.5,latency=5``.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from simulator.trace import Arrival, SimulationError
+from sluice.wire.subjects import CLASSES
+
+
+class Ending(Enum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    EXPIRED = "expired"
+    """Its deadline passed."""
+    REFUSED = "refused"
+    """The gateway's admission turned it away at once."""
+    OPEN = "open"
+    """The simulation was over first."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request; times are seconds since the trace began, as its caller sees them.
+
+    Attributes:
+        wait_s: in the batcher's queue, all times that it waited there.
+    """
+
+    arrival: Arrival
+    ending: Ending = Ending.OPEN
+    wait_s: float = 0.0
+    first_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token."""
+        return None if self.first_at is None else self.first_at - self.arrival.at_s
+
+    @property
+    def latency_s(self) -> float | None:
+        """To the end of the answer."""
+        if self.ending is not Ending.FINISHED or self.ended_at is None:
+            return None
+        return self.ended_at - self.arrival.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """How much waited, and how much was computed, at one time."""
+
+    at_s: float
+    queued: tuple[int, ...]
+    """By class, most urgent first."""
+    running: int
+
+
+@dataclass(slots=True)
+class History:
+    """One run of a simulation.
+
+    Attributes:
+        outcomes: one a request, in order of arrival.
+        workers: how many there were.
+        seconds: how long it ran.
+        busy_s: that workers computed, all together.
+        row_s: seconds times rows in slots, all workers together.
+        cells: prompt tokens of all batches, each row as long as the longest of its batch.
+        filled: prompt tokens of all batches.
+    """
+
+    outcomes: list[Outcome]
+    workers: int
+    slots: int
+    seconds: float = 0.0
+    busy_s: float = 0.0
+    row_s: float = 0.0
+    batches: int = 0
+    rows_sent: int = 0
+    cells: int = 0
+    filled: int = 0
+    samples: list[QueueSample] = field(default_factory=list)
+    tenant_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens of prompts and answers that were computed for each tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Objectives of a class: seconds to the first token and to the end of the answer; infinite: none."""
+
+    ttft_s: float = math.inf
+    latency_s: float = math.inf
+
+    def met(self, outcome: Outcome) -> bool:
+        """Whether a request met them."""
+        ttft_s, latency_s = outcome.ttft_s, outcome.latency_s
+        return (
+            outcome.ending is Ending.FINISHED
+            and ttft_s is not None
+            and latency_s is not None
+            and ttft_s <= self.ttft_s
+            and latency_s <= self.latency_s
+        )
+
+
+DEFAULT_SLOS: Final[Mapping[str, Slo]] = {
+    "interactive": Slo(ttft_s=0.5),
+    "standard": Slo(ttft_s=5.0),
+    "bulk": Slo(),
+}
+"""The time to the first token that the batcher's default policy aims at; bulk has to end, whenever."""
+
+
+def parse_slos(texts: Iterable[str]) -> dict[str, Slo]:
+    """The objectives of all classes: `DEFAULT_SLOS` where ``texts`` say nothing.
+
+    Raises:
+        SimulationError: a text is none.
+    """
+    slos = dict(DEFAULT_SLOS)
+    for text in texts:
+        name, _, rest = text.partition(":")
+        if name not in CLASSES:
+            raise SimulationError(f"{text!r}: {name!r} is none of {', '.join(CLASSES)}")
+        slos[name] = _parse_slo(text, rest)
+    return slos
+
+
+def _parse_slo(text: str, rest: str) -> Slo:
+    found = {}
+    for pair in rest.split(","):
+        key, _, value = pair.partition("=")
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if key not in ("ttft", "latency") or not seconds > 0:
+            raise SimulationError(
+                f"{text!r}: write CLASS:ttft=SECONDS,latency=SECONDS, one of the two is enough"
+            )
+        found[f"{key}_s"] = seconds
+    return Slo(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of seconds; None without a value."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """One class.
+
+    Attributes:
+        goodput_per_s: requests that met the objectives, a second.
+        within_slo: their share of all that arrived.
+        longest_wait_s: in the batcher's queue, of all requests of the class: starvation shows here.
+    """
+
+    priority_class: str
+    arrived: int
+    finished: int
+    expired: int
+    refused: int
+    open: int
+    ttft_s: Percentiles
+    latency_s: Percentiles
+    goodput_per_s: float
+    within_slo: float
+    longest_wait_s: float
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run.
+
+    Attributes:
+        padding_share: of the prompts in the batches that were formed, if each is as long as the longest: 0 to 1.
+        utilization: share of the workers' time that they computed.
+        occupancy: share of their slots that were taken, over their whole time.
+        cost: price of the workers' time; None without a price.
+    """
+
+    workers: int
+    seconds: float
+    classes: tuple[ClassSummary, ...]
+    goodput_per_s: float
+    within_slo: float
+    tokens_per_s: float
+    padding_share: float
+    rows_per_batch: float
+    utilization: float
+    occupancy: float
+    cost: float | None
+    cost_per_million_tokens: float | None
+
+
+def summarize(
+    history: History, slos: Mapping[str, Slo], worker_hour_price: float | None = None
+) -> Summary:
+    """The numbers of a run under the objectives of each class."""
+    seconds = max(history.seconds, 1e-9)
+    classes = tuple(
+        _of_class(name, members, slos[name], seconds)
+        for name in CLASSES
+        if (members := [o for o in history.outcomes if o.arrival.priority_class == name])
+    )
+    tokens = sum(c.answer_tokens for c in classes)
+    worker_s = history.workers * seconds
+    cost = None if worker_hour_price is None else worker_hour_price * worker_s / 3600
+    return Summary(
+        workers=history.workers,
+        seconds=history.seconds,
+        classes=classes,
+        goodput_per_s=sum(c.goodput_per_s for c in classes),
+        within_slo=sum(c.within_slo * c.arrived for c in classes) / max(1, len(history.outcomes)),
+        tokens_per_s=tokens / seconds,
+        padding_share=1 - history.filled / history.cells if history.cells else 0.0,
+        rows_per_batch=history.rows_sent / history.batches if history.batches else 0.0,
+        utilization=history.busy_s / worker_s,
+        occupancy=history.row_s / (worker_s * history.slots),
+        cost=cost,
+        cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
+    )
+
+
+def percentiles(values: Iterable[float]) -> Percentiles:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return Percentiles(*(_rank(ordered, share) for share in (0.5, 0.95, 0.99)))
+
+
+def _rank(ordered: Sequence[float], share: float) -> float | None:
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _of_class(name: str, members: Sequence[Outcome], slo: Slo, seconds: float) -> ClassSummary:
+    def count(ending: Ending) -> int:
+        return sum(outcome.ending is ending for outcome in members)
+
+    met = sum(slo.met(outcome) for outcome in members)
+    return ClassSummary(
+        priority_class=name,
+        arrived=len(members),
+        finished=count(Ending.FINISHED),
+        expired=count(Ending.EXPIRED),
+        refused=count(Ending.REFUSED),
+        open=count(Ending.OPEN),
+        ttft_s=percentiles(o.ttft_s for o in members if o.ttft_s is not None),
+        latency_s=percentiles(o.latency_s for o in members if o.latency_s is not None),
+        goodput_per_s=met / seconds,
+        within_slo=met / len(members),
+        longest_wait_s=max(outcome.wait_s for outcome in members),
+        answer_tokens=sum(o.arrival.answer_tokens for o in members if o.ending is Ending.FINISHED),
+    )
