@@ -26,7 +26,6 @@ from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.reflection import add_reflection
 from gateway.models.catalog import Catalog
-from gateway.records.outcome_store import OutcomeStore
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
@@ -89,8 +88,7 @@ class Gateway:
         self._dispatch = Dispatch(gateway_id)
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
-        self._outcomes = OutcomeStore(settings.routing.outcomes)
-        self._store = RecordStore(settings.records, self._outcomes)
+        self._store = RecordStore(settings.records, settings.routing.outcomes)
         records = RecordBuilders(settings.records, self._store, catalog.facts, gateway_id)
         self._breakers = Breakers(settings.routing.breaker)
         usage = UsageAccounting(self._breakers, catalog.facts)
@@ -103,7 +101,7 @@ class Gateway:
         )
         admission = Admission(catalog, self._overload, inspector, router, usage)
         self._admission = admission
-        self._drift = DriftMonitor(gateway_id, self._store.announce, meter)
+        self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
         self._drift.use(router.held_out, settings.routing.drift)
         cascading = Cascading(self._overload, usage, Escalations(), self._drift)
         rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
@@ -152,7 +150,7 @@ class Gateway:
             SettingsError: outcomes cannot be kept as ``routing`` says; nothing has changed.
         """
         try:
-            await self._outcomes.use(routing.outcomes)
+            await self._store.use_outcomes(routing.outcomes)
         except (TimeoutError, NatsError) as error:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
         self._admission.use_router(router)
@@ -198,7 +196,7 @@ class Gateway:
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
         await self._shadowing.close()
-        await self._store.flush(_RECORDS_S)
+        await self._store.writer.flush(_RECORDS_S)
 
     async def close(self) -> None:
         """Closes the port, then NATS."""
@@ -226,7 +224,7 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        admin = AdminService(self._store, self._outcomes, self._drift)
+        admin = AdminService(self._store, self._drift)
         add_AdminServiceServicer_to_server(admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         add_reflection((SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)

@@ -3,7 +3,6 @@
 from contextlib import aclosing
 from typing import Any, Final
 
-from gateway.records.outcome_store import OutcomeStore
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.telemetry.drift import DriftMonitor
@@ -31,18 +30,17 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """The methods."""
 
-    def __init__(self, store: RecordStore, outcomes: OutcomeStore, drift: DriftMonitor) -> None:
+    def __init__(self, store: RecordStore, drift: DriftMonitor) -> None:
         self._store = store
-        self._outcomes = outcomes
         self._drift = drift
 
     async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
         """See the proto."""
-        return await self._store.find(_request_id(request.request_id))
+        return await self._store.explain(_request_id(request.request_id))
 
     async def GetAudit(self, request: GetAuditRequest, context: Any) -> GetAuditResponse:
         """See the proto."""
-        return audit_response(await self._store.audited(_request_id(request.request_id)))
+        return audit_response(await self._store.audit_entry(_request_id(request.request_id)))
 
     async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
         """See the proto."""
@@ -58,7 +56,7 @@ class AdminService(AdminServiceServicer):
         self, request: ListOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
-        listed = self._outcomes.list(list(request.tenants), ms_of(request.since_time))
+        listed = self._store.list_outcomes(list(request.tenants), ms_of(request.since_time))
         async with aclosing(listed):
             async for response in listed:
                 await context.write(response)

@@ -128,7 +128,7 @@ class RecordBuilder:
     def add_shadow(self, run: ShadowRun) -> None:
         """A shadow was asked, or dropped, after the request had ended."""
         self._record.shadows.append(run)
-        self._shared.store.keep(self._record)
+        self._shared.store.write_record(self._record)
 
     def _guarded(self, checks: Checks) -> None:
         for decided in checks.decided:
@@ -160,10 +160,10 @@ class RecordBuilder:
             self._entry.decisions.extend(_audit_decisions(taken, in_answer=True))
 
     def _write(self) -> None:
-        self._shared.store.keep(self._record)
+        self._shared.store.write_record(self._record)
         if self._entry is not None and self._entry.decisions:
             self._entry.decided_unix_ms = unix_ms()
-            self._shared.store.audit(self._entry)
+            self._shared.store.append_audit(self._entry)
 
 
 def _hmac(key: str | None, turns: Sequence[str]) -> bytes:

@@ -1,59 +1,60 @@
-"""Writes records and audit entries to JetStream beside the answers, and reads records back.
+"""Records, audit entries, outcomes and events in JetStream.
 
-What waits to be written is bounded: where JetStream cannot follow, the newest are dropped and counted, and no answer
-ever waits for its record. A grade is the exception: who sends one is told when it is stored.
+They are written in the background (`BackgroundWriter`). A grade is the exception: its sender waits until it is stored.
+The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has opted out since, are not returned.
 """
 
 import asyncio
-import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
-from itertools import count, islice
 from typing import Final
 
-from google.protobuf.message import Message
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError
 
-from gateway.records.outcome_store import OutcomeStore
-from gateway.records.stored import MIB, away, ensure, last
-from sluice.errors import RecordUnknown
+from gateway.records.outcome import response_of
+from gateway.records.writer import WRITE_S, BackgroundWriter
+from sluice.errors import OutcomesNotKept, RecordUnknown, TransportUnavailable
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.settings import RecordsSettings
-from sluice.v1.admin_pb2 import ExplainResponse, Grade, RequestRecord, RouterDriftEvent
+from sluice.settings.routing import OutcomeSettings
+from sluice.v1.admin_pb2 import (
+    ExplainResponse,
+    Grade,
+    ListOutcomesResponse,
+    RequestRecord,
+    RouterDriftEvent,
+)
 from sluice.wire import jetstream, subjects
-from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
+from sluice.wire.codec import pack, unpack
 
-_log = logging.getLogger(__name__)
-
-WAITING_MAX: Final = 8192
-"""Messages that may wait to be written."""
-TOGETHER_MAX: Final = 64
-"""Messages that are written at once."""
-WRITE_S: Final = 5.0
-_RETRY_S: Final = 1.0
+READ_S: Final = 2.0
+FETCH_MAX: Final = 64
+"""Messages that are read at once."""
+_INACTIVE_S: Final = 30.0
+"""The server deletes the consumer of a reader that broke off after this long."""
+_MIB: Final = 1024 * 1024
 
 
 class RecordStore:
-    """The one writer of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
+    """The one owner of `SLUICE_RECORDS`, `SLUICE_AUDIT`, `SLUICE_OUTCOMES` and `SLUICE_EVENTS` in this process.
+
+    What reads or grades raises TransportUnavailable when JetStream does not answer.
 
     Attributes:
-        outcomes: reads what is written of outcomes.
-        dropped: messages that found no room.
+        writer: what waits to be written.
     """
 
-    def __init__(self, settings: RecordsSettings, outcomes: OutcomeStore) -> None:
-        self.outcomes = outcomes
+    def __init__(self, settings: RecordsSettings, outcomes: OutcomeSettings) -> None:
+        self.writer = BackgroundWriter()
         self._settings = settings
-        self._waiting: dict[str, tuple[str, bytes]] = {}
-        """Subject and payload, in order; what has the same name as one that still waits takes its place."""
-        self._numbers = count()
-        self._news = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._js: JetStreamContext | None = None
-        self.dropped = 0
+        self._outcomes = outcomes
+        self._jetstream: JetStreamContext | None = None
 
     async def start(self, client: Client) -> None:
         """Creates the streams, or gives them the configured limits.
@@ -61,166 +62,186 @@ class RecordStore:
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
-        self._js = client.jetstream()
-        kept = self._settings
-        await ensure(self._js, jetstream.events_stream())
+        self._jetstream = client.jetstream()
+        kept, streams = self._settings, [jetstream.events_stream()]
         if kept.enabled:
-            limits = kept.max_mib * MIB, kept.max_age_h * 3600
-            await ensure(self._js, jetstream.records_stream(*limits))
+            streams.append(jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600))
         if kept.audit_enabled:
-            limits = kept.audit_max_mib * MIB, kept.audit_max_age_h * 3600
-            await ensure(self._js, jetstream.audit_stream(*limits))
-        await self.outcomes.start(self._js)
+            limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
+            streams.append(jetstream.audit_stream(*limits))
+        for config in streams:
+            await jetstream.ensure_stream(self._js, config)
+        await self.use_outcomes(self._outcomes)
 
-    def keep(self, record: RequestRecord) -> None:
-        """Will write ``record``, in place of an earlier one of the same request."""
+    async def use_outcomes(self, settings: OutcomeSettings) -> None:
+        """Takes other settings of outcomes; raises as `start`, and then the old ones stay."""
+        if settings.tenants:
+            config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
+            await jetstream.ensure_stream(self._js, config)
+        self._outcomes = settings
+
+    async def run(self) -> None:
+        """Writes what is queued until it is cancelled."""
+        await self.writer.run(self._js)
+
+    def write_record(self, record: RequestRecord) -> None:
+        """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
-            subject = subjects.record(record.request_id)
-            self._put(subject, record, subject)
+            self.writer.put(subjects.record(record.request_id), record, replace=True)
 
-    def audit(self, entry: AuditEntry) -> None:
-        """Will append ``entry``."""
+    def append_audit(self, entry: AuditEntry) -> None:
+        """Queues ``entry``."""
         if self._settings.audit_enabled:
-            self._put(subjects.audit(entry.tenant, entry.request_id), entry)
+            subject = subjects.audit(entry.tenant, entry.request_id)
+            self.writer.put(subject, entry, replace=False)
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Will write ``outcome``, in place of an earlier one of the same request."""
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Queues ``outcome``; it replaces an earlier one of the same request."""
         subject = subjects.outcome(outcome.tenant, outcome.request_id)
-        self._put(subject, outcome, subject)
+        self.writer.put(subject, outcome, replace=True)
 
-    def announce(self, event: RouterDriftEvent) -> None:
-        """Will tell operators of ``event``."""
-        self._put(subjects.ROUTER_DRIFT, event)
+    def publish_event(self, event: RouterDriftEvent) -> None:
+        """Queues ``event`` for operators."""
+        self.writer.put(subjects.ROUTER_DRIFT, event, replace=False)
 
     async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
-        """Stores ``grade``, with the record and with the outcome; returns when it is stored, with the record.
+        """Stores ``grade``, with the record and with the outcome; returns the record when it is stored.
 
         Outcomes may be kept longer: of a record that is gone request and tenant are left.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
-            TransportUnavailable: JetStream does not answer.
         """
         record = await self._record_of(request_id)
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
-        if self.outcomes.keeps(record.tenant):
+        if record.tenant in self._outcomes.tenants:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
-        assert self._js is not None, "started"
         try:
             for subject in stored:
                 await self._js.publish(subject, pack(grade), timeout=WRITE_S)
         except (TimeoutError, NatsError) as error:
-            raise away(error) from error
+            raise _unavailable(error) from error
         return record
 
-    async def find(self, request_id: str) -> ExplainResponse:
-        """What is kept of a request.
-
-        Raises:
-            RecordUnknown: nothing.
-            TransportUnavailable: JetStream does not answer.
-        """
-        record = unpack(RequestRecord, await self._last(subjects.record(request_id)))
+    async def explain(self, request_id: str) -> ExplainResponse:
+        """The record of a request and its grade; raises `RecordUnknown` when nothing is kept."""
+        record = unpack(RequestRecord, await self._record(subjects.record(request_id)))
         response = ExplainResponse(record=record)
         with suppress(RecordUnknown):  # nobody has graded it
-            response.grade.CopyFrom(unpack(Grade, await self._last(subjects.grade(request_id))))
+            response.grade.CopyFrom(unpack(Grade, await self._record(subjects.grade(request_id))))
         return response
 
-    async def audited(self, request_id: str) -> AuditEntry:
-        """The audit entry of a request.
-
-        Raises:
-            RecordUnknown: there is none.
-            TransportUnavailable: JetStream does not answer.
-        """
+    async def audit_entry(self, request_id: str) -> AuditEntry:
+        """The audit entry of a request; raises `RecordUnknown` when there is none."""
         if not self._settings.audit_enabled:
             raise RecordUnknown("the audit is switched off: see records.audit_enabled")
         subject = subjects.audit_of_any(request_id)
-        # Not direct: only the stream itself can look for a subject of which the tenant is not known.
-        data = await self._message(subjects.AUDIT_STREAM, subject, direct=False)
-        return unpack(AuditEntry, data)
+        return unpack(AuditEntry, _known(await self._last(subjects.AUDIT_STREAM, subject)))
 
-    async def run(self) -> None:
-        """Writes until it is cancelled."""
-        while True:
-            await self._news.wait()
-            while self._waiting:
-                try:
-                    await self._write()
-                except Exception:  # the task would die, and nobody would notice
-                    _log.exception("records were not written")
-            self._news.clear()
-            self._empty.set()
+    async def list_outcomes(
+        self, tenants: Sequence[str], since_unix_ms: float
+    ) -> AsyncGenerator[ListOutcomesResponse, None]:
+        """Outcomes of ``tenants`` (empty: of all) of which a label is known, tenant by tenant.
 
-    async def flush(self, limit_s: float) -> None:
-        """Returns when nothing waits any more, or after ``limit_s`` seconds; `run` must be running."""
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._empty.wait()
-        except TimeoutError:
-            _log.warning("%d records were not written", len(self._waiting))
+        Raises:
+            OutcomesNotKept: no tenant opts in, or one of ``tenants`` does not.
+        """
+        for tenant in self._opted_in(tenants):
+            grades = {
+                message.subject.split(".")[-2]: unpack(Grade, message.data).grade
+                async for message in self._read(subjects.outcome_grades_of(tenant))
+            }
+            async for message in self._read(subjects.outcomes_of(tenant)):
+                outcome = unpack(Outcome, message.data)
+                response = response_of(outcome, grades.get(outcome.request_id))
+                if response is not None and outcome.answered_unix_ms >= since_unix_ms:
+                    yield response
 
-    def _put(self, subject: str, message: Message, name: str = "") -> None:
-        """Without a ``name`` it takes nothing's place."""
-        payload, name = message.SerializeToString(), name or f"{next(self._numbers)}"
-        full = len(self._waiting) >= WAITING_MAX and name not in self._waiting
-        if full or len(payload) > MAX_MESSAGE_BYTES:
-            self._drop()
-            return
-        self._waiting[name] = subject, payload
-        self._empty.clear()
-        self._news.set()
-
-    def _drop(self) -> None:
-        self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
-            _log.warning(
-                "%d records dropped: too large, or JetStream does not follow", self.dropped
-            )
-
-    async def _write(self) -> None:
-        """Writes some of what waits; what failed waits again, in its place, unless there is something newer."""
-        assert self._js is not None, "started"
-        some = list(islice(self._waiting.items(), TOGETHER_MAX))
-        for name, _ in some:
-            del self._waiting[name]
-        sent = await asyncio.gather(
-            *(self._js.publish(*message, timeout=WRITE_S) for _, message in some),
-            return_exceptions=True,
-        )
-        failed = [one for one, result in zip(some, sent, strict=True) if _is_failure(result)]
-        if failed:
-            self._waiting = {**dict(failed), **self._waiting}
-            await asyncio.sleep(_RETRY_S)
+    @property
+    def _js(self) -> JetStreamContext:
+        assert self._jetstream is not None, "started"
+        return self._jetstream
 
     async def _record_of(self, request_id: str) -> RequestRecord:
         """What is left of a record; raises as `grade`."""
         try:
-            return unpack(RequestRecord, await self._last(subjects.record(request_id)))
+            return unpack(RequestRecord, await self._record(subjects.record(request_id)))
         except RecordUnknown:
-            outcome = await self.outcomes.find(request_id)
+            outcome = await self._outcome(request_id)
             if outcome is None:
                 raise
             return RequestRecord(request_id=request_id, tenant=outcome.tenant)
 
-    async def _last(self, subject: str) -> bytes:
+    async def _record(self, subject: str) -> bytes:
         if not self._settings.enabled:
             raise RecordUnknown("records are switched off: see records.enabled")
-        return await self._message(subjects.RECORDS_STREAM, subject, direct=True)
+        return _known(await self._last(subjects.RECORDS_STREAM, subject, direct=True))
 
-    async def _message(self, stream: str, subject: str, *, direct: bool) -> bytes:
-        assert self._js is not None, "started"
-        found = await last(self._js, stream, subject, direct=direct)
-        if found is None:
-            raise RecordUnknown(
-                "nothing is kept of this request: it is too old, unknown, or still running"
+    async def _outcome(self, request_id: str) -> Outcome | None:
+        """None: nothing is kept, or the tenant does not opt in any more."""
+        if not self._outcomes.tenants:
+            return None
+        data = await self._last(subjects.OUTCOMES_STREAM, subjects.outcome_of_any(request_id))
+        outcome = None if data is None else unpack(Outcome, data)
+        return outcome if outcome and outcome.tenant in self._outcomes.tenants else None
+
+    def _opted_in(self, tenants: Sequence[str]) -> Sequence[str]:
+        kept = self._outcomes.tenants
+        strange = [tenant for tenant in tenants if tenant not in kept]
+        if strange or not kept:
+            who = f"of {strange[0]}" if strange else "of any tenant"
+            raise OutcomesNotKept(
+                f"no outcomes are kept {who}; a tenant that lets its prompts be kept is named in"
+                " routing.outcomes.tenants"
             )
-        return found
+        return list(dict.fromkeys(tenants)) or kept
+
+    async def _last(self, stream: str, subject: str, *, direct: bool = False) -> bytes | None:
+        """The last message of ``subject``, or None.
+
+        Only the stream itself finds a subject with a wildcard (the tenant is not known): then it is not ``direct``.
+        """
+        try:
+            async with asyncio.timeout(READ_S):
+                message = await self._js.get_last_msg(stream, subject, direct=direct)
+        except NotFoundError:
+            return None
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+        return message.data or b""
+
+    async def _read(self, subject: str) -> AsyncIterator[Msg]:
+        """All outcomes or grades of ``subject``, which may have wildcards."""
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE, inactive_threshold=_INACTIVE_S, mem_storage=True
+        )
+        try:
+            reader = await self._js.pull_subscribe(
+                subject, stream=subjects.OUTCOMES_STREAM, config=config
+            )
+            try:
+                left = (await reader.consumer_info()).num_pending or 0
+                while left:
+                    messages = await reader.fetch(min(FETCH_MAX, left), timeout=READ_S)
+                    left = messages[-1].metadata.num_pending
+                    for message in messages:
+                        yield message
+            finally:
+                with suppress(NatsError):
+                    await reader.unsubscribe()
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
 
 
-def _is_failure(result: object) -> bool:
-    if not isinstance(result, BaseException):
-        return False
-    if not isinstance(result, TimeoutError | NatsError):
-        raise result
-    return True
+def _known(data: bytes | None) -> bytes:
+    if data is None:
+        raise RecordUnknown(
+            "nothing is kept of this request: it is too old, unknown, or still running"
+        )
+    return data
+
+
+def _unavailable(error: Exception) -> TransportUnavailable:
+    return TransportUnavailable(
+        f"the store of records does not answer ({type(error).__name__})", retry_after_s=1.0
+    )

@@ -106,7 +106,7 @@ class Shadowing:
         prompt = ended.admitted.conversation.user_text
         outcome = outcome_of(ended.request, prompt, learning, stream)
         if outcome is not None:
-            self._store.outcome(outcome)
+            self._store.write_outcome(outcome)
         trials = drawn(learning.shadows, stream.leg.model, stream.request_id, SHADOW)
         for number, trial in enumerate(trials, 1):
             row_id = f"{stream.request_id}-s{number}"
@@ -172,7 +172,7 @@ class Shadowing:
         run, outcome = shadow.run, shadow.outcome
         run.agreement = agreed
         if outcome is not None and add_shadow(outcome, stream.leg, agreed):
-            self._store.outcome(outcome)
+            self._store.write_outcome(outcome)
         shadow.ended.record.add_shadow(run)
         self._observe(shadow, agreed)
 

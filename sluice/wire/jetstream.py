@@ -112,9 +112,18 @@ def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> Con
 async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
     """Creates the streams, or gives those that exist their limits."""
     for config in (tasks_stream(settings), dead_letters_stream()):
-        try:
-            await js.add_stream(config)
-        except APIError as error:
-            if error.err_code != _OTHER_CONFIGURATION:
-                raise
-            await js.update_stream(config)
+        await ensure_stream(js, config)
+
+
+async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    """Creates a stream, or gives it the limits of ``config``.
+
+    Raises:
+        nats.errors.Error: JetStream does not answer, or refuses the limits.
+    """
+    try:
+        await js.add_stream(config)
+    except APIError as error:
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise
+        await js.update_stream(config)

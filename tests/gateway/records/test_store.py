@@ -7,8 +7,7 @@ from typing import Any
 import nats
 import pytest
 
-from gateway.records import store
-from gateway.records.outcome_store import OutcomeStore
+from gateway.records import writer
 from gateway.records.store import RecordStore
 from sluice.errors import RecordUnknown
 from sluice.internal.v1.audit_pb2 import AuditEntry
@@ -23,7 +22,7 @@ BOUND_S = 10.0
 
 
 def opened(**records: Any) -> RecordStore:
-    return RecordStore(RecordsSettings(**records), OutcomeStore(OutcomeSettings()))
+    return RecordStore(RecordsSettings(**records), OutcomeSettings())
 
 
 async def test_what_is_kept_can_be_found(nats_url: str) -> None:
@@ -33,11 +32,11 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
     running = asyncio.ensure_future(kept.run())
     try:
         for number in range(200):
-            kept.keep(RequestRecord(request_id=f"req-{number}", tenant="one"))
-        await kept.flush(BOUND_S)
-        assert (await kept.find("req-199")).record.tenant == "one"
+            kept.write_record(RequestRecord(request_id=f"req-{number}", tenant="one"))
+        await kept.writer.flush(BOUND_S)
+        assert (await kept.explain("req-199")).record.tenant == "one"
         with pytest.raises(RecordUnknown):
-            await kept.find("req-200")
+            await kept.explain("req-200")
     finally:
         running.cancel()
         await client.close()
@@ -45,15 +44,15 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
 
 async def test_a_flood_is_bounded_and_counted() -> None:
     kept = opened()
-    for number in range(store.WAITING_MAX + 5):
-        kept.keep(RequestRecord(request_id=f"req-{number}"))
-    assert kept.dropped == 5
+    for number in range(writer.QUEUE_MAX + 5):
+        kept.write_record(RequestRecord(request_id=f"req-{number}"))
+    assert kept.writer.dropped == 5
 
 
 async def test_what_no_message_can_hold_is_dropped() -> None:
     kept = opened()
-    kept.audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 2_000_000]))
-    assert kept.dropped == 1
+    kept.append_audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 2_000_000]))
+    assert kept.writer.dropped == 1
 
 
 async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
@@ -64,10 +63,10 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
         await kept.start(client)
     running = asyncio.ensure_future(kept.run())
     try:
-        kept.keep(RequestRecord(request_id="req-1", tenant="one"))
+        kept.write_record(RequestRecord(request_id="req-1", tenant="one"))
         async with running_nats(tmp_path, port):
-            await kept.flush(30.0)
-            assert (await kept.find("req-1")).record.tenant == "one"
+            await kept.writer.flush(30.0)
+            assert (await kept.explain("req-1")).record.tenant == "one"
     finally:
         running.cancel()
         await client.close()
@@ -78,13 +77,13 @@ async def test_what_is_appended_takes_nothing_s_place(nats_url: str) -> None:
     kept = opened()
     await kept.start(client)
     for policy in ("one", "two"):
-        kept.audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
+        kept.append_audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
     running = asyncio.ensure_future(kept.run())
     try:
-        await kept.flush(BOUND_S)
+        await kept.writer.flush(BOUND_S)
         info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
         assert info.state.messages == 2
-        assert (await kept.audited("req-1")).policy == "two"
+        assert (await kept.audit_entry("req-1")).policy == "two"
     finally:
         running.cancel()
         await client.close()
@@ -103,16 +102,16 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
         async def publish(self, subject: str, payload: bytes, timeout: float) -> None:
             if not self.failed:
                 self.failed = True
-                kept.keep(RequestRecord(request_id="req-1", tenant="newest"))
+                kept.write_record(RequestRecord(request_id="req-1", tenant="newest"))
                 raise TimeoutError
             self.stored.append(payload)
 
     js: Any = Js()
-    kept._js = js
+    kept._jetstream = js
     for tenant in ("old", "newer"):
-        kept.keep(RequestRecord(request_id="req-1", tenant=tenant))
+        kept.write_record(RequestRecord(request_id="req-1", tenant=tenant))
     running = asyncio.ensure_future(kept.run())
-    await kept.flush(BOUND_S)
+    await kept.writer.flush(BOUND_S)
     running.cancel()
     assert [RequestRecord.FromString(one).tenant for one in js.stored] == ["newest"]
 
@@ -130,6 +129,6 @@ async def test_new_limits_are_taken_over(nats_url: str) -> None:
 
 async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
     kept = opened(enabled=False, audit_enabled=False)
-    kept.keep(RequestRecord(request_id="req-1"))
+    kept.write_record(RequestRecord(request_id="req-1"))
     with pytest.raises(RecordUnknown, match=r"records\.enabled"):
-        await kept.find("req-1")
+        await kept.explain("req-1")
