@@ -153,7 +153,7 @@ class Gateway:
             await self._store.use_outcomes(routing.outcomes)
         except (TimeoutError, NatsError) as error:
             raise SettingsError(f"routing.outcomes: JetStream does not take it: {error}") from error
-        self._admission.use_router(router)
+        self._admission.router = router
         self._drift.use(router.held_out, routing.drift)
         self._overload.fallbacks = routing.fallbacks
         self._breakers.settings = routing.breaker

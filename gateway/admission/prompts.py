@@ -14,8 +14,8 @@ from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
 
-# Longer texts take more than a few milliseconds; tokenizers lets other threads run meanwhile.
 _THREAD_CHARS: Final = 8192
+"""Longer texts are encoded in a thread: they take more than a few milliseconds, and tokenizers releases the GIL."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,19 @@ class PreparedPrompt:
     """Begins the inspection of an answer; None: answers are not inspected."""
 
 
+async def prepare(
+    request: ValidRequest,
+    conversation: Conversation,
+    model: ServedModel,
+    inspect: Callable[[], AnswerInspection | None] | None,
+) -> PreparedPrompt:
+    """``conversation`` for ``model``; raises as `encode` and `fit`."""
+    token_ids = await encode(conversation, model)
+    return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
+
+
 async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
-    """The prompt's tokens; long ones are made beside the loop.
+    """The prompt's tokens; those of a long text are computed in a thread.
 
     Raises:
         InvalidRequest: the model's chat template does not take the conversation, or there is none.
@@ -41,7 +52,7 @@ async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
 
 
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
-    """The prompt's tokens, made at once; raises as `encode`."""
+    """As `encode`, in this thread."""
     tokenizer = model.tokenizer
     if conversation.raw or (tokenizer.template is None and len(conversation.turns) == 1):
         return tokenizer.encode_text(conversation.turns[0].content)

@@ -15,7 +15,7 @@ from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
-from gateway.safety.dry_run import words_of
+from gateway.safety.dry_run import move_labels
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
 from gateway.streaming.reader import Reader
@@ -336,4 +336,4 @@ def _found_in(stream: Stream) -> dict[str, AttributeValue]:
         return {}
     outcome = stream.leg.answer.outcome()
     found = {names.SAFETY_POLICY: outcome.policy, **finding_attributes(outcome.taken)}
-    return {**found, names.DRY_RUN: words_of(outcome.moves)} if outcome.moves else found
+    return {**found, names.DRY_RUN: move_labels(outcome.moves)} if outcome.moves else found

@@ -94,7 +94,7 @@ class InferenceService(InferenceServiceServicer):
         self, request: GetSafetyDryRunRequest, context: Any
     ) -> GetSafetyDryRunResponse:
         """See the proto."""
-        counts = self._admission.dry_run
+        counts = self._admission.inspector.dry_run
         if counts is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
         return dry_run_answer(counts)

@@ -52,12 +52,12 @@ class DryRun:
         most = "; ".join(
             f"{word} {self.moves[move]}"
             for move, _ in self.moves.most_common(_MOVES_SAID)
-            for word in words_of([move])
+            for word in move_labels([move])
         )
         return f"dry run of {self.policy}: {self.changed} of {self.texts} texts changed; {most or 'no difference'}"
 
 
-def words_of(moves: Iterable[Move]) -> list[str]:
+def move_labels(moves: Iterable[Move]) -> list[str]:
     """Each as "RULE:NOW>THEN", such as "pii.email:flag>redact", in order."""
     return sorted(f"{rule}:{_name(now)}>{_name(then)}" for rule, now, then in moves)
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.pipeline import AdmittedRequest
-from gateway.admission.prompts import PreparedPrompt, encode, fit
+from gateway.admission.prompts import prepare
 from gateway.admission.usage import UsageAccounting
 from gateway.records.agreement import agreement
 from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
@@ -161,10 +161,8 @@ class Shadowing:
         """The same conversation, with what the caller wanted of an answer."""
         admitted, model = shadow.ended.admitted, self._rows.admission.catalog[shadow.run.model]
         request = replace(shadow.ended.request, priority_class=CLASS)
-        token_ids = await encode(admitted.conversation, model)
-        sampling = fit(request, model, len(token_ids))
-        sampling.seed = admitted.first.sampling.seed
-        prepared = PreparedPrompt(model, token_ids, sampling, admitted.first.inspect)
+        prepared = await prepare(request, admitted.conversation, model, admitted.first.inspect)
+        prepared.sampling.seed = admitted.first.sampling.seed
         leg = leg_of(request, prepared, shadow.row_id, (), self._rows.stall_s, now)
         return Wanted(request, prepared, leg, now + LIMIT_S, headers_of(span), request.workload)
 

@@ -61,14 +61,6 @@ def conversation_of(
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
 
 
-def check_not_emptied(conversation: Conversation, found: FieldViolations) -> None:
-    """What was a text may be none after the safety layer took characters out."""
-    for turn in conversation.turns:
-        if not turn.content.strip():
-            found.add("input", "is empty once what must not stay is removed")
-            return
-
-
 def _chat(messages: Iterable[ChatMessage], found: FieldViolations) -> Conversation:
     turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
     if not turns:

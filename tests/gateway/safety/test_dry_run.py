@@ -2,7 +2,7 @@
 
 from gateway.safety.actions import Action
 from gateway.safety.compiled import compile_policies
-from gateway.safety.dry_run import DryRun, moves_of, words_of
+from gateway.safety.dry_run import DryRun, move_labels, moves_of
 from gateway.safety.inspector import InspectedText, Inspector, RequestInspection
 from gateway.safety.policy import load_policies
 
@@ -35,14 +35,14 @@ def test_moves_are_where_two_decisions_differ() -> None:
         ("c", Action.FLAG, None): 1,
         ("d", None, Action.FLAG): 1,
     }
-    assert words_of(moves) == ["b:flag>block", "c:flag>none", "d:none>flag"]
+    assert move_labels(moves) == ["b:flag>block", "c:flag>none", "d:none>flag"]
 
 
 def test_prompts_are_counted_and_left_alone() -> None:
     made = inspector()
     inspection, results = inspected(made, f"pay {IBAN}", "a zebra", "hello")
     moves = list(made.rehearse(inspection, results))
-    assert [words_of(each) for each in moves] == [
+    assert [move_labels(each) for each in moves] == [
         ["pii.iban:redact>block"],
         ["deny.list:none>flag"],
         [],
@@ -66,7 +66,7 @@ def test_answers_are_counted_and_left_alone() -> None:
     assert shown == "pay <IBAN_1>, zebra"
     outcome = answer.outcome()
     assert outcome.taken == {("pii.iban", Action.REDACT): 1}
-    assert words_of(outcome.moves) == ["deny.list:none>flag", "pii.iban:redact>block"]
+    assert move_labels(outcome.moves) == ["deny.list:none>flag", "pii.iban:redact>block"]
     assert made.dry_run is not None
     assert (made.dry_run.texts, made.dry_run.changed) == (1, 1)
 
