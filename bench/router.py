@@ -1,7 +1,7 @@
 """What a routing decision costs, and what it is worth.
 
 `routed_accuracy_share` and `large_token_share`: the shipped tiers on the held-out tasks of `sluice eval`, through the
-embedded mesh, with every strategy of bench/support/strategies.py. The plain names are of the recommended cascade.
+embedded mesh, with every strategy of bench/support/strategies.py. The plain names are of the learned cascade.
 `decision_p99_ms`: the learned router on one core, from the text of a prompt of 1 kB to its score, features included.
 `prompts_apgr` and others, with --outcomes: quality on recorded outcomes by repeated cross-validation, beside a router
 that goes by the length of the prompt; `cascade_...` where the rows have the small model's answers.

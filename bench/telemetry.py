@@ -23,7 +23,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit
-from gateway.routing.scores import PROMPT, HeadId, Score
+from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import FIRST_TOKEN_S, RequestMetrics
 from sluice.settings.routing import DriftSettings
@@ -102,11 +102,11 @@ def counting() -> Callable[[], None]:
 
 
 def feeding() -> Callable[[], None]:
-    by = HeadId("routing", "0123456789ab", PROMPT)
+    by = HeadKey("routing", "0123456789ab", PROMPT)
     draw = np.random.default_rng(0)
     drift = DriftMonitor("gw", lambda event: None, new_meter())
     drift.use({by: draw.normal(0.1, 0.1, 1500).astype(np.float32)}, DriftSettings())
-    scores = iter([Score(by, gain, {}) for gain in draw.normal(0.1, 0.1, COUNT * 100).tolist()])
+    scores = iter([HeadScore(by, gain, {}) for gain in draw.normal(0.1, 0.1, COUNT * 100).tolist()])
     return lambda: drift.scored(next(scores))
 
 

@@ -29,7 +29,7 @@ from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
 from gateway.routing.breaker import Breakers
-from gateway.routing.cascade.share import Escalations
+from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.streaming.registry import Registry
@@ -103,7 +103,7 @@ class Gateway:
         self._admission = admission
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
         self._drift.use(router.held_out, settings.routing.drift)
-        cascading = Cascading(self._overload, usage, Escalations(), self._drift)
+        cascading = Cascading(self._overload, usage, EscalationLimiter(), self._drift)
         rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
         asking = Asking(rows, self._overload, usage)
         self._shadowing = Shadowing(rows, self._overload, usage, self._store, self._drift)

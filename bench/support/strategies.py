@@ -38,11 +38,6 @@ class Strategy:
 
 def strategies(router: Path) -> dict[str, Strategy]:
     """All of them; ``router`` is an artefact of `sluice router train --cascade`."""
-    judged = {
-        "artefact": str(router),
-        "target": Target(quality=1.0),
-        "checks": ("finished", "json"),
-    }
     shipped = config.Settings().routing.model_dump(include=set(RoutingPolicy.model_fields))
     return {
         WEAK: Strategy(RoutingPolicy(default=WEAK)),
@@ -50,12 +45,13 @@ def strategies(router: Path) -> dict[str, Strategy]:
         "rules": Strategy(RoutingPolicy.model_validate(shipped)),
         "learned-quality": Strategy(RoutingPolicy(learned=_learned(router, quality=1.0))),
         "learned-share": Strategy(RoutingPolicy(learned=_learned(router, strong_share=0.3))),
-        "cascade-hold": Strategy(RoutingPolicy(cascade=_cascade())),
-        "cascade-replace": Strategy(RoutingPolicy(cascade=_cascade(mode="replace")), True),
-        "speculative": Strategy(RoutingPolicy(cascade=_cascade(start="together", max_share=1.0))),
-        "cascade-judged": Strategy(RoutingPolicy(cascade=_cascade(**judged))),
+        "cascade-judged": Strategy(RoutingPolicy(cascade=_cascade(router))),
+        "cascade-replace": Strategy(RoutingPolicy(cascade=_cascade(router, mode="replace")), True),
+        "speculative": Strategy(
+            RoutingPolicy(cascade=_cascade(router, start="together", max_share=1.0))
+        ),
         "learned-cascade": Strategy(
-            RoutingPolicy(learned=_learned(router, quality=0.9), cascade=_cascade())
+            RoutingPolicy(learned=_learned(router, quality=0.9), cascade=_cascade(router))
         ),
     }
 
@@ -91,6 +87,15 @@ def _learned(router: Path, **target: float) -> LearnedRoute:
     )
 
 
-def _cascade(**fields: Any) -> CascadeRoute:
-    values = {"commit_tokens": COMMIT_TOKENS, **fields}
-    return CascadeRoute.model_validate({"first": WEAK, "second": STRONG, **values})
+def _cascade(router: Path, **fields: Any) -> CascadeRoute:
+    """Without the check `lists`, which computes what the shipped tasks ask for."""
+    values = {
+        "first": WEAK,
+        "second": STRONG,
+        "commit_tokens": COMMIT_TOKENS,
+        "artefact": str(router),
+        "target": Target(quality=1.0),
+        "checks": ("finished", "json"),
+        **fields,
+    }
+    return CascadeRoute.model_validate(values)

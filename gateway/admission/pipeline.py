@@ -18,7 +18,7 @@ from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
-from gateway.routing.router import Idle, Router
+from gateway.routing.router import NoLoad, Router
 from gateway.safety.dry_run import Move, move_labels
 from gateway.safety.guards.checks import Guard
 from gateway.safety.inspector import (
@@ -165,7 +165,7 @@ class Admission:
         safety = await self.check([turn.content for turn in conversation.turns], {}, tenant)
         prompt = _InspectedPrompt(_passed(conversation, safety), safety)
         features = await self._features(prompt, name, {}, tenant)
-        model = self.catalog[self.router.plan(features, Idle()).model]
+        model = self.catalog[self.router.plan(features, NoLoad()).model]
         return len(await encode(prompt.conversation, model)), model
 
     async def check(

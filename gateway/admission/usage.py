@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from gateway.admission.overload import OverloadControl
 from gateway.routing.breaker import Breakers
+from gateway.routing.budget import Spending
 from gateway.routing.router import ModelFacts
-from gateway.routing.spending import Spending
 from gateway.streaming.leg import Leg
 from gateway.streaming.stream import Stream
 from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
@@ -60,7 +60,7 @@ class UsageAccounting:
 
 @dataclass(frozen=True)
 class CurrentLoad:
-    """`gateway.routing.router.Standing` for a request of one class, at one moment."""
+    """`gateway.routing.router.RuntimeState` for a request of one class, at one moment."""
 
     usage: UsageAccounting
     overload: OverloadControl
@@ -68,9 +68,9 @@ class CurrentLoad:
     at: float
 
     def wait_s(self, model: str) -> float:
-        """See `Standing.wait_s`."""
+        """See `RuntimeState.wait_s`."""
         return self.overload.wait_s(model, self.priority_class, self.at)
 
     def spent(self, tenant: str) -> float:
-        """See `Standing.spent`."""
+        """See `RuntimeState.spent`."""
         return self.usage.spending.spent(tenant, self.at)

@@ -7,64 +7,71 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.cascade.watch import Judge, Judgement
+from gateway.routing import language
+from gateway.routing.cascade.checks import CHECKS
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.calibration import Calibration
+from gateway.routing.learned.head import Score
 from gateway.routing.learned.router import LearnedRouter
-from gateway.routing.router import ModelFacts, PolicyRouter, Prediction, Predictor
-from gateway.routing.scores import CASCADE, PROMPT, HeadId, Score, policy_key
+from gateway.routing.prediction import (
+    CASCADE,
+    PROMPT,
+    AnswerPredictor,
+    HeadKey,
+    HeadScore,
+    Prediction,
+    PromptPredictor,
+    policy_key,
+)
+from gateway.routing.router import ModelFacts, Router
 from sluice.settings import Settings, SettingsError
-from sluice.settings.routing import CascadeRoute, RoutingPolicy, Target
+from sluice.settings.routing import CascadeRoute, LearnedRoute, RoutingPolicy, Target
 
-HeldOut = dict[HeadId, NDArray[np.float32]]
+HeldOut = dict[HeadKey, NDArray[np.float32]]
 """See `Router.held_out`."""
 
 
 class LearnedPredictor:
-    """`Predictor` by an artefact of `sluice router train` and a target."""
+    """`PromptPredictor` by the prompt head of an artefact and the target of ``route``."""
 
-    def __init__(self, router: LearnedRouter, target: Target) -> None:
-        self.threshold = _threshold(router.prompts.calibration, target)
+    def __init__(self, policy: str, router: LearnedRouter, route: LearnedRoute) -> None:
+        self.by = HeadKey(policy, _version(router), PROMPT)
+        self.threshold = _threshold(router.prompts.calibration, route.target)
         self._router = router
+        self._models = route.weak, route.strong
 
-    @property
-    def version(self) -> str:
-        """See `Predictor.version`."""
-        return _version(self._router)
-
-    def predict(self, text: str) -> Prediction:
-        """See `Predictor.predict`."""
-        score = self._router.score(text)
-        strong = score.gain >= self.threshold
-        than = "at least" if strong else "below"
-        reason = (
-            f"predicted gain {score.gain:.2f} (give or take {score.uncertainty:.2f})"
-            f" is {than} {self.threshold:.2f}"
-        )
-        return Prediction(strong, score.gain, score.p_weak, score.p_strong, reason)
+    def predict(self, prompt: str) -> Prediction:
+        """See `PromptPredictor.predict`."""
+        return _prediction(self.by, self._models, self._router.score(prompt), self.threshold)
 
 
-class LearnedJudge:
-    """`Judge` by the cascade head of an artefact and the target of ``route``."""
+class LearnedAnswerPredictor:
+    """`AnswerPredictor` by the cascade head of an artefact and the target of ``route``."""
 
     def __init__(self, policy: str, router: LearnedRouter, route: CascadeRoute) -> None:
         assert router.cascade is not None, "checked when it was loaded"
-        self.by = HeadId(policy, _version(router), CASCADE)
+        self.by = HeadKey(policy, _version(router), CASCADE)
         self._router = router
-        self._route = route
+        self._models = route.first, route.second
         self._threshold = _threshold(router.cascade.calibration, route.target)
 
-    def judge(self, prompt: str, answer: str) -> Judgement:
-        """See `Judge.judge`."""
+    def predict(self, prompt: str, answer: str) -> Prediction:
+        """See `AnswerPredictor.predict`."""
         found = self._router.score_with_answer(prompt, answer)
-        chances = {self._route.first: found.p_weak, self._route.second: found.p_strong}
-        doubt = ""
-        if found.gain >= self._threshold:
-            doubt = f"predicted gain {found.gain:.2f} is at least {self._threshold:.2f}"
-        return Judgement(doubt, Score(self.by, found.gain, chances))
+        return _prediction(self.by, self._models, found, self._threshold)
 
 
-def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> PolicyRouter:
+def _prediction(by: HeadKey, models: tuple[str, str], found: Score, threshold: float) -> Prediction:
+    strong = found.gain >= threshold
+    reason = (
+        f"predicted gain {found.gain:.2f} (give or take {found.uncertainty:.2f})"
+        f" is {'at least' if strong else 'below'} {threshold:.2f}"
+    )
+    chances = dict(zip(models, (found.p_weak, found.p_strong), strict=True))
+    return Prediction(HeadScore(by, found.gain, chances), strong, reason)
+
+
+def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> Router:
     """The router of ``settings``.
 
     Raises:
@@ -72,38 +79,48 @@ def load_router(settings: Settings, models: Mapping[str, ModelFacts]) -> PolicyR
     """
     routing = settings.routing
     digest = hashlib.sha256(routing.model_dump_json().encode()).hexdigest()
-    predictors: dict[str, Predictor] = {}
-    judges: dict[str, Judge] = {}
+    predictors: dict[str, PromptPredictor] = {}
+    answer_predictors: dict[str, AnswerPredictor] = {}
     held_out: HeldOut = {}
     for name, policy in {"": routing, **routing.policies}.items():
-        _load_policy(name, policy, predictors, judges, held_out)
-    return PolicyRouter(routing, models, predictors, judges, digest[:12], held_out)
+        _load_policy(name, policy, predictors, answer_predictors, held_out)
+    return Router(routing, models, predictors, answer_predictors, digest[:12], held_out)
 
 
 def _load_policy(
     name: str,
     policy: RoutingPolicy,
-    predictors: dict[str, Predictor],
-    judges: dict[str, Judge],
+    predictors: dict[str, PromptPredictor],
+    answer_predictors: dict[str, AnswerPredictor],
     held_out: HeldOut,
 ) -> None:
     key, kept = policy_key(name), None
+    _require_known_checks(key, policy)
+    if any(rule.languages for rule in policy.rules):
+        language.preload()
     if policy.learned is not None:
         router = _load(f"{key}.learned.artefact", policy.learned.artefact)
-        predictor = predictors[name] = LearnedPredictor(router, policy.learned.target)
+        predictor = predictors[name] = LearnedPredictor(key, router, policy.learned)
         gains = router.prompts.calibration.gains
-        held_out[HeadId(key, predictor.version, PROMPT)] = gains
-        kept = (predictor.version, gains < predictor.threshold)
+        held_out[predictor.by] = gains
+        kept = (predictor.by.version, gains < predictor.threshold)
     if policy.cascade is not None and policy.cascade.artefact is not None:
         router = _load_cascade(f"{key}.cascade.artefact", policy.cascade.artefact)
-        judge = judges[name] = LearnedJudge(key, router, policy.cascade)
-        held_out[judge.by] = _judged_gains(router, kept)
+        answers = answer_predictors[name] = LearnedAnswerPredictor(key, router, policy.cascade)
+        held_out[answers.by] = _answer_gains(router, kept)
 
 
-def _judged_gains(
+def _require_known_checks(key: str, policy: RoutingPolicy) -> None:
+    for i, name in enumerate(policy.cascade.checks if policy.cascade else ()):
+        if name not in CHECKS:
+            known = ", ".join(CHECKS)
+            raise SettingsError(f"{key}.cascade.checks.{i}: no check {name!r}; known: {known}")
+
+
+def _answer_gains(
     router: LearnedRouter, kept: tuple[str, NDArray[np.bool_]] | None
 ) -> NDArray[np.float32]:
-    """The held-out gains of the answers that would be judged.
+    """The held-out gains of the answers that the cascade head would see.
 
     Where the prompt head of the same artefact decides first, what it sends to the strong model gets no weak answer.
     """

@@ -7,8 +7,8 @@ from typing import Final
 
 from gateway.records.store import RecordStore
 from gateway.routing.plan import Candidate, Plan
+from gateway.routing.prediction import HeadScore
 from gateway.routing.router import ModelFacts
-from gateway.routing.scores import Score
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Checks, Decided, outcome_of
 from gateway.safety.inspector import AnswerInspection, PromptVerdict
@@ -306,7 +306,7 @@ def _candidate(one: Candidate) -> RouteCandidate:
     )
 
 
-def _score(one: Score) -> RouterScore:
+def _score(one: HeadScore) -> RouterScore:
     return RouterScore(
         policy=one.by.policy,
         version=one.by.version,

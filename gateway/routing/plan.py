@@ -1,11 +1,10 @@
-"""The router's answer: not a name, but candidates, why they stand in this order, and what may follow."""
+"""The result of routing: candidates in order with the reasons, and how the answer may escalate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.routing.cascade.watch import Judge
-from gateway.routing.scores import Score
+from gateway.routing.prediction import AnswerPredictor, HeadScore
 from sluice.settings.routing import CascadeRoute, Trial
 
 PINNED: Final = "pinned"
@@ -27,7 +26,7 @@ class Candidate:
         quality: predicted chance that its answer is right; None: not predicted.
         cost: expected, in the currency of the prices.
         wait_s: expected wait for a worker.
-        reason: why it stands where it stands.
+        reason: for its place in the order.
     """
 
     model: str
@@ -45,7 +44,7 @@ class Learning:
     Attributes:
         policy: which one of the configuration's routing policies routed; "" is the section itself.
         pair: the weak and the strong model that are compared; None: none are.
-        shadows: who is asked beside which model, each its share.
+        shadows: models that also get a share of the requests of another one.
         kept: whether the tenant lets its prompts be kept.
     """
 
@@ -65,11 +64,11 @@ class Plan:
         reason: one sentence for people.
         degraded: whether the model is smaller than the chosen one, which could not have answered in time.
         candidates: best first; the model is the first.
-        cascade: how the answer may go over to a second model; None: it stays.
-        judge: the learned part of the cascade, when it has one.
+        cascade: how the answer may escalate to a second model; None: it does not.
+        answer_predictor: the learned part of the cascade, when it has one.
         versions: of what the decision was made with.
         learning: what may be learned from the answer; None: nothing, the safety policy decided.
-        scores: what learned routers said, in the order in which they were asked.
+        scores: what learned routers predicted, in the order in which they were asked.
     """
 
     model: str
@@ -79,7 +78,7 @@ class Plan:
     degraded: bool = False
     candidates: tuple[Candidate, ...] = ()
     cascade: CascadeRoute | None = None
-    judge: Judge | None = None
+    answer_predictor: AnswerPredictor | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     learning: Learning | None = None
-    scores: tuple[Score, ...] = ()
+    scores: tuple[HeadScore, ...] = ()

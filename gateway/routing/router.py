@@ -1,14 +1,14 @@
-"""The seam of routing, and the router behind it.
+"""Resolves which model answers a request, by the section ``routing`` of the configuration.
 
-A request goes through these questions; the first that has an answer names the model, the later ones may replace it:
+These questions are asked in order; the first with an answer names the model, the later ones may replace it:
 
-1. Where does the safety policy send it? Such a request stays there.
-2. Which model does the caller name?
-3. Which rule of the policy holds? The policy is that of the first selection that takes tenant and labels.
-4. What does the learned router say? Else the policy's default answers.
+1. Does the safety policy send it to a governed model? Then nothing below applies.
+2. Does the caller name a model?
+3. Which rule of the policy matches? The policy is that of the first selection that matches tenant and labels.
+4. What does the learned router predict? Without one the policy's default answers.
 5. Has the tenant spent its budget, or is the wait too long? Then the model named for that answers.
-6. Is the model's share of a canary drawn?
-7. May the answer of this model go over to a second one (cascade, or speculative: both begin together)?
+6. Is the request drawn for a canary of the model?
+7. May the answer escalate to a second model (cascade; speculative: both start together)?
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.cascade.watch import Judge
-from gateway.routing.conditions import holds, selects
 from gateway.routing.features import Features
 from gateway.routing.plan import (
     BUDGET,
@@ -35,8 +33,8 @@ from gateway.routing.plan import (
     Learning,
     Plan,
 )
-from gateway.routing.scores import PROMPT, HeadId, Score, policy_key
-from gateway.routing.trials import drawn
+from gateway.routing.prediction import AnswerPredictor, HeadKey, PromptPredictor
+from gateway.routing.rules import drawn, matches, selects
 from sluice.settings.routing import LearnedRoute, RoutingPolicy, RoutingSettings
 
 CHARS_PER_TOKEN: Final = 4
@@ -55,38 +53,8 @@ class ModelFacts:
         return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a learned router says about one prompt.
-
-    Attributes:
-        strong: whether the strong model shall answer.
-        gain: what the strong model is worth.
-        quality_weak: predicted chance that the weak model's answer is right.
-        quality_strong: the same of the strong model.
-        reason: one sentence, with the score and the threshold.
-    """
-
-    strong: bool
-    gain: float
-    quality_weak: float
-    quality_strong: float
-    reason: str
-
-
-class Predictor(Protocol):
-    """A learned router with its target."""
-
-    @property
-    def version(self) -> str:
-        """Names the artefact."""
-
-    def predict(self, text: str) -> Prediction:
-        """For the caller's turns."""
-
-
-class Standing(Protocol):
-    """What changes with time, as of now."""
+class RuntimeState(Protocol):
+    """What changes with time, at the moment of the request."""
 
     def wait_s(self, model: str) -> float:
         """Expected wait for a worker."""
@@ -95,75 +63,60 @@ class Standing(Protocol):
         """In the last hour, in the currency of the prices."""
 
 
-class Idle:
-    """`Standing` where nothing waits and nothing is spent."""
+class NoLoad:
+    """`RuntimeState` of a mesh where nothing waits and nothing is spent."""
 
     def wait_s(self, model: str) -> float:
-        """See `Standing.wait_s`."""
+        """See `RuntimeState.wait_s`."""
         return 0.0
 
     def spent(self, tenant: str) -> float:
-        """See `Standing.spent`."""
+        """See `RuntimeState.spent`."""
         return 0.0
 
 
-class Router(Protocol):
-    """Chooses the model."""
-
-    @property
-    def needs_prompt_tokens(self) -> bool:
-        """Whether `Features.prompt_tokens` matters; counting them costs time."""
-
-    @property
-    def held_out(self) -> Mapping[HeadId, NDArray[np.float32]]:
-        """The gains that each learned head predicted for the rows held out of its training."""
-
-    def plan(self, features: Features, standing: Standing) -> Plan:
-        """The plan for a request with ``features``. A pure function."""
-
-
-class PolicyRouter:
-    """`Router` by the section ``routing``.
+class Router:
+    """Chooses the model by the section ``routing``.
 
     Args:
         models: by name.
-        predictors: by the name of the policy that has a learned router; "" is the section itself.
-        judges: by the name of the policy whose cascade has a learned part.
+        prompt_predictors: by the name of the policy that has a learned router; "" is the section itself.
+        answer_predictors: by the name of the policy whose cascade has a learned part.
         version: of the section.
-        held_out: see `Router.held_out`.
+        held_out: the gains that each learned head predicted for the rows held out of its training.
     """
 
     def __init__(
         self,
         settings: RoutingSettings,
         models: Mapping[str, ModelFacts],
-        predictors: Mapping[str, Predictor],
-        judges: Mapping[str, Judge],
+        prompt_predictors: Mapping[str, PromptPredictor],
+        answer_predictors: Mapping[str, AnswerPredictor],
         version: str = "",
-        held_out: Mapping[HeadId, NDArray[np.float32]] | None = None,
+        held_out: Mapping[HeadKey, NDArray[np.float32]] | None = None,
     ) -> None:
         self.held_out = held_out or {}
         self._settings = settings
         self._models = models
-        self._predictors = predictors
-        self._judges = judges
+        self._prompt_predictors = prompt_predictors
+        self._answer_predictors = answer_predictors
         self._version = version
 
     @property
     def needs_prompt_tokens(self) -> bool:
-        """See `Router.needs_prompt_tokens`."""
+        """Whether `Features.prompt_tokens` matters; counting them costs time."""
         policies = (self._settings, *self._settings.policies.values())
         return any(rule.min_prompt_tokens is not None for one in policies for rule in one.rules)
 
-    def plan(self, features: Features, standing: Standing) -> Plan:
-        """See `Router.plan`."""
+    def plan(self, features: Features, state: RuntimeState) -> Plan:
+        """The plan for a request with ``features``. A pure function."""
         name, policy = self._policy(features)
         plan = self._chosen(name, policy, features)
         if plan.strategy not in (SAFETY, PINNED):
-            plan = self._relieved(plan, policy, features, standing)
-            plan = self._tried(plan, policy, features)
+            plan = self._limited(plan, policy, features, state)
+            plan = self._canaried(plan, policy, features)
             plan = self._cascading(plan, name, policy)
-        candidates = tuple(self._priced(plan.candidates, features, standing))
+        candidates = tuple(self._priced(plan.candidates, features, state))
         versions = {"routing": self._version, **plan.versions}
         learning = self._learning(name, policy, features) if plan.strategy != SAFETY else None
         return replace(plan, candidates=candidates, versions=versions, learning=learning)
@@ -181,48 +134,47 @@ class PolicyRouter:
         if features.model is not None:
             return self._plan(features.model, PINNED, "the request names the model")
         for rule in policy.rules:
-            if holds(rule, features):
+            if matches(rule, features):
                 return self._plan(rule.model, RULES, rule.reason)
         if policy.learned is not None:
             return self._predicted(name, policy.learned, features)
         return self._plan(policy.default, RULES, "no rule applies: the default model")
 
     def _predicted(self, name: str, learned: LearnedRoute, features: Features) -> Plan:
-        predictor = self._predictors[name]
-        found = predictor.predict(features.text)
-        weak = self._candidate(learned.weak, found.reason, found.quality_weak)
-        strong = self._candidate(learned.strong, found.reason, found.quality_strong)
+        found = self._prompt_predictors[name].predict(features.text)
+        weak, strong = (
+            self._candidate(model, found.reason, found.score.chances[model])
+            for model in (learned.weak, learned.strong)
+        )
         first, second = (strong, weak) if found.strong else (weak, strong)
-        by = HeadId(policy_key(name), predictor.version, PROMPT)
-        chances = {learned.weak: found.quality_weak, learned.strong: found.quality_strong}
         return Plan(
             first.model,
             first.tier,
             LEARNED,
             found.reason,
             candidates=(first, second),
-            versions={"router": predictor.version},
-            scores=(Score(by, found.gain, chances),),
+            versions={"router": found.score.by.version},
+            scores=(found.score,),
         )
 
-    def _relieved(
-        self, plan: Plan, policy: RoutingPolicy, features: Features, standing: Standing
+    def _limited(
+        self, plan: Plan, policy: RoutingPolicy, features: Features, state: RuntimeState
     ) -> Plan:
-        """A cheaper or quicker model where budget or wait ask for it."""
+        """The model of the budget or of `load`, where the tenant's budget is spent or the wait is too long."""
         for budget in policy.budgets:
             named = not budget.tenants or features.tenant in budget.tenants
-            if named and standing.spent(features.tenant) >= budget.per_hour:
+            if named and state.spent(features.tenant) >= budget.per_hour:
                 reason = f"{features.tenant} has spent its {budget.per_hour:g} of this hour"
-                # Also where its model would answer anyhow: nothing may follow that costs more.
-                relieved = self._instead(plan, budget.model, BUDGET, reason)
-                return replace(relieved, strategy=BUDGET, reason=reason)
+                # Also where its model would answer anyway, so that no canary or cascade raises the cost.
+                limited = self._instead(plan, budget.model, BUDGET, reason)
+                return replace(limited, strategy=BUDGET, reason=reason)
         load = policy.load
-        if load is not None and (wait_s := standing.wait_s(plan.model)) > load.max_wait_s:
+        if load is not None and (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
             reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"
             return self._instead(plan, load.model, LOAD, reason)
         return plan
 
-    def _tried(self, plan: Plan, policy: RoutingPolicy, features: Features) -> Plan:
+    def _canaried(self, plan: Plan, policy: RoutingPolicy, features: Features) -> Plan:
         for trial in drawn(policy.canaries, plan.model, features.key):
             reason = f"{plan.reason}; drawn for {trial.share:.0%} of {trial.of}"
             return self._instead(plan, trial.model, CANARY, reason)
@@ -244,7 +196,7 @@ class PolicyRouter:
             strategy=SPECULATIVE if together else CASCADE,
             reason=reason,
             cascade=cascade,
-            judge=self._judges.get(name),
+            answer_predictor=self._answer_predictors.get(name),
             candidates=candidates,
         )
 
@@ -276,10 +228,10 @@ class PolicyRouter:
         return Candidate(model, self._models[model].tier, reason, quality)
 
     def _priced(
-        self, candidates: tuple[Candidate, ...], features: Features, standing: Standing
+        self, candidates: tuple[Candidate, ...], features: Features, state: RuntimeState
     ) -> Iterator[Candidate]:
         # Before the model is known its tokens are not: four characters a token is the usual estimate.
         prompt_tokens = features.prompt_tokens or len(features.text) / CHARS_PER_TOKEN
         for one in candidates:
             cost = self._models[one.model].cost(prompt_tokens, features.answer_tokens)
-            yield replace(one, cost=cost, wait_s=standing.wait_s(one.model))
+            yield replace(one, cost=cost, wait_s=state.wait_s(one.model))

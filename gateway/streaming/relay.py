@@ -6,7 +6,7 @@ promised or in doubt.
 
 from typing import Final
 
-from gateway.routing.cascade.watch import Verdict
+from gateway.routing.cascade.monitor import CascadeDecision
 from gateway.streaming.assembler import Taken
 from gateway.streaming.endings import error_of
 from gateway.streaming.leg import Leg
@@ -102,9 +102,9 @@ class Relay:
         if self._failed(taken):
             return True
         verdict = self.promise.verdict(self.leg, taken)
-        if verdict is Verdict.DOUBT:
+        if verdict is CascadeDecision.ESCALATE:
             return self._may_go_over(self.promise.reason, now)
-        if verdict is Verdict.COMMIT:
+        if verdict is CascadeDecision.COMMIT:
             self.stay(COMMITTED)
         return False
 

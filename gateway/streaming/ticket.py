@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.routing.cascade.watch import Watch
+from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.safety.guards.checks import Checks
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
@@ -44,7 +44,7 @@ class Cascade(Protocol):
         together: the second model's row runs from the beginning (speculative).
     """
 
-    watch: Watch
+    watch: AnswerMonitor
     holds: bool
     together: bool
 

@@ -15,7 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from gateway.routing import plan as strategies
 from gateway.routing.learned.monitor import Change, Health, Monitor, Signal, State
 from gateway.routing.plan import Plan
-from gateway.routing.scores import PROMPT, HeadId, Score
+from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
 from sluice.v1.admin_pb2 import (
@@ -37,7 +37,7 @@ from sluice.wire.clock import timestamp, unix_ms
 _log = logging.getLogger(__name__)
 
 Announce = Callable[[RouterDriftEvent], None]
-HeldOut = Mapping[HeadId, NDArray[np.float32]]
+HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
 _WATCHED: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
@@ -61,7 +61,7 @@ class DriftMonitor:
         self._announce = announce
         self._settings = DriftSettings()
         self._held_out: HeldOut = {}
-        self._monitors: Mapping[HeadId, Monitor] = {}
+        self._monitors: Mapping[HeadKey, Monitor] = {}
         self._events = meter.create_counter(
             names.METRIC_DRIFT_EVENTS, "{event}", "Drifts of learned routers that began or ended."
         )
@@ -100,13 +100,13 @@ class DriftMonitor:
         self._monitors = {by: kept.get(by) or new[by] for by in held_out}
         self._held_out, self._settings = held_out, settings
 
-    def scored(self, score: Score) -> None:
+    def scored(self, score: HeadScore) -> None:
         """A head predicted something for a request."""
         monitor = self._monitors.get(score.by)
         if monitor is not None:
             self._tell(score.by, monitor, monitor.predicted(score.gain))
 
-    def observed(self, by: HeadId, chance: float, outcome: float, request_id: str = "") -> bool:
+    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str = "") -> bool:
         """A chance that the head ``by`` predicted came out as ``outcome``, both 0 to 1.
 
         A later outcome of the same request replaces an earlier one; without ``request_id`` each counts. False: the head
@@ -130,7 +130,7 @@ class DriftMonitor:
         last, model = scores[-1], models[-1]
         if last.head == PROMPT and record.route.strategy in _WATCHED:
             return
-        by = HeadId(last.policy, last.version, last.head)
+        by = HeadKey(last.policy, last.version, last.head)
         if model in last.chances:
             self.observed(by, last.chances[model], grade, record.request_id)
 
@@ -150,17 +150,17 @@ class DriftMonitor:
         routers = [_health_message(by, monitor.health) for by, monitor in self._monitors.items()]
         return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
 
-    def _retire(self, by: HeadId, health: Health) -> None:
+    def _retire(self, by: HeadKey, health: Health) -> None:
         for signal in health.drifted:
             self._event(by, health, signal, DRIFT_CHANGE_RETIRED)
 
-    def _tell(self, by: HeadId, monitor: Monitor, change: Change | None) -> None:
+    def _tell(self, by: HeadKey, monitor: Monitor, change: Change | None) -> None:
         if change is not None:
             kind = DRIFT_CHANGE_BEGAN if change.began else DRIFT_CHANGE_ENDED
             self._event(by, monitor.health, change.signal, kind)
 
     def _event(
-        self, by: HeadId, health: Health, signal: Signal, change: "DriftChange.ValueType"
+        self, by: HeadKey, health: Health, signal: Signal, change: "DriftChange.ValueType"
     ) -> None:
         word = _WORDS[change]
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
@@ -193,12 +193,12 @@ class DriftMonitor:
             if health.outcomes.found is not None:
                 yield Observation(health.outcomes.found.brier, _attributes(by))
 
-    def _seen(self) -> Iterator[tuple[HeadId, Health]]:
+    def _seen(self) -> Iterator[tuple[HeadKey, Health]]:
         # The mapping is replaced as a whole, never changed: other threads may walk it.
         return ((by, monitor.health) for by, monitor in self._monitors.items())
 
 
-def _attributes(by: HeadId) -> dict[str, AttributeValue]:
+def _attributes(by: HeadKey) -> dict[str, AttributeValue]:
     """Labels of metrics."""
     return {
         names.ROUTER_POLICY: by.policy,
@@ -207,7 +207,7 @@ def _attributes(by: HeadId) -> dict[str, AttributeValue]:
     }
 
 
-def _log_fields(by: HeadId, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
+def _log_fields(by: HeadKey, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
     """What a line of the log says of a drift of ``signal``."""
     yield from (("policy", by.policy), ("version", by.version), ("head", by.head))
     yield "signal", signal.value
@@ -220,7 +220,7 @@ def _log_fields(by: HeadId, health: Health, signal: Signal) -> Iterator[tuple[st
         yield "rows", found.rows
 
 
-def _health_message(by: HeadId, health: Health) -> RouterHealth:
+def _health_message(by: HeadKey, health: Health) -> RouterHealth:
     """What callers of the API see."""
     inputs, outcomes = health.inputs, health.outcomes
     accuracy = AccuracyDrift(state=_state(outcomes.state), rows=outcomes.rows)

@@ -9,8 +9,8 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt, encode_now, fit
 from gateway.admission.usage import UsageAccounting
 from gateway.records.record_builder import RecordBuilder
-from gateway.routing.cascade.share import Escalations
-from gateway.routing.cascade.watch import Watch
+from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.leg import Leg
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
@@ -29,7 +29,7 @@ class Cascading:
 
     overload: OverloadControl
     usage: UsageAccounting
-    escalations: Escalations
+    escalations: EscalationLimiter
     drift: DriftMonitor
 
 
@@ -51,11 +51,11 @@ class Escalation:
         route = admitted.plan.cascade
         self.holds = route.mode == "hold" or not request.accept_replace
         self.together = route.start == "together"
-        self.watch = Watch(
+        self.watch = AnswerMonitor(
             route,
             admitted.conversation.user_text,
             wants_json=request.sampling.HasField("json_schema"),
-            judge=admitted.plan.judge,
+            predictor=admitted.plan.answer_predictor,
         )
         self._shared = shared
         self._request = request
@@ -67,11 +67,11 @@ class Escalation:
         self._row_ids = (f"{record.request_id}-{number}" for number in count(2))
         self._stall_s = stall_s
         self._send = send
-        self._attempt = shared.escalations.began(request.tenant)
+        self._attempt = shared.escalations.started(request.tenant)
 
     def refusal(self, now: float, *, ahead: bool) -> str:
         """See `Cascade.refusal`."""
-        reason = "" if self._attempt.over else self._too_much(ahead)
+        reason = "" if self._attempt.escalated else self._too_much(ahead)
         if reason:
             return reason
         problem = self._shared.overload.problem(self._route.second, self._admitted.scheduling, now)
@@ -79,7 +79,7 @@ class Escalation:
 
     def second(self, draft: str, now: float) -> Leg:
         """See `Cascade.second`."""
-        self._attempt.over = True
+        self._attempt.escalated = True
         if self._route.hint:
             self._prepared = self._hinted(draft)
         return leg_of(self._request, self._prepared, next(self._row_ids), (), self._stall_s, now)
@@ -90,7 +90,7 @@ class Escalation:
 
     def unneeded(self) -> None:
         """See `Cascade.unneeded`."""
-        self._attempt.over = False
+        self._attempt.escalated = False
 
     def ended(self) -> None:
         """See `Cascade.ended`."""
@@ -102,7 +102,7 @@ class Escalation:
     def _too_much(self, ahead: bool) -> str:
         """Which bound of the cascade is reached."""
         route, tenant = self._route, self._request.tenant
-        if not self._attempt.may_go_over(route.max_share):
+        if not self._attempt.may_escalate(route.max_share):
             return f"{tenant} has gone over with {route.max_share:.0%} of its latest requests"
         if self._cost(ahead) > (route.max_cost or float("inf")):
             return f"{route.second} would cost more than is left of {route.max_cost:g}"

@@ -21,7 +21,7 @@ from gateway.records.agreement import agreement
 from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
 from gateway.records.record_builder import RecordBuilder
 from gateway.records.store import RecordStore
-from gateway.routing.trials import SHADOW, drawn
+from gateway.routing.rules import SHADOW, drawn
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.spans import CallSpans

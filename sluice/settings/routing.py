@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from sluice.settings.base import Name, Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Check = Literal["finished", "json", "sums", "lists"]
 
 
 class RouteRule(Section):
@@ -64,7 +63,7 @@ class LearnedRoute(Section):
 
 
 class CascadeRoute(Section):
-    """Starts with ``first`` and goes over to ``second`` when the answer does not look right before the commit point."""
+    """Starts with ``first`` and escalates to ``second`` when the answer is in doubt before the commit point."""
 
     first: Name
     second: Name
@@ -78,8 +77,8 @@ class CascadeRoute(Section):
     """Mean log-probability of the tokens so far below which the answer is in doubt."""
     min_margin: float = Field(0.0, ge=0, le=1)
     """Smallest difference of probability between a drawn token and the runner-up; 0 does not look at it."""
-    checks: tuple[Check, ...] = ("finished", "json", "sums", "lists")
-    """What is looked at in an answer that ends before the commit point; docs/routing.md says what each finds."""
+    checks: tuple[Name, ...] = ("finished", "json", "sums")
+    """Checks of an answer that ends before the commit point, in this order; docs/routing.md lists them."""
     artefact: str | None = None
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)

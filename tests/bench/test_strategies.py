@@ -8,7 +8,7 @@ from bench.support.strategies import LABEL, STRONG, WEAK, mesh_settings, strateg
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned import artefact, growing, training
-from gateway.routing.router import Idle, ModelFacts
+from gateway.routing.router import ModelFacts, NoLoad
 from tests.gateway.routing.learned.made_up import outcomes
 
 
@@ -22,7 +22,7 @@ def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.Monkey
     router = load_router(settings, facts)
 
     def plan(name: str, text: str) -> tuple[str, str]:
-        found = router.plan(Features(None, text, labels={LABEL: name}), Idle())
+        found = router.plan(Features(None, text, labels={LABEL: name}), NoLoad())
         return found.model, found.strategy
 
     assert plan("rules", "Sort 4, 3, 2, 1") == (STRONG, "rules")
@@ -30,5 +30,5 @@ def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.Monkey
     assert plan(WEAK, "Sort 4, 3, 2, 1") == (WEAK, "rules")
     assert plan(STRONG, "Hello") == (STRONG, "rules")
     assert plan("learned-share", "Hello")[1] == "learned"
-    for name in ("cascade-hold", "cascade-replace", "cascade-judged"):
+    for name in ("cascade-judged", "cascade-replace"):
         assert plan(name, "Hello") == (WEAK, "cascade")

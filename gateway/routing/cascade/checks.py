@@ -1,25 +1,82 @@
-"""What can be verified about an answer without a model: its sums, its JSON."""
+"""Checks of a cascade's first answer that need no model. A policy names them: ``checks: [finished, json, sums]``.
+
+To add a check, write a function from `WholeAnswer` to `Result` and enter it into `CHECKS` under its name.
+"""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
+from gateway.routing.cascade.lists import is_as_asked
 from gateway.routing.learned.arithmetic import Sum, sums
 
 
-def has_wrong_sum(text: str) -> bool:
-    """Whether an equation in ``text`` does not hold, such as "2 + 2 = 5"; what cannot be worked out is no fault.
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that ended before its commit point."""
 
-    Whole numbers must agree exactly; where decimals or a division are in play, rounding is no fault.
-    """
-    return any(_wrong(one) for one in sums(text))
+    prompt: str
+    text: str
+    truncated: bool
+    """Whether it ran out of tokens."""
+    wants_json: bool
 
 
-def is_json(text: str) -> bool:
-    """Whether ``text`` is one JSON value."""
+class Verified(Enum):
+    """The answer is known to be right: nothing else is checked."""
+
+    VERIFIED = auto()
+
+
+Result = str | Verified
+"""Why the answer is in doubt, one sentence without any text of it; empty: the check found nothing."""
+Check = Callable[[WholeAnswer], Result]
+
+
+def finished(answer: WholeAnswer) -> Result:
+    """Doubts an answer that ran out of tokens."""
+    return "the answer is unfinished" if answer.truncated else ""
+
+
+def is_json(answer: WholeAnswer) -> Result:
+    """Doubts an answer that is not one JSON value, where the request asked for JSON."""
+    if not answer.wants_json:
+        return ""
     try:
-        json.loads(text)
+        json.loads(answer.text)
     except ValueError:
-        return False
-    return True
+        return "the answer is not JSON"
+    return ""
+
+
+def sums_add_up(answer: WholeAnswer) -> Result:
+    """Doubts an answer with an equation that does not hold, such as "2 + 2 = 5".
+
+    Whole numbers must agree exactly; with decimals or a division, rounding is accepted. What cannot be evaluated is
+    accepted.
+    """
+    wrong = any(_wrong(one) for one in sums(answer.text))
+    return "a sum in the answer does not add up" if wrong else ""
+
+
+def lists(answer: WholeAnswer) -> Result:
+    """Computes what a prompt with one list of numbers asks for, the sorted list or the total. An example of a check
+    that knows the task; off by default."""
+    right = is_as_asked(answer.prompt, answer.text)
+    if right is None:
+        return ""
+    return Verified.VERIFIED if right else "the numbers are not sorted or added up as asked"
+
+
+CHECKS: Final[Mapping[str, Check]] = {
+    "finished": finished,
+    "json": is_json,
+    "sums": sums_add_up,
+    "lists": lists,
+}
+"""By name."""
 
 
 def _wrong(one: Sum) -> bool:

@@ -9,7 +9,7 @@ from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.learned.training import train
-from gateway.routing.router import Idle, ModelFacts
+from gateway.routing.router import ModelFacts, NoLoad
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from tests.gateway.routing.learned.made_up import outcomes
@@ -34,7 +34,7 @@ def test_the_target_moves_the_line(artefact: Path) -> None:
     shares = []
     for share in (0.1, 0.5, 1.0):
         router = load_router(settings(artefact, {"strong_share": share}), MODELS)
-        plans = [router.plan(Features(None, text=text), Idle()) for text in texts]
+        plans = [router.plan(Features(None, text=text), NoLoad()) for text in texts]
         shares.append(sum(plan.model == "large" for plan in plans) / len(plans))
         assert {plan.strategy for plan in plans} == {"learned"}
         assert all("predicted gain" in plan.reason for plan in plans)
@@ -55,6 +55,15 @@ def test_an_artefact_that_is_damaged_missing_or_lacks_a_part_is_named(
     cascade = {"first": "small", "second": "large", "artefact": str(artefact)}
     with pytest.raises(SettingsError, match=r"routing\.cascade\.artefact: .* without answers"):
         load_router(settings(artefact, {"quality": 0.9}, cascade=cascade), MODELS)
+
+
+def test_an_unknown_check_is_refused_with_those_that_are_known() -> None:
+    cascade = {"first": "small", "second": "large", "checks": ["finished", "spelling"]}
+    routing = RoutingSettings.model_validate({"policies": {"p": {"cascade": cascade}}})
+    known = "known: finished, json, sums, lists"
+    where = r"^routing\.policies\.p\.cascade\.checks\.1: no check 'spelling'; "
+    with pytest.raises(SettingsError, match=where + known):
+        load_router(Settings(routing=routing), MODELS)
 
 
 def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import Plan
-from gateway.routing.router import Idle, ModelFacts, PolicyRouter, Prediction
-from gateway.routing.trials import SHADOW, drawn
+from gateway.routing.prediction import PROMPT, HeadKey, HeadScore, Prediction
+from gateway.routing.router import ModelFacts, NoLoad, Router
+from gateway.routing.rules import SHADOW, drawn
 from sluice.settings.routing import RoutingSettings, Trial
 
 MODELS = {
@@ -29,13 +30,13 @@ CASCADE = {"first": "small", "second": "large"}
 class Long:
     """A learned router that sends what is long to the strong model."""
 
-    version = "r1"
+    def predict(self, prompt: str) -> Prediction:
+        chances = {"small": 0.5, "large": 0.75}
+        score = HeadScore(HeadKey("routing", "r1", PROMPT), 0.25, chances)
+        return Prediction(score, len(prompt) > 10, "gain 0.25 over 0.2")
 
-    def predict(self, text: str) -> Prediction:
-        return Prediction(len(text) > 10, 0.25, 0.5, 0.75, "gain 0.25 over 0.2")
 
-
-class Busy(Idle):
+class Busy(NoLoad):
     """Waits by model, spending by tenant."""
 
     def __init__(self, waits: Mapping[str, float], spent: Mapping[str, float]) -> None:
@@ -49,10 +50,10 @@ class Busy(Idle):
         return self._spent.get(tenant, 0.0)
 
 
-def plan(settings: dict[str, Any], features: Features, standing: Idle | None = None) -> Plan:
+def plan(settings: dict[str, Any], features: Features, standing: NoLoad | None = None) -> Plan:
     routing = RoutingSettings(**settings)
     predictors = {name: Long() for name in ("", *routing.policies)}
-    return PolicyRouter(routing, MODELS, predictors, {}, "v1").plan(features, standing or Idle())
+    return Router(routing, MODELS, predictors, {}, "v1").plan(features, standing or NoLoad())
 
 
 def auto(text: str = "", **fields: Any) -> Features:
@@ -122,8 +123,8 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
 def test_tokens_are_counted_only_where_a_rule_asks() -> None:
     rule = {"model": "large", "min_prompt_tokens": 1, "reason": "r"}
     deep = RoutingSettings.model_validate({"policies": {"p": {"rules": [rule]}}})
-    assert PolicyRouter(deep, MODELS, {}, {}).needs_prompt_tokens
-    assert not PolicyRouter(RoutingSettings(), MODELS, {}, {}).needs_prompt_tokens
+    assert Router(deep, MODELS, {}, {}).needs_prompt_tokens
+    assert not Router(RoutingSettings(), MODELS, {}, {}).needs_prompt_tokens
 
 
 def test_the_first_selection_that_fits_names_the_policy() -> None:
@@ -272,6 +273,8 @@ def test_numbers_are_counted(text: str, count: int) -> None:
         ("Quelle est la meilleure solution pour les enfants ?", "fr"),
         ("Привет, как дела?", "ru"),
         ("Привіт, як справи?", "uk"),
+        ("Gdzie jest moje zamówienie?", "pl"),
+        ("Summarize this ticket", "en"),
         ("これは日本語の文章です", "ja"),
         ("这是一个中文句子", "zh"),
         ("안녕하세요", "ko"),

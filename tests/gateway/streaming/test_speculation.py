@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gateway.routing.cascade.watch import Watch
+from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.endings import Hops
 from gateway.streaming.leg import Leg
@@ -61,7 +61,7 @@ class Played:
 
     def __init__(self, holds: bool = True, stop: str = "") -> None:
         route = CascadeRoute(first="small", second="large", start="together", commit_tokens=COMMIT)
-        self.watch = Watch(route, "prompt", wants_json=False)
+        self.watch = AnswerMonitor(route, "prompt", wants_json=False)
         self.holds = holds
         self.refuses = ""
         self.launched: list[str] = []

@@ -17,7 +17,7 @@ from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.learned.training import train
 from gateway.routing.plan import Plan
-from gateway.routing.scores import CASCADE, PROMPT, HeadId, Score
+from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
@@ -52,8 +52,8 @@ from tests.gateway.upstream.test_escalation import saying
 
 WINDOW = 50
 SETTINGS = DriftSettings(window=WINDOW, min_rows=20, judge_every=10, min_outcomes=10)
-PROMPT_HEAD = HeadId("routing", "r1", PROMPT)
-CASCADE_HEAD = HeadId("routing", "r1", CASCADE)
+PROMPT_HEAD = HeadKey("routing", "r1", PROMPT)
+CASCADE_HEAD = HeadKey("routing", "r1", CASCADE)
 USUAL = [row.prompt for row in outcomes(WINDOW, seed=2)]
 
 
@@ -70,12 +70,12 @@ class Heard:
     def told(self) -> list[tuple[int, int]]:
         return [(event.signal, event.change) for event in self.events]
 
-    def score(self, by: HeadId, gain: float, count: int = 1) -> None:
+    def score(self, by: HeadKey, gain: float, count: int = 1) -> None:
         for _ in range(count):
-            self.drift.scored(Score(by, gain, {}))
+            self.drift.scored(HeadScore(by, gain, {}))
 
 
-def held_out(*heads: HeadId) -> dict[HeadId, Any]:
+def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
     draw = np.random.default_rng(0)
     return {head: draw.normal(0, 0.1, 300).astype(np.float32) for head in heads}
 
@@ -129,7 +129,7 @@ def test_comparisons_of_shadows_count_where_the_settings_say_so(
     heard = Heard()
     settings = SETTINGS.model_copy(update={"shadows": shadows})
     heard.drift.use(held_out(PROMPT_HEAD), settings)
-    score = Score(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
+    score = HeadScore(PROMPT_HEAD, 0.25, {"small": 0.5, "large": 0.75})
     plan = Plan("small", "small", strategy, "", scores=(score,))
     for row in ("req-1-s1", "req-2-s1"):
         heard.drift.compared(plan, "small", 1.0, row)

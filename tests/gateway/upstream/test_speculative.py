@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.cascade import share
+from gateway.routing.cascade import limit
 from sluice.internal.v1.frame_pb2 import (
     ROW_END_CANCELLED,
     ROW_END_FAILED,
@@ -142,7 +142,7 @@ async def test_without_a_worker_the_second_model_does_not_begin(wire: Wire) -> N
 async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "FREE", 1)
+    monkeypatch.setattr(limit, "ALWAYS_ALLOWED", 1)
     calls = [wire.stub.Generate(prompt(model="")) for _ in range(2)]
     firsts = [await wire.batcher.task("small") for _ in calls]
     second = await wire.batcher.task("large")

@@ -1,4 +1,4 @@
-"""Sums and JSON."""
+"""Checks of whole answers: sums and JSON."""
 
 import json
 from typing import Any
@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cascade.checks import has_wrong_sum, is_json
+from gateway.routing.cascade.checks import WholeAnswer, is_json, sums_add_up
+
+
+def whole(text: str, wants_json: bool = False) -> WholeAnswer:
+    return WholeAnswer("prompt", text, truncated=False, wants_json=wants_json)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ from gateway.routing.cascade.checks import has_wrong_sum, is_json
     ],
 )
 def test_what_holds_or_cannot_be_read_is_no_fault(text: str) -> None:
-    assert not has_wrong_sum(text)
+    assert sums_add_up(whole(text)) == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def test_what_holds_or_cannot_be_read_is_no_fault(text: str) -> None:
     ],
 )
 def test_what_does_not_add_up_is_found(text: str) -> None:
-    assert has_wrong_sum(text)
+    assert sums_add_up(whole(text))
 
 
 # Five factors stay below 1e15, beyond which nothing is worked out.
@@ -54,10 +58,12 @@ def test_what_does_not_add_up_is_found(text: str) -> None:
 def test_any_chain_of_integers(rest: list[tuple[str, int]], first: int, off: int) -> None:
     expression = str(first) + "".join(f" {operator} {number}" for operator, number in rest)
     right = eval(expression) + off
-    assert has_wrong_sum(f"so {expression} = {right}.") is (off != 0)
+    assert bool(sums_add_up(whole(f"so {expression} = {right}."))) is (off != 0)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_json_is_json(value: Any) -> None:
-    assert is_json(json.dumps(value))
-    assert not is_json(json.dumps(value) + "}")
+    text = json.dumps(value)
+    assert is_json(whole(text, wants_json=True)) == ""
+    assert is_json(whole(text + "}", wants_json=True))
+    assert is_json(whole(text + "}")) == ""

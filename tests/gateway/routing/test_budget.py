@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.spending import WINDOW_S, Spending
+from gateway.routing.budget import WINDOW_S, Spending
 
 
 def test_costs_add_up_by_tenant_and_are_forgotten_after_an_hour() -> None:

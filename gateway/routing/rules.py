@@ -1,13 +1,18 @@
-"""Whether a rule or a selection of the configuration holds for a request."""
+"""Which rules, selections and trials of the configuration apply to a request."""
 
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from gateway.routing.features import Features
-from sluice.settings.routing import RouteRule, Selection
+from sluice.settings.routing import RouteRule, Selection, Trial
+
+SHADOW: Final = "shadow "
+"""Salt of draws for shadows, so that they are unrelated to those for canaries."""
 
 
-def holds(rule: RouteRule, features: Features) -> bool:
-    """Whether every condition that is set holds; the cheap ones are looked at first."""
+def matches(rule: RouteRule, features: Features) -> bool:
+    """Whether every condition that is set holds; the cheap ones are checked first."""
     length = len(features.text)
     return (
         _among(features.tenant, rule.tenants)
@@ -23,10 +28,16 @@ def holds(rule: RouteRule, features: Features) -> bool:
 
 
 def selects(selection: Selection, features: Features) -> bool:
-    """Whether the selection takes the request."""
+    """Whether the selection applies to the request's tenant and labels."""
     return _among(features.tenant, selection.tenants) and _labelled(
         features.labels, selection.labels
     )
+
+
+def drawn(trials: Iterable[Trial], model: str, key: str, salt: str = "") -> list[Trial]:
+    """The canaries or shadows of ``model`` that the request named ``key`` takes part in; each share is drawn apart."""
+    of_model = (trial for trial in trials if trial.of == model)
+    return [trial for trial in of_model if _uniform(trial, key, salt) < trial.share]
 
 
 def _among(name: str, names: Collection[str]) -> bool:
@@ -43,3 +54,10 @@ def _found(findings: Collection[str], patterns: Collection[str]) -> bool:
 
 def _fits(rule: str, pattern: str) -> bool:
     return rule.startswith(pattern[:-1]) if pattern.endswith("*") else rule == pattern
+
+
+def _uniform(trial: Trial, key: str, salt: str) -> float:
+    """In [0, 1), uniform over keys and independent between trials."""
+    name = f"{salt}{trial.of} {trial.model} {key}"
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from gateway.routing.cascade.watch import DECIDE_TOKENS, Judgement, Verdict, Watch
-from gateway.routing.scores import CASCADE, HeadId, Score
+from gateway.routing.cascade.monitor import DECIDE_TOKENS, AnswerMonitor, CascadeDecision
+from gateway.routing.prediction import CASCADE, HeadKey, HeadScore, Prediction
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.settings.routing import CascadeRoute
 
-SCORE = Score(HeadId("routing", "v1", CASCADE), 0.2, {"small": 0.5, "large": 0.7})
+SCORE = HeadScore(HeadKey("routing", "v1", CASCADE), 0.2, {"small": 0.5, "large": 0.7})
 
 
 def route(**fields: object) -> CascadeRoute:
@@ -17,8 +17,8 @@ def route(**fields: object) -> CascadeRoute:
     return CascadeRoute.model_validate(values)
 
 
-def watch(wants_json: bool = False, **fields: object) -> Watch:
-    return Watch(route(**fields), "prompt", wants_json=wants_json)
+def watch(wants_json: bool = False, **fields: object) -> AnswerMonitor:
+    return AnswerMonitor(route(**fields), "prompt", wants_json=wants_json)
 
 
 def sure(count: int, logprob: float = -0.01) -> list[Logprobs]:
@@ -29,15 +29,15 @@ def sure(count: int, logprob: float = -0.01) -> list[Logprobs]:
 
 def test_it_is_promised_at_the_commit_point() -> None:
     made = watch()
-    assert made.push(sure(7)) is Verdict.PENDING
-    assert made.push(sure(1)) is Verdict.COMMIT
+    assert made.push(sure(7)) is CascadeDecision.PENDING
+    assert made.push(sure(1)) is CascadeDecision.COMMIT
     assert made.reason == ""
 
 
 def test_a_low_mean_is_doubt_but_not_before_it_says_something() -> None:
     made = watch()
-    assert made.push(sure(DECIDE_TOKENS - 1, -3.0)) is Verdict.PENDING
-    assert made.push(sure(1, -3.0)) is Verdict.DOUBT
+    assert made.push(sure(DECIDE_TOKENS - 1, -3.0)) is CascadeDecision.PENDING
+    assert made.push(sure(1, -3.0)) is CascadeDecision.ESCALATE
     assert "mean log-probability -3.00 of 4 tokens" in made.reason
 
 
@@ -45,8 +45,8 @@ def test_a_narrow_choice_is_doubt_where_margins_are_watched() -> None:
     narrow = Logprobs(
         logprob=math.log(0.5), top_token_ids=[1, 2], top_logprobs=[math.log(0.5), math.log(0.45)]
     )
-    assert watch(min_margin=0.1).push([*sure(4), narrow]) is Verdict.DOUBT
-    assert watch().push([*sure(4), narrow]) is Verdict.PENDING
+    assert watch(min_margin=0.1).push([*sure(4), narrow]) is CascadeDecision.ESCALATE
+    assert watch().push([*sure(4), narrow]) is CascadeDecision.PENDING
 
 
 @pytest.mark.parametrize(
@@ -63,28 +63,33 @@ def test_an_answer_that_ends_early_is_checked_whole(
     made = watch()
     made.push(sure(3))
     verdict = made.end(text, truncated=truncated)
-    assert verdict is (Verdict.DOUBT if reason else Verdict.COMMIT)
+    assert verdict is (CascadeDecision.ESCALATE if reason else CascadeDecision.COMMIT)
     assert reason in made.reason
     assert "2 + 2" not in made.reason
 
 
 def test_json_is_checked_only_where_it_was_asked_for() -> None:
-    assert watch(wants_json=True).end('{"a": 1', truncated=False) is Verdict.DOUBT
-    assert watch(wants_json=True).end('{"a": 1}', truncated=False) is Verdict.COMMIT
-    assert watch().end('{"a": 1', truncated=False) is Verdict.COMMIT
+    assert watch(wants_json=True).end('{"a": 1', truncated=False) is CascadeDecision.ESCALATE
+    assert watch(wants_json=True).end('{"a": 1}', truncated=False) is CascadeDecision.COMMIT
+    assert watch().end('{"a": 1', truncated=False) is CascadeDecision.COMMIT
 
 
 def test_what_can_be_worked_out_is_not_guessed_at() -> None:
     sort, total = "Sort 31, 7, 19", "What is the total of 27, 54?"
     for prompt, text, verdict in (
-        (sort, "7, 31, 19", Verdict.DOUBT),
-        (sort, "7, 19, 31", Verdict.COMMIT),
+        (sort, "7, 31, 19", CascadeDecision.ESCALATE),
+        (sort, "7, 19, 31", CascadeDecision.COMMIT),
         # Its working is in a notation that "sums" takes for wrong.
-        (total, "Units first: 7200 +4500 =1800\nTotal: 81", Verdict.COMMIT),
-        (total, "Units first: 7200 +4500 =1800\nTotal: 82", Verdict.DOUBT),
+        (total, "Units first: 7200 +4500 =1800\nTotal: 81", CascadeDecision.COMMIT),
+        (total, "Units first: 7200 +4500 =1800\nTotal: 82", CascadeDecision.ESCALATE),
     ):
-        made = Watch(route(), prompt, wants_json=False)
+        made = AnswerMonitor(route(checks=("lists", "sums")), prompt, wants_json=False)
         assert made.end(text, truncated=False) is verdict, text
+
+
+def test_task_checks_are_off_by_default() -> None:
+    made = AnswerMonitor(route(), "Sort 31, 7, 19", wants_json=False)
+    assert made.end("31, 7, 19", truncated=False) is CascadeDecision.COMMIT
 
 
 @pytest.mark.parametrize(
@@ -98,17 +103,17 @@ def test_what_can_be_worked_out_is_not_guessed_at() -> None:
 )
 def test_checks_can_be_left_out(check: str, text: str, truncated: bool) -> None:
     prompt = "Sort 3, 1" if check == "lists" else "prompt"
-    for checks, verdict in (((check,), Verdict.DOUBT), ((), Verdict.COMMIT)):
-        made = Watch(route(checks=checks), prompt, wants_json=True)
+    for checks, verdict in (((check,), CascadeDecision.ESCALATE), ((), CascadeDecision.COMMIT)):
+        made = AnswerMonitor(route(checks=checks), prompt, wants_json=True)
         assert made.end(text, truncated=truncated) is verdict
 
 
 def test_the_learned_part_has_the_last_word() -> None:
-    class Judge:
-        def judge(self, prompt: str, answer: str) -> Judgement:
-            return Judgement("learned" if answer == "bad" else "", SCORE)
+    class Predictor:
+        def predict(self, prompt: str, answer: str) -> Prediction:
+            return Prediction(SCORE, answer == "bad", "learned")
 
-    for text, verdict in (("bad", Verdict.DOUBT), ("good", Verdict.COMMIT)):
-        made = Watch(route(), "prompt", wants_json=False, judge=Judge())
+    for text, verdict in (("bad", CascadeDecision.ESCALATE), ("good", CascadeDecision.COMMIT)):
+        made = AnswerMonitor(route(), "prompt", wants_json=False, predictor=Predictor())
         assert made.end(text, truncated=False) is verdict
         assert made.score is SCORE
