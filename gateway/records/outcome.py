@@ -1,10 +1,11 @@
-"""What is kept of a request to learn from, filled in as it becomes known. Plain code over the message that is kept."""
+"""Outcomes: how good the answers of a weak and a strong model to one request were, from comparisons and grades.
 
-from collections.abc import Mapping
-from typing import Final
+Routers are trained on them. Pure code over the message that is stored.
+"""
+
+from typing import Final, NamedTuple
 
 from gateway.records.agreement import agreement
-from gateway.records.labels import Compared, Label, Source, label
 from gateway.routing.learned.text import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action
@@ -16,7 +17,6 @@ from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,
     OUTCOME_SOURCE_GRADE,
     OUTCOME_SOURCE_SHADOW,
-    OUTCOME_SOURCE_UNSPECIFIED,
     ListOutcomesResponse,
     OutcomeSource,
 )
@@ -24,20 +24,22 @@ from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
 from sluice.wire.clock import timestamp, unix_ms
 
 TEXT_CHARS_MAX: Final = 16_384
-"""Of a prompt, and of an answer; of a longer one its two ends are kept, as the learned router reads it."""
+"""Of a prompt or an answer; of a longer text both ends are kept, as the learned router reads it."""
 
 _STEERING: Final = (Action.ROUTE, Action.BLOCK)
-_SOURCES: Final[Mapping[Source, "OutcomeSource.ValueType"]] = {
-    Source.GRADE: OUTCOME_SOURCE_GRADE,
-    Source.CASCADE: OUTCOME_SOURCE_CASCADE,
-    Source.SHADOW: OUTCOME_SOURCE_SHADOW,
-}
 
 
-def teaches(request: ValidRequest, stream: Stream) -> bool:
-    """Whether something may be learned from an answer that has ended: it is complete, and no guard steered it.
+class Label(NamedTuple):
+    """How good an answer was, 0 to 1, and how that is known."""
 
-    A resumed answer was begun elsewhere, and its request is counted there.
+    quality: float
+    source: "OutcomeSource.ValueType"
+
+
+def learnable(request: ValidRequest, stream: Stream) -> bool:
+    """Whether an answer that has ended may be used for learning: it is complete, and no guard blocked or rerouted it.
+
+    A resumed answer began in another stream, which counts.
     """
     finished, guards = stream.finished, stream.ticket.guards
     if finished is None or request.resume or blocked(stream):
@@ -54,7 +56,7 @@ def blocked(stream: Stream) -> bool:
 def outcome_of(
     request: ValidRequest, prompt: str, learning: Learning, stream: Stream
 ) -> Outcome | None:
-    """What an answer that `teaches` teaches; None where nothing of it may be kept, or nothing is compared.
+    """The outcome of a `learnable` answer; None where it may not be kept, or no two models are compared.
 
     ``prompt``: the caller's turns as the models saw them.
     """
@@ -80,7 +82,7 @@ def outcome_of(
 
 
 def add_shadow(outcome: Outcome, shadow: Leg, agreed: float) -> bool:
-    """The model of ``shadow`` was asked as well; False where it is not the other one of the two."""
+    """Adds the answer of a shadow; False where its model is not the other one of the two."""
     if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
         return False
     outcome.comparison.CopyFrom(Comparison(agreement=agreed, shadow=True))
@@ -90,15 +92,15 @@ def add_shadow(outcome: Outcome, shadow: Leg, agreed: float) -> bool:
 
 
 def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse | None:
-    """An outcome with its labels; None where nothing is known of either model."""
+    """An outcome with its labels; None where neither model's label is known."""
     compared = None
     if outcome.HasField("comparison"):
-        source = Source.SHADOW if outcome.comparison.shadow else Source.CASCADE
-        compared = Compared(outcome.comparison.agreement, source)
-    labels = label(outcome.strong_answered, compared, grade)
-    if labels.weak is None and labels.strong is None:
+        source = OUTCOME_SOURCE_SHADOW if outcome.comparison.shadow else OUTCOME_SOURCE_CASCADE
+        compared = Label(outcome.comparison.agreement, source)
+    weak, strong = labels(outcome.strong_answered, compared, grade)
+    if weak is None and strong is None:
         return None
-    return ListOutcomesResponse(
+    response = ListOutcomesResponse(
         request_id=outcome.request_id,
         tenant=outcome.tenant,
         workload=outcome.workload,
@@ -108,18 +110,52 @@ def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse |
         strong_model=outcome.strong_model,
         prompt=outcome.prompt,
         weak_answer=outcome.weak_answer if outcome.HasField("weak_answer") else None,
-        weak=_quality(labels.weak),
-        strong=_quality(labels.strong),
-        weak_source=_source(labels.weak),
-        strong_source=_source(labels.strong),
     )
+    if weak is not None:
+        response.weak, response.weak_source = weak
+    if strong is not None:
+        response.strong, response.strong_source = strong
+    return response
+
+
+def labels(
+    strong_answered: bool, compared: Label | None, grade: float | None
+) -> tuple[Label | None, Label | None]:
+    """The labels of the weak and of the strong model; None: not known.
+
+    Args:
+        strong_answered: which model's answer the caller got; the ``grade``, 0 to 1, is of that.
+        compared: how far the two answers agree, and what the second one came from.
+
+    | compared | graded | answered by | weak | strong |
+    |---|---|---|---|---|
+    | no | no | either | - | - |
+    | no | g | weak | g | - |
+    | no | g | strong | - | g |
+    | agreement a | no | either | a | 1 |
+    | agreement a | g | strong | a g | g |
+    | agreement a | g | weak | g | 1 - a (1 - g) |
+
+    Without a grade the strong model's answer is the reference. With one, both get it where they agree; where they do
+    not, a weak answer is as far from right as from the strong one, and a strong answer stays the reference.
+    """
+    graded = None if grade is None else Label(grade, OUTCOME_SOURCE_GRADE)
+    if compared is None:
+        return (None, graded) if strong_answered else (graded, None)
+    agreed, source = compared
+    if strong_answered:
+        strong = graded or Label(1.0, source)
+        return Label(agreed * strong.quality, source), strong
+    if graded is None:
+        return compared, Label(1.0, source)
+    return graded, Label(1 - agreed * (1 - graded.quality), source)
 
 
 def _compare_draft(outcome: Outcome, stream: Stream) -> None:
-    """The weak model's draft, where a cascade went over from it; one that was cut off is worth nothing."""
+    """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
     others = (leg for leg in stream.legs if leg is not stream.leg)
     draft = next((leg for leg in others if leg.model == outcome.weak_model), None)
-    if draft is None or draft.error is not None:  # what broke tells nothing of the model
+    if draft is None or draft.error is not None:  # a failure does not count against the model
         return
     complete = draft.transcript.closed
     agreed = agreement(draft.said, stream.leg.said) if complete else 0.0
@@ -129,15 +165,7 @@ def _compare_draft(outcome: Outcome, stream: Stream) -> None:
 
 
 def _keep_answer(outcome: Outcome, leg: Leg) -> None:
-    """Of an answer in which the safety policy found something nothing is kept."""
+    """Keeps an answer unless the safety policy found something in it."""
     output = None if leg.answer is None else leg.answer.filter
     if output is None or not (output.review().taken or output.echoes):
         outcome.weak_answer = ends(leg.said, TEXT_CHARS_MAX)
-
-
-def _quality(known: Label | None) -> float | None:
-    return None if known is None else known.quality
-
-
-def _source(known: Label | None) -> "OutcomeSource.ValueType":
-    return OUTCOME_SOURCE_UNSPECIFIED if known is None else _SOURCES[known.source]

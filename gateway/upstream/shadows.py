@@ -18,7 +18,7 @@ from gateway.admission.pipeline import AdmittedRequest
 from gateway.admission.prompts import prepare
 from gateway.admission.usage import UsageAccounting
 from gateway.records.agreement import agreement
-from gateway.records.outcome import add_shadow, blocked, outcome_of, teaches
+from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
 from gateway.records.record_builder import RecordBuilder
 from gateway.records.store import RecordStore
 from gateway.routing.rules import SHADOW, drawn
@@ -101,7 +101,7 @@ class Shadowing:
 
     def _learn_from(self, ended: Ended) -> None:
         learning, stream = ended.admitted.plan.learning, ended.stream
-        if learning is None or not teaches(ended.request, stream):
+        if learning is None or not learnable(ended.request, stream):
             return
         prompt = ended.admitted.conversation.user_text
         outcome = outcome_of(ended.request, prompt, learning, stream)

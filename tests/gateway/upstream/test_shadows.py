@@ -238,7 +238,7 @@ async def test_a_fault_in_learning_costs_no_answer(
     def broken(*_: Any) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(shadowing, "teaches", broken)
+    monkeypatch.setattr(shadowing, "learnable", broken)
     async with opened() as wire:
         task = await answered(wire)
         assert f"request {task.request_id}: nothing was learned" in caplog.text
