@@ -108,14 +108,12 @@ class Decision:
         text: the text that goes on; where something blocks, what stands before it.
         edits: what differs from the text that came in.
         blocked: names of the rules that block, in order, each once; for errors, which never carry the text.
-        routed: the governed model that must answer.
     """
 
     taken: tuple[TakenAction, ...]
     text: str
     edits: tuple[Edit, ...] = ()
     blocked: tuple[str, ...] = ()
-    routed: str | None = None
 
 
 def apply(
@@ -138,7 +136,7 @@ def apply(
     chosen = _chosen(table, ordered)
     taken = tuple(TakenAction(finding, choice.action) for finding, choice in chosen)
     edits = _edits(taken, text, placeholders or Placeholders((text,)))
-    return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken), _route(chosen))
+    return Decision(taken, edited(text, edits), tuple(edits), _blocked(taken))
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
@@ -200,9 +198,3 @@ def _rank(one: TakenAction) -> tuple[int, int, int, int, str]:
 
 def _blocked(taken: Sequence[TakenAction]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.finding.rule for one in taken if one.action is Action.BLOCK))
-
-
-def _route(chosen: Sequence[tuple[Finding, Choice]]) -> str | None:
-    """The model of the most severe finding that routes; of equal ones the first."""
-    routes = [(f, choice) for f, choice in chosen if choice.action is Action.ROUTE]
-    return max(routes, key=lambda one: one[0].severity)[1].model if routes else None

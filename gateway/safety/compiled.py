@@ -17,7 +17,6 @@ from gateway.safety.rules.lexicon import ListKind, PhraseList
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -112,7 +111,7 @@ class _Compiler:
         self._labels = labels
         self._specs = default_rules()
         self._plain = [spec for spec in self._specs if not spec.scored]
-        self._watched = watched_rules(self._plain, LOOKBEHIND, LOOKAHEAD)
+        self._watched = watched_rules(self._plain)
         self._prompts: dict[object, RuleSet] = {}
         self._answers: dict[object, RuleSet] = {}
 

@@ -58,11 +58,10 @@ class AutomatonState:
         self.reach = reach
 
 
-Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int, int]
+Edge = tuple[AutomatonState, tuple[int, ...] | None, int, int]
 """The next state; which starts are left, counted from the oldest, the new character last (None: all old ones, and not
 the new one); the start of the longest match that is now complete, NO_MATCH, or HIDDEN behind an invisible character,
-which no rule counts; characters by which its finding may grow;
-characters behind those that decide about it."""
+which no rule counts; characters behind it that decide about it."""
 
 
 class Automaton:
@@ -83,7 +82,7 @@ class Automaton:
         self._waits = 0
         self._finished: list[tuple[int, int]] = []
         self._reaches: list[tuple[int, int]] = []
-        self._beyond: list[tuple[int, int, int]] = []
+        self._beyond: list[tuple[int, int]] = []
         for rule in rules:
             self._add(rule)
         self._sets = list(dict.fromkeys(self._chars))
@@ -97,7 +96,7 @@ class Automaton:
         self._symbols: dict[str, int] = {}
         self._states: dict[tuple[tuple[Threads, ...], int, int], AutomatonState] = {}
         self.context_before = max((rule.context_before for rule in rules), default=0)
-        self.context_after = max((rule.growth + rule.context_after for rule in rules), default=0)
+        self.context_after = max((rule.context_after for rule in rules), default=0)
 
     def __len__(self) -> int:
         """States in use."""
@@ -115,7 +114,7 @@ class Automaton:
     def edge(self, state: AutomatonState, char: str) -> Edge:
         """The edge of ``state`` for ``char``, made now."""
         plain = seen_as(char)
-        edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0, 0)
+        edge = self._alike(state, plain) if plain else (state, None, HIDDEN, 0)
         if len(state.edges) < STATES_MAX:
             state.edges[char] = edge
         return edge
@@ -181,8 +180,8 @@ class Automaton:
         most = rule.max_match_chars
         reach = UNBOUNDED if most is None else most + rule.context_after
         self._reaches.append((reach, own))
-        if rule.growth or rule.context_after:
-            self._beyond.append((last, rule.growth, rule.context_after))
+        if rule.context_after:
+            self._beyond.append((last, rule.context_after))
 
     def _mask(self, chars: CharSet) -> int:
         return _bits((p for p, own in enumerate(self._chars) if own == chars), 0)
@@ -235,7 +234,7 @@ class Automaton:
         begun, words = self._advance(None, plain, places, state.kind)
         begun = (begun | self._followers(state.heads, places)) & allowed
         heads, begun = begun & self._heads, begun & ~self._heads
-        claim, growth, after, seen = NO_MATCH, 0, 0, 0
+        claim, after, seen = NO_MATCH, 0, 0
         for index, threads in enumerate((*state.groups, None)):
             mask, nodes = begun, words
             if threads is not None:
@@ -244,7 +243,7 @@ class Automaton:
             seen |= mask
             if mask & self._last or any(node.complete for node in nodes):
                 claim = index if claim < 0 else claim
-                growth, after = self._look_beyond(mask, growth, after)
+                after = max(after, self._look_beyond(mask))
                 mask = self._unfinished(mask)
             mask &= self._waits
             if mask or nodes:
@@ -253,7 +252,7 @@ class Automaton:
         old = len(state.groups)
         same = kept == list(range(old))
         next_state = self._state(tuple(groups), heads, kind)
-        return next_state, None if same else tuple(kept), claim, growth, after
+        return next_state, None if same else tuple(kept), claim, after
 
     def _advance(
         self, threads: Threads | None, plain: str, places: Sequence[int], before: int
@@ -267,11 +266,9 @@ class Automaton:
         grown = [child for node in threads[1] if (child := node.child(plain)) is not None]
         return self._followers(threads[0], places), tuple(grown)
 
-    def _look_beyond(self, mask: int, growth: int, after: int) -> tuple[int, int]:
-        for last, grows, context in self._beyond:
-            if mask & last:
-                growth, after = max(growth, grows), max(after, context)
-        return growth, after
+    def _look_beyond(self, mask: int) -> int:
+        """Characters behind a match that ends at a position of ``mask`` that decide about it."""
+        return max((context for last, context in self._beyond if mask & last), default=0)
 
     def _unfinished(self, mask: int) -> int:
         for last, others in self._finished:
@@ -362,14 +359,14 @@ class StreamWatch:
             edge = edges.get(char)
             if edge is None:
                 edge = self._automaton.edge(state, char)
-            state, kept, claim, growth, after = edge
+            state, kept, claim, after = edge
             edges = state.edges
             if claim != NO_MATCH:
                 if claim == HIDDEN:
                     self._stretch(at)
                 else:
                     start = starts[claim] if claim < len(starts) else at
-                    self._claim(start, at + 1 + growth, after)
+                    self._claim(start, at + 1, after)
             if kept is not None:
                 starts.append(at)
                 starts = [starts[index] for index in kept]

@@ -101,7 +101,6 @@ def output_rules(
     watched: Sequence[WatchedRule],
     scanner: Scanner,
     words: Sequence[str] = (),
-    whole_words: bool = True,
 ) -> OutputRules | None:
     """The filter of a policy, or None when it leaves answers as they are.
 
@@ -109,8 +108,7 @@ def output_rules(
         policy: what to do.
         watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
         scanner: the rules.
-        words: words that ``scanner`` finds, those of deny and allow lists.
-        whole_words: it finds them as whole words alone; else inside longer ones too.
+        words: words that ``scanner`` finds as whole words, those of deny and allow lists.
 
     Raises:
         PatternError: a pattern cannot be followed in a stream; the message names the rule.
@@ -129,7 +127,7 @@ def output_rules(
         for rule in (*watched, *shapes.watched)
         if table.edits(rule.id) or rule.id.startswith(ALLOW_LIST)
     ]
-    automaton = Automaton(needed, WordList(words, whole_words))
+    automaton = Automaton(needed, WordList(words))
     both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
     rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
     return OutputRules(policy.version, rules, settings.echo, policy.settings.restore, both)

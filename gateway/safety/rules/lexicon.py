@@ -12,7 +12,7 @@ from typing import Final
 from ahocorasick_rs import AhoCorasick
 
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.rules.spec import RuleError, Span, Work
+from gateway.safety.rules.spec import RuleError, Span
 
 ENTRY_CHARS_MAX: Final = 256
 
@@ -44,7 +44,6 @@ class PhraseList:
     entries: tuple[str, ...]
     kind: ListKind = ListKind.DENY
     severity: Severity = Severity.HIGH
-    whole_words: bool = True
 
 
 class Lexicon:
@@ -58,22 +57,20 @@ class Lexicon:
         self._automaton = AhoCorasick(folded) if folded else None
         self.longest = max(map(len, folded), default=0)
 
-    def matches(self, text: str, work: Work) -> Iterator[tuple[PhraseList, Span]]:
+    def matches(self, text: str) -> Iterator[tuple[PhraseList, Span]]:
         """Every entry that occurs, overlapping ones included."""
         if self._automaton is None:
             return
-        work.bytes_scanned += len(text)
         for entry, start, end in self._automaton.find_matches_as_indexes(
             fold_case(text), overlapping=True
         ):
-            work.candidates += 1
             each = self._lists[entry]
-            if not each.whole_words or _is_whole(text, start, end):
+            if _is_whole(text, start, end):
                 yield each, (start, end)
 
-    def denied(self, text: str, work: Work) -> Iterator[Finding]:
+    def denied(self, text: str) -> Iterator[Finding]:
         """The findings of the deny lists."""
-        for each, span in self.matches(text, work):
+        for each, span in self.matches(text):
             if each.kind is ListKind.DENY:
                 yield Finding(f"deny.{each.name}", *span, each.severity)
 

@@ -20,7 +20,7 @@ import re2
 from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.lexicon import Lexicon
 from gateway.safety.rules.scanner import RuleScanner, Subject, compile_pattern
-from gateway.safety.rules.spec import Span, Work
+from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
 """Decoded bytes of one payload; what is longer is decoded up to here."""
@@ -141,17 +141,17 @@ class Payloads:
         self._lexicon = lexicon
         self._runs = [(f"encoding.{e.name}", e, compile_pattern(e.name, e.run)) for e in ENCODINGS]
 
-    def findings(self, subject: Subject, hints: Iterable[str], work: Work) -> list[Finding]:
+    def findings(self, subject: Subject, hints: Iterable[str]) -> list[Finding]:
         """What hides in ``subject``; ``hints`` of `RuleScanner.look` say which encodings occur."""
         present, budget = frozenset(hints), Budget()
         found: list[Finding] = []
         for hint, encoding, regex in self._runs:
             if hint not in present:
                 continue
-            for run, span in _runs_in(subject, regex, work):
+            for run, span in _runs_in(subject, regex):
                 payload = payload_of(encoding, run, budget)
                 if payload:
-                    found.extend(self.inside(payload, encoding.name, span, work))
+                    found.extend(self.inside(payload, encoding.name, span))
                 if budget.cut:
                     found.append(Finding("limit.encoded", *span, Severity.MEDIUM))
                     budget.cut = False
@@ -159,42 +159,38 @@ class Payloads:
                     return found
         return found
 
-    def turned(self, subject: Subject, work: Work) -> list[Finding]:
+    def turned(self, subject: Subject) -> list[Finding]:
         """Injections in rot13, which has no runs to look for."""
         other = Subject.of_ascii_folding(subject, rot13(subject.data))
-        inner = self._scanner.findings(other, self._scanner.look_for_signs(other, work), work)
+        inner = self._scanner.findings(other, self._scanner.look_for_signs(other))
         hidden = [each for each in inner if each.severity >= Severity.HIGH]
         return [
             Finding("injection.encoded.rot13", each.start, each.end, Severity.HIGH)
             for each in hidden
         ]
 
-    def inside(self, payload: str, name: str, span: Span, work: Work) -> Iterator[Finding]:
+    def inside(self, payload: str, name: str, span: Span) -> Iterator[Finding]:
         """What a decoded text holds, one finding per family, at the place of the run."""
         subject = Subject(payload)
-        work.bytes_decoded += len(subject.data)
-        present, hints = self._scanner.look(subject, work)
-        inner = self._scanner.findings(subject, present, work)
-        inner.extend(self._lexicon.denied(subject.text, work))
+        present, hints = self._scanner.look(subject)
+        inner = self._scanner.findings(subject, present)
+        inner.extend(self._lexicon.denied(subject.text))
         for family, severity in _families(inner):
             yield Finding(f"{family}.encoded.{name}", *span, severity)
-        if self._is_nested(subject, hints, work):
+        if self._is_nested(subject, hints):
             yield Finding("injection.encoded.nested", *span, Severity.MEDIUM)
 
-    def _is_nested(self, subject: Subject, hints: frozenset[str], work: Work) -> bool:
+    def _is_nested(self, subject: Subject, hints: frozenset[str]) -> bool:
         total = len(subject.data) * _NESTED_SHARE
         return any(
             len(run) >= total
             for hint, _, regex in self._runs
             if hint in hints
-            for run, _ in _runs_in(subject, regex, work)
+            for run, _ in _runs_in(subject, regex)
         )
 
 
-def _runs_in(
-    subject: Subject, regex: "re2._Regexp[bytes]", work: Work
-) -> Iterator[tuple[bytes, Span]]:
-    work.bytes_scanned += len(subject.data)
+def _runs_in(subject: Subject, regex: "re2._Regexp[bytes]") -> Iterator[tuple[bytes, Span]]:
     for found in regex.finditer(subject.data):
         start, end = found.span()
         yield subject.data[start:end], (subject.chars(start), subject.chars(end))

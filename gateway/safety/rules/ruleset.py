@@ -17,7 +17,7 @@ from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList
 from gateway.safety.rules.limits import MARKS_HINT, TextLimits, limit_findings
 from gateway.safety.rules.payloads import HINTS, Payloads
 from gateway.safety.rules.scanner import RuleScanner, Subject
-from gateway.safety.rules.spec import RuleSpec, Span, Work
+from gateway.safety.rules.spec import RuleSpec, Span
 
 
 def resolved(text: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -86,42 +86,39 @@ class RuleSet:
         self._lexicon = Lexicon(phrases)
         self._payloads = Payloads(self._scanner, self._lexicon)
 
-    def scan(self, text: str, work: Work | None = None) -> list[Finding]:
+    def scan(self, text: str) -> list[Finding]:
         """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.ruleset`).
 
-        ``work`` counts what was done. Text behind `TextLimits.chars_max` is not looked at and is one finding itself.
+        Text behind `TextLimits.chars_max` is not looked at and is one finding itself.
         """
-        work = Work() if work is None else work
         inspected = text[: self._limits.chars_max] if self._limits.chars_max else text
-        found = list(self._found(Subject(inspected), work))
+        found = list(self._found(Subject(inspected)))
         if self._lexicon.longest:
-            found = self._with_lists(inspected, found, work)
+            found = self._with_lists(inspected, found)
         if len(inspected) < len(text):
             found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, found) if found else []
 
-    def scan_hidden(
-        self, payload: str, name: str, span: Span, work: Work | None = None
-    ) -> list[Finding]:
+    def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
         """What a text holds that the caller decoded, such as one of tag characters.
 
         The findings are called "FAMILY.encoded.NAME" and lie at ``span``, the payload's place in the text it hid in.
         """
         limited = payload[: self._limits.chars_max] if self._limits.chars_max else payload
-        inside = self._payloads.inside(limited, name, span, Work() if work is None else work)
+        inside = self._payloads.inside(limited, name, span)
         return sorted(inside, key=lambda each: each.rule)
 
-    def _found(self, subject: Subject, work: Work) -> Iterator[Finding]:
-        present, hints = self._scanner.look(subject, work)
-        yield from self._scanner.findings(subject, present, work)
+    def _found(self, subject: Subject) -> Iterator[Finding]:
+        present, hints = self._scanner.look(subject)
+        yield from self._scanner.findings(subject, present)
         yield from limit_findings(subject.text, self._limits, hints)
         if self._decode:
-            yield from self._payloads.findings(subject, hints, work)
-            yield from self._payloads.turned(subject, work)
+            yield from self._payloads.findings(subject, hints)
+            yield from self._payloads.turned(subject)
 
-    def _with_lists(self, text: str, found: list[Finding], work: Work) -> list[Finding]:
+    def _with_lists(self, text: str, found: list[Finding]) -> list[Finding]:
         allowed: list[Span] = []
-        for each, span in self._lexicon.matches(text, work):
+        for each, span in self._lexicon.matches(text):
             if each.kind is ListKind.ALLOW:
                 allowed.append(span)
             else:

@@ -26,7 +26,7 @@ import re2
 
 from gateway.safety.findings import Finding
 from gateway.safety.rules.scoring import Sign, judge, weigh
-from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator, Work
+from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.syntax import width_of
 from gateway.safety.rules.validators import VALIDATORS
 
@@ -113,10 +113,9 @@ class Prefilter:
         except hyperscan.error as error:
             raise _culprit(named) or RuleError(named[0][0], str(error)) from None
 
-    def present(self, data: bytes, work: Work) -> Mapping[int, int]:
+    def present(self, data: bytes) -> Mapping[int, int]:
         """The patterns that occur, each with the byte offset where its first match may end."""
         found: dict[int, int] = {}
-        work.bytes_scanned += len(data)
         if data:
             self._database.scan(data, match_event_handler=_note, context=found)
         return found
@@ -170,7 +169,7 @@ class CompiledForm:
         self._validate: Validator = VALIDATORS[spec.validator]
         self._context = _context_of(spec) if form.in_context else None
 
-    def findings(self, subject: Subject, first_end: int, work: Work) -> Iterator[Span]:
+    def findings(self, subject: Subject, first_end: int) -> Iterator[Span]:
         """The places that the validator confirms, from left to right; only those of forms with a head may overlap.
 
         ``first_end``: a byte offset no later than the end of the first match, as the hint's pass says. Behind a
@@ -181,9 +180,8 @@ class CompiledForm:
         at = subject.back(first_end, self.width)
         while (found := self._regex.search(data, at)) is not None:
             start, end = found.span()
-            work.bytes_scanned += end - at
             first, last = subject.chars(start), subject.chars(end)
-            span = self._confirmed(subject.text, first, last, work)
+            span = self._confirmed(subject.text, first, last)
             if span is None:
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
@@ -191,13 +189,11 @@ class CompiledForm:
             yield span
             behind = span[0] if self.form.head else span[1]
             at = max(start + 1, subject.bytes_at(behind, start, first))
-        work.bytes_scanned += len(data) - at
 
-    def _confirmed(self, text: str, start: int, end: int, work: Work) -> Span | None:
-        work.candidates += 1
+    def _confirmed(self, text: str, start: int, end: int) -> Span | None:
         if self._context is not None and not self._in_context(text, start):
             return None
-        return self._validate(RuleMatch(text, start, end, self.spec, work))
+        return self._validate(RuleMatch(text, start, end, self.spec))
 
     def _in_context(self, text: str, start: int) -> bool:
         assert self._context is not None
@@ -270,29 +266,29 @@ class RuleScanner:
     def _hints(self, places: Sequence[int]) -> tuple[tuple[str, str], ...]:
         return tuple((self._forms[at].spec.id, self._forms[at].hint) for at in places)
 
-    def look(self, subject: Subject, work: Work) -> tuple[Mapping[int, int], frozenset[str]]:
+    def look(self, subject: Subject) -> tuple[Mapping[int, int], frozenset[str]]:
         """Which forms occur, for `findings`, and which of the extra hints do."""
-        occurring = self._plain_pass.present(subject.data, work)
+        occurring = self._plain_pass.present(subject.data)
         count = len(self._plain)
         extra = frozenset(self._extra[at - count] for at in occurring if at >= count)
         plain = {self._plain[at]: end for at, end in occurring.items() if at < count}
-        return {**plain, **self.look_for_signs(subject, work)}, extra
+        return {**plain, **self.look_for_signs(subject)}, extra
 
-    def look_for_signs(self, subject: Subject, work: Work) -> Mapping[int, int]:
+    def look_for_signs(self, subject: Subject) -> Mapping[int, int]:
         """Which scored forms occur, for `findings`. Cheaper than `look`."""
         if not self._scored:
             return {}
-        occurring = self._scored_pass.present(subject.data, work)
+        occurring = self._scored_pass.present(subject.data)
         return {self._scored[at]: end for at, end in occurring.items()}
 
-    def findings(self, subject: Subject, present: Mapping[int, int], work: Work) -> list[Finding]:
+    def findings(self, subject: Subject, present: Mapping[int, int]) -> list[Finding]:
         """What the forms that occur find, in no particular order and with overlaps."""
         plain: list[Finding] = []
         signs: list[Sign] = []
         for at, end in present.items():
             compiled = self._forms[at]
             rule, weight = compiled.spec.id, compiled.form.weight
-            spans = compiled.findings(subject, end, work)
+            spans = compiled.findings(subject, end)
             if weight:
                 signs.extend(weigh(subject.text, Sign(rule, *span, weight)) for span in spans)
             else:

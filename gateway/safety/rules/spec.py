@@ -40,6 +40,8 @@ class Form:
     """A cheaper pattern that matches inside every match of ``pattern``; empty: the pattern itself."""
     head: str = ""
     """The beginning of ``pattern`` that must be there but is in no finding, so that a stream need not wait for it."""
+    stream: str = ""
+    """What a stream follows instead of ``pattern``, for a validator that reads on behind the match; without a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +68,6 @@ class RuleSpec:
         return any(form.weight for form in self.forms)
 
 
-@dataclass(slots=True)
-class Work:
-    """Counts of one scan. Every unit is bounded work, so their sum bounds the cost."""
-
-    bytes_scanned: int = 0
-    """Bytes that went through a matching engine, counted once per pass."""
-    candidates: int = 0
-    """Matches of patterns that a validator was asked about."""
-    chars_read: int = 0
-    """Characters that validators read beyond the match."""
-    bytes_decoded: int = 0
-    """Bytes that came out of encoded payloads."""
-
-
 Span = tuple[int, int]
 """Start and end, in characters."""
 
@@ -89,14 +77,13 @@ class RuleMatch:
     """A match of a pattern, with the text around it.
 
     A validator may look `LOOKBEHIND` characters back and `LOOKAHEAD` ahead, and further only through `run`, which is
-    counted and bounded by the rule's `max_length`.
+    bounded by the rule's `max_length`.
     """
 
     text: str
     start: int
     end: int
     spec: RuleSpec
-    work: Work
 
     @property
     def value(self) -> str:
@@ -122,9 +109,7 @@ class RuleMatch:
         """The end of what ``pattern`` matches at ``start``, at most `max_length` behind the candidate's start."""
         limit = min(len(self.text), self.start + self.spec.max_length)
         found = pattern.match(self.text, start, limit)
-        end = found.end() if found else start
-        self.work.chars_read += end - start
-        return end
+        return found.end() if found else start
 
 
 LOOKBEHIND = 32

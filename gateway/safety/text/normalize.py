@@ -121,7 +121,7 @@ _ASCII_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def normalize(text: str, syntax: ChatSyntax = DEFAULT_SYNTAX) -> Normalized:
-    """The model's view of ``text``. Never raises: lone surrogates (see `decode`) become U+FFFD.
+    """The model's view of ``text``. Never raises: lone surrogates become U+FFFD.
 
     The outcome has at most four times as many characters, and is stable.
     """
@@ -130,11 +130,6 @@ def normalize(text: str, syntax: ChatSyntax = DEFAULT_SYNTAX) -> Normalized:
         _clean(trail)
     syntax.neutralize(trail)
     return trail.normalized()
-
-
-def decode(data: bytes) -> str:
-    """UTF-8, with a lone surrogate for each byte that is none, so that `normalize` can replace and flag it."""
-    return data.decode("utf-8", "surrogateescape")
 
 
 def _clean(trail: Trail) -> None:

@@ -6,9 +6,6 @@ compatibility decomposition (mathematical, full-width, circled, ligatures), the 
 letters without their accents and other marks, small capitals, negative circled and squared letters, regional
 indicators. All else stays. Letters of scripts that do not mimic Latin (Arabic, Hebrew, Indic, East Asian) stay too,
 or ordinary text in them would turn into noise.
-
-`prototype` is the skeleton of UTS #39 itself (NFD, prototypes, NFD): two names are confusable when theirs are equal.
-There ASCII maps within ASCII ("1" and "I" to "l", "m" to "rn"), so it serves to compare, not to read.
 """
 
 from dataclasses import dataclass
@@ -19,7 +16,6 @@ import numpy as np
 from gateway.safety.text import characters as c
 from gateway.safety.text import ucd
 from gateway.safety.text.confusables import PROTOTYPES, SCRIPTS
-from gateway.safety.text.invisible import CANDIDATES
 
 EXPANSION_MAX = 6
 """Characters that one character can become; what would need more stays as it is."""
@@ -41,7 +37,6 @@ _NAMED: Final = (
     "PARENTHESIZED LATIN CAPITAL LETTER ",
     "REGIONAL INDICATOR SYMBOL LETTER ",
 )
-_IGNORABLE: Final = dict.fromkeys(c.members(CANDIDATES + c.BLANKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +71,6 @@ def skeleton(text: str) -> Skeleton:
     seen = _EXPANSIONS[_STARTS[index[origins]] + within]
     seen = np.where(codes[origins] < _LIMIT, seen, codes[origins])
     return Skeleton(_text(seen), np.append(origins, len(codes)))
-
-
-def prototype(text: str) -> str:
-    """The skeleton of UTS #39: equal for two texts that can be taken for each other."""
-    shown = ucd.normalize("NFD", text).translate(_IGNORABLE)
-    return ucd.normalize("NFD", shown.translate(PROTOTYPES))
 
 
 def _text(codes: _Codes) -> str:

@@ -14,4 +14,3 @@ decimal: Final[Callable[[str], int]] = unicodedata2.decimal
 decomposition: Final[Callable[[str], str]] = unicodedata2.decomposition
 name: Final[Callable[[str, str], str]] = unicodedata2.name
 normalize: Final[Callable[[str, str], str]] = unicodedata2.normalize
-INSTALLED_VERSION: Final[str] = unicodedata2.unidata_version

@@ -74,12 +74,6 @@ def test_a_block_names_its_rules_and_never_the_text() -> None:
     assert "SECRET" not in repr(decision)
 
 
-def test_routes_go_to_the_model_of_the_most_severe() -> None:
-    findings = [found("injection.a", 0, 1), found("injection.role", 2, 3, Severity.HIGH)]
-    decision = apply(TABLE, "abc", findings)
-    assert (decision.routed, decision.text) == ("other", "abc")
-
-
 def test_what_lies_inside_the_allow_list_is_let_be() -> None:
     findings = [found("allow.list", 0, 8), found("pii.email", 2, 6), found("pii.email", 6, 10)]
     decision = apply(TABLE, "0123456789", findings)

@@ -127,3 +127,9 @@ def test_any_text_is_inspected_and_rests(text: str) -> None:
     assert all(0 <= f.start <= f.end <= len(text) for f in result.found)
     if not verdict_on([result]).blocked:
         assert inspect(result.text).text == result.text
+
+
+def test_the_most_severe_route_decides() -> None:
+    low = PromptFinding("injection.a", Severity.LOW, Action.ROUTE, 0, 1, "governed")
+    high = PromptFinding("injection.role", Severity.HIGH, Action.ROUTE, 2, 3, "other")
+    assert verdict_on([InspectedText("abc", "abc", (low, high))]).route == high

@@ -104,12 +104,30 @@ SECRET_RULES: Final = (
         r"\bhv[sbr]\.[A-Za-z0-9_-]{24}",
     ),
     _token("telegram_bot", r"AA[A-Za-z0-9_-]{33}", 46, "telegram_bot", head=r"\b\d{8,10}:"),
-    _token("jwt", r"\beyJ[A-Za-z0-9_-]{8}", 4096, "jwt"),
-    _token(
-        "private_key",
-        r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----",
-        16384,
-        "private_key",
+    RuleSpec(
+        "secret.jwt",
+        (
+            Form(
+                r"\beyJ[A-Za-z0-9_-]{8}",
+                stream=r"\beyJ[A-Za-z0-9_-]{8}[A-Za-z0-9_.-]*",
+            ),
+        ),
+        Severity.CRITICAL,
+        max_length=4096,
+        validator="jwt",
+    ),
+    RuleSpec(
+        "secret.private_key",
+        (
+            Form(
+                r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----",
+                stream=r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+                r"(?:-?[A-Za-z0-9+/=\s\\:,.])*-?(?:-----END [A-Z0-9 ]{1,48}-----)?",
+            ),
+        ),
+        Severity.CRITICAL,
+        max_length=16384,
+        validator="private_key",
     ),
     RuleSpec(
         "secret.connection_string",

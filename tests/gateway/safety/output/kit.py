@@ -28,14 +28,13 @@ class Rule:
     check: Check = lambda text, start, end: (start, end)
     before: int = 0
     after: int = 0
-    grows: bool = False
     cover: str = ""
     severity: Severity = Severity.HIGH
 
     @property
     def watched(self) -> WatchedRule:
         patterns = (self.cover or self.pattern,)
-        return WatchedRule(self.id, patterns, self.longest, self.before, self.after, self.grows)
+        return WatchedRule(self.id, patterns, self.longest, self.before, self.after)
 
 
 def luhn(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -82,7 +81,7 @@ RULES: Final = (
     Rule("secret.aws_access_key", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", 20),
     Rule("secret.github_token", r"\bgh[pousr]_[A-Za-z0-9]{36}\b", 40),
     Rule("secret.key", r"\bsk-[A-Za-z0-9_-]{20,200}", 203),
-    Rule("secret.session", r"\bsess_[a-z]{4}", 60, grown, grows=True),
+    Rule("secret.session", r"\bsess_[a-z]{4}", 60, grown, cover=r"\bsess_[a-z]{4}[\pL\pN]{0,51}"),
     Rule("secret.jwt", r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}", None),
     Rule(
         "secret.private_key",

@@ -10,7 +10,6 @@ from gateway.safety.output.watched import WatchedRule, watched_rules
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 SAMPLES = (
@@ -27,4 +26,4 @@ def default() -> tuple[Sequence[WatchedRule], RuleSet]:
     """The default rules that go by patterns, all watched."""
     specs = [spec for spec in default_rules() if not spec.scored]
     scanner = RuleSet(specs, decode=False, limits=TextLimits(0, 0, 0, stacked_marks=False))
-    return watched_rules(specs, LOOKBEHIND, LOOKAHEAD), scanner
+    return watched_rules(specs), scanner

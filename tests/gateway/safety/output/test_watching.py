@@ -1,35 +1,20 @@
 """Rules of the inspection as the stream follows them, and lists of words."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import pytest
-
+from gateway.safety.findings import Severity
 from gateway.safety.output.automaton import Automaton, StreamWatch
-from gateway.safety.output.watched import UNBOUNDED, WatchedRule, WordList, watched_rules
-
-
-@dataclass(frozen=True)
-class Form:
-    pattern: str
-    head: str = ""
-
-
-@dataclass(frozen=True)
-class Spec:
-    id: str
-    forms: tuple[Form, ...]
-    max_length: int
-    context_chars: int = 48
+from gateway.safety.output.watched import WatchedRule, WordList, watched_rules
+from gateway.safety.rules.defaults import default_rules
+from gateway.safety.rules.spec import Form, RuleSpec
 
 
 def test_what_a_rule_looks_at_is_kept() -> None:
     rule, key = watched_rules(
         [
-            Spec("pii.a", (Form("a{3}"), Form("b")), 3),
-            Spec("secret.private_key", (Form("-----BEGIN PRIVATE KEY-----"),), 16384),
-        ],
-        look_behind=32,
-        look_ahead=8,
+            RuleSpec("pii.a", (Form("a{3}"), Form("b")), Severity.LOW, 3),
+            *(spec for spec in default_rules() if spec.id == "secret.private_key"),
+        ]
     )
     expected = WatchedRule("pii.a", ("a{3}", "b"), 3, context_before=80, context_after=8)
     assert rule == replace(expected, heads=("", ""))
@@ -40,39 +25,13 @@ def test_what_a_rule_looks_at_is_kept() -> None:
     assert watch.free_to == watch.end
 
 
-def test_a_finding_that_may_grow_is_not_cut() -> None:
-    watch = StreamWatch(Automaton([WatchedRule("r", ("abc",), 10, grows=True)]))
-    watch.feed("abc" + "d" * 9)
-    assert watch.free_to == 0
-    watch.feed("d")
-    assert watch.free_to == watch.end
-
-
-def test_a_match_inside_one_that_may_grow_does_not_shorten_it() -> None:
-    rules = [WatchedRule("r", ("abc",), 30, grows=True), WatchedRule("s", ("1+",), 5)]
-    watch = StreamWatch(Automaton(rules))
-    watch.feed("abc-11-----1111")
-    assert watch.free_to == 0
-
-
 def test_invisible_characters_do_not_count() -> None:
-    rule = WatchedRule("r", ("abc",), 10, context_after=3, grows=True)
+    rule = WatchedRule("r", ("abcd{0,7}",), 10, context_after=3)
     watch = StreamWatch(Automaton([rule]))
-    watch.feed("abc" + "d\u200b" * 12)
+    watch.feed("abc" + "d\u200b" * 9)
     assert watch.free_to == 0
     watch.feed("d")
     assert watch.free_to == watch.end
-
-
-def test_growth_without_bound_waits_for_the_end() -> None:
-    assert WatchedRule("r", ("abc",), None, grows=True).growth == UNBOUNDED
-
-
-@pytest.mark.parametrize(("whole", "free"), [(True, 5), (False, 1)])
-def test_words_inside_longer_ones_count_where_the_list_says_so(whole: bool, free: int) -> None:
-    watch = StreamWatch(Automaton([], WordList(["heron", "ΣΟΦΟΣ"], whole)))
-    watch.feed("ahero")
-    assert watch.free_to == free
 
 
 def test_words_are_found_in_any_case() -> None:

@@ -8,7 +8,7 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.lexicon import Lexicon, ListKind, PhraseList, fold_case
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import RuleError, Work
+from gateway.safety.rules.spec import RuleError
 
 
 def found(text: str, *lists: PhraseList) -> list[tuple[str, str]]:
@@ -26,10 +26,6 @@ def test_words_match_whole_and_in_any_case() -> None:
     ]
 
 
-def test_parts_of_words_match_where_the_list_says_so() -> None:
-    assert found("concatenate", PhraseList("a", ("cat",), whole_words=False)) == [("deny.a", "cat")]
-
-
 def test_scripts_without_spaces_have_no_word_boundary() -> None:
     assert found("这是机密文件。", PhraseList("a", ("机密",))) == [("deny.a", "机密")]
 
@@ -44,9 +40,9 @@ def test_offsets_hold_where_lower_case_is_longer() -> None:
 
 
 def test_an_allowed_phrase_takes_back_what_lies_inside() -> None:
-    allow = PhraseList("own", ("help@acme.example", "Scunthorpe"), ListKind.ALLOW)
-    rules = RuleSet(default_rules(), phrases=[allow, PhraseList("a", ("cunt",), whole_words=False)])
-    text = "Mail help@acme.example or bob@acme.example in Scunthorpe"
+    allow = PhraseList("own", ("help@acme.example", "Blue Falcon Street"), ListKind.ALLOW)
+    rules = RuleSet(default_rules(), phrases=[allow, PhraseList("a", ("falcon",))])
+    text = "Mail help@acme.example or bob@acme.example in Blue Falcon Street"
     assert [text[each.start : each.end] for each in rules.scan(text)] == ["bob@acme.example"]
 
 
@@ -61,14 +57,21 @@ def test_entries_that_cannot_be_used_are_refused(entry: str) -> None:
         Lexicon([PhraseList("a", (entry,))])
 
 
-def test_tens_of_thousands_of_entries_cost_one_pass() -> None:
+def test_tens_of_thousands_of_entries_cost_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     entries = tuple("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(40_000))
-    lexicon, work = Lexicon([PhraseList("a", entries)]), Work()
+    lexicon = Lexicon([PhraseList("a", entries)])
+    automaton, passes = lexicon._automaton, []
+
+    class Counting:
+        def find_matches_as_indexes(self, text: str, overlapping: bool) -> object:
+            passes.append(len(text))
+            return automaton.find_matches_as_indexes(text, overlapping=overlapping)
+
+    monkeypatch.setattr(lexicon, "_automaton", Counting())
     text = "some ordinary words and " * 1000 + entries[77]
-    assert [span for _, span in lexicon.matches(text, work)] == [(len(text) - 9, len(text))]
-    assert work.bytes_scanned == len(text)
-    assert work.candidates == 1
+    assert [span for _, span in lexicon.matches(text)] == [(len(text) - 9, len(text))]
+    assert passes == [len(text)]
 
 
 def test_many_findings_under_many_allowed_phrases() -> None:

@@ -11,13 +11,15 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.rules.spec import Form, RuleSpec, Work
+from gateway.safety.rules.spec import Form, RuleSpec
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
+from tests.gateway.safety.rules.counting import CountedRules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
 
 RULES = RuleSet(default_rules())
+COUNTED = CountedRules(default_rules())
 
 
 def spans(text: str) -> list[tuple[str, str]]:
@@ -142,9 +144,8 @@ HOSTILE = (
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
-    small, large = Work(), Work()
-    RULES.scan((unit * 30_000)[:30_000], small)
-    RULES.scan((unit * 90_000)[:90_000], large)
+    _, small = COUNTED.scan((unit * 30_000)[:30_000])
+    _, large = COUNTED.scan((unit * 90_000)[:90_000])
     for one, other in (
         (small.bytes_scanned, large.bytes_scanned),
         (small.candidates, large.candidates),
@@ -197,9 +198,9 @@ def test_a_scan_is_a_pure_function() -> None:
 
 
 def test_what_is_longer_than_the_limit_is_one_finding_and_not_read() -> None:
-    rules, work = RuleSet(default_rules(), limits=TextLimits(chars_max=1000)), Work()
     text = "word " * 200 + "a@example.org" * 1000
-    assert rules.scan(text, work) == [Finding("limit.length", 1000, len(text), Severity.CRITICAL)]
+    found, work = CountedRules(default_rules(), TextLimits(chars_max=1000)).scan(text)
+    assert found == [Finding("limit.length", 1000, len(text), Severity.CRITICAL)]
     assert work.bytes_scanned < 20_000
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.text.confusables import parsed
-from gateway.safety.text.skeleton import prototype, skeleton
+from gateway.safety.text.skeleton import skeleton
 from tests.gateway.safety.text.corpus import CODE, SCRIPTS
 
 DISGUISES = [
@@ -61,18 +61,6 @@ def test_a_hit_maps_to_the_letters_it_was_made_of() -> None:
     assert text[first:last].endswith("e")
     start = seen.text.index("fine")
     assert seen.original_span(start, start + 4) == (text.index("ﬁ"), len(text))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("раураl", "paypal"), ("rnodern", "modern"), ("1l|I", "llll"), ("ѕсоре", "scope"), ("a\u200bb", "ab")],
-)  # fmt: skip
-def test_prototypes_are_equal_for_what_looks_equal(one: str, other: str) -> None:
-    assert prototype(one) == prototype(other)
-
-
-def test_prototypes_differ_for_what_looks_different() -> None:
-    assert prototype("paypal") != prototype("payroll")
 
 
 def test_the_confusables_are_whole() -> None:
