@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+import nats
+
 from sluice.startup import free_port
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 
@@ -37,6 +39,18 @@ def nats_process(folder: Path, port: int) -> Iterator[str]:
             yield f"nats://{config.host}:{config.port}"
         finally:
             end(process)
+
+
+async def delete_streams(url: str) -> None:
+    """Deletes all streams with their consumers, buckets and object stores included."""
+    client = await nats.connect(url)
+    try:
+        jetstream = client.jetstream()
+        for stream in await jetstream.streams_info():
+            assert stream.config.name is not None
+            await jetstream.delete_stream(stream.config.name)
+    finally:
+        await client.close()
 
 
 def end(process: subprocess.Popen[bytes], bound_s: float = STOP_S) -> None:
