@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def starts_a_mesh(item: pytest.Item) -> bool:
     """Whether the test is marked so, or uses the mesh of the suite."""
-    return item.get_closest_marker("mesh") is not None or "mesh" in getattr(item, "fixturenames", ())
+    return item.get_closest_marker("mesh") is not None or "mesh" in getattr(
+        item, "fixturenames", ()
+    )
 
 
 @pytest.fixture(scope="session")
