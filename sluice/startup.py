@@ -1,19 +1,34 @@
-"""What servers need at their start: addresses, free ports, who holds a port that is not free, and a quiet heap."""
+"""How servers start: their addresses and ports, the command and environment of a process of ours, its heap."""
 
 import errno
 import gc
 import ipaddress
+import os
 import random
 import socket
-from collections.abc import Collection
+import sys
+import sysconfig
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 from sluice.errors import SetupError
+from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 15_000
 _TRIES: Final = 200
+
+_ONE_THREAD: Final[Mapping[str, str]] = {
+    # Threads that spin beside other busy processes cost 10 to 40 times; a worker sets its own number.
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def split_address(address: str, key: str) -> tuple[str, int]:
@@ -79,6 +94,36 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
         return False
 
 
+def reachable(address: str) -> str:
+    """Where to call a server that listens on ``address``: loopback, when it listens on every address."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK}:{port}" if host in ("0.0.0.0", "[::]") else address
+
+
+def module_command(module: str, config: Path | None) -> tuple[str, ...]:
+    """Program and arguments of a process of ours; modules of the working directory are not imported."""
+    command = (sys.executable, "-P", "-m", module)
+    return command if config is None else (*command, "--config", str(config))
+
+
+def child_environment(*, keep_settings: bool = False) -> dict[str, str]:
+    """Our environment for a process that shares this machine with others.
+
+    A child reads resolved settings from its file. So variables that override settings are left out, unless
+    ``keep_settings``: they are resolved already, and ``SLUICE_NATS__PORT=0`` must not undo that.
+    """
+    kept = {
+        key: value for key, value in os.environ.items() if keep_settings or not _is_setting(key)
+    }
+    environment = {**_ONE_THREAD, **kept}
+    root = str(Path(__file__).resolve().parents[1])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        # A source tree that is not installed.
+        parts = (root, environment.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
+    return environment
+
+
 def freeze_heap() -> None:
     """Exempts everything allocated so far from garbage collection; call it once, when the process is ready.
 
@@ -120,3 +165,9 @@ def _ephemeral_start() -> int:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 32_768
+
+
+def _is_setting(variable: str) -> bool:
+    prefix = str(Settings.model_config.get("env_prefix", ""))
+    section = variable.upper().removeprefix(prefix.upper()).partition("__")[0]
+    return variable.upper().startswith(prefix.upper()) and section.lower() in Settings.model_fields

@@ -1,9 +1,9 @@
-"""One run of one program: started so that nothing of it can outlive us, and awaited without polling.
+"""One run of one program: started so that it cannot outlive the supervisor, and awaited without polling.
 
 Rules:
 - Each child leads a session and process group of its own: a terminal's Ctrl-C reaches the supervisor alone, which then
   stops its children in order.
-- Each child dies with the thread that started it (parent-death signal, see `launch`). So children are started on the
+- Each child dies with the thread that started it (parent-death signal, see `orphans`). So children are started on the
   event loop's thread, never in a pool.
 - The group is killed while its dead leader is not reaped yet: until then no other process can have that number.
 """
@@ -12,7 +12,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Mapping
@@ -21,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from supervisor.orphans import dying_with_us
+
 LOG_MAX_BYTES: Final = 16 * 1024 * 1024
 """A log that is larger when its process starts moves to NAME.log.1."""
 
 _TAIL_BYTES: Final = 65_536
-_LINES_LOOKED_AT: Final = 20
-_LINES_SAID: Final = 5
-_WORDS_MAX: Final = 600
-_LAUNCH: Final = str(Path(__file__).with_name("launch.py"))
+_LINES_READ: Final = 20
+_LINES_SHOWN: Final = 5
+_TAIL_CHARS: Final = 600
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ChildSpec:
         name: in logs and tables.
         argv: program and arguments.
         env: the whole environment.
-        log: where output goes, appended; None leaves it on our own.
+        log: where output is appended; None: our own output.
         port: where it listens, for people.
         stop_s: how long it may take to end after SIGTERM, seconds.
     """
@@ -64,7 +64,7 @@ class Child:
     """
 
     def __init__(self, spec: ChildSpec) -> None:
-        """Starts ``spec``; needs a running event loop, and raises OSError when there is no room for a process."""
+        """Starts ``spec``; needs a running event loop, and raises OSError when no process can be started."""
         self._loop = asyncio.get_running_loop()
         self.ending = False
         self.exited: asyncio.Future[int] = self._loop.create_future()
@@ -119,9 +119,8 @@ class Child:
 
 
 def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
-    launch = (sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()))
     return subprocess.Popen(
-        (*launch, *spec.argv),
+        dying_with_us(spec.argv),
         env=dict(spec.env),
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -138,7 +137,7 @@ def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
     return path.open("ab")
 
 
-def exit_words(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code for people."""
     if code >= 0:
         return f"exit code {code}"
@@ -148,24 +147,24 @@ def exit_words(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_words(path: Path, start: int = 0) -> str:
-    """What a process said at its end, in one line: from its last line with an error on, else its last lines.
+def log_tail(path: Path, start: int = 0) -> str:
+    """The end of a log in one line: from the last line with an error, else the last lines.
 
     ``start`` is the length of the log before it began, bytes.
     """
-    lines = [line.strip() for line in _tail(path, start).splitlines()]
-    lines = [line for line in lines if line][-_LINES_LOOKED_AT:]
+    lines = [line.strip() for line in _read_tail(path, start).splitlines()]
+    lines = [line for line in lines if line][-_LINES_READ:]
     errors = [index for index, line in enumerate(lines) if "error" in line.lower()]
-    begin = errors[-1] if errors else len(lines) - _LINES_SAID
-    words = " | ".join(lines[max(begin, 0) :][:_LINES_SAID])
-    return textwrap.shorten(words, _WORDS_MAX, placeholder=" ...") or "nothing written"
+    begin = errors[-1] if errors else len(lines) - _LINES_SHOWN
+    words = " | ".join(lines[max(begin, 0) :][:_LINES_SHOWN])
+    return textwrap.shorten(words, _TAIL_CHARS, placeholder=" ...") or "nothing written"
 
 
-def _tail(path: Path, start: int) -> str:
+def _read_tail(path: Path, start: int) -> str:
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            # A log that is shorter than it was has been started anew.
+            # A log that is shorter than it was has been rotated.
             log.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
             return log.read().decode("utf-8", errors="replace")
     except OSError:

@@ -1,10 +1,11 @@
-"""A whole mesh on this machine, as long as a block runs: nats-server, tritonserver, batcher, gateway.
+"""A whole mesh on this machine while a block runs: nats-server, tritonserver, batcher, gateway. Or a worker alone.
 
-`sluice up`, `sluice demo`, tests and benchmarks all use `running_mesh`. `Mesh.start` reads as the start order, and
-backwards as the order of the stop: the gateway drains while everything behind it still works.
+`sluice up`, `sluice demo`, tests and benchmarks use `running_mesh`, `sluice worker` uses `running_worker`. `Mesh.start`
+reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
 """
 
 import asyncio
+import logging
 import shutil
 import signal
 import tempfile
@@ -14,22 +15,46 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from model_workers.deploy import render_repository
 from sluice.errors import SetupError
 from sluice.settings import Settings
-from supervisor import specs
+from sluice.startup import is_loopback, reachable
 from supervisor.child import Child
 from supervisor.nats import wait_for_nats
-from supervisor.plan import MeshPlan, make_plan
-from supervisor.readiness import reachable, wait_until_serving
+from supervisor.plan import (
+    TRITON,
+    MeshPlan,
+    batcher_spec,
+    check_models,
+    checked_port,
+    gateway_spec,
+    make_plan,
+    nats_spec,
+    plan_triton,
+    triton_spec,
+)
 from supervisor.state import MeshState, StateDir, write_atomically
-from supervisor.stubs import StubWatch
-from supervisor.supervisor import Supervisor
-from supervisor.triton import TritonConfig, remove_shared_memory, stub_pids
-from supervisor.unit import Companion, Unit
+from supervisor.supervisor import SupervisedProcess, Supervisor, Watcher
+from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
+from supervisor.triton_stubs import StubWatch, stub_pids
+
+logger = logging.getLogger(__name__)
 
 GATEWAY_START_S: Final = 60.0
 """What batcher and gateway may take on top of NATS and Triton, seconds."""
+_SERVICE: Final = "sluice.v1.InferenceService"
+"""SERVING when the gateway has NATS and a live worker for every model."""
+
+_SERVING: Final = "SERVING"
+_RETRY_S: Final = 0.1
+_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class Mesh:
@@ -72,7 +97,7 @@ class Mesh:
     @property
     def stubs(self) -> dict[str, int]:
         """Pids of the Python processes of the embedded models that live now, by model."""
-        pid = self.processes.get(specs.TRITON)
+        pid = self.processes.get(TRITON)
         found = stub_pids(pid) if pid is not None else {}
         return {instance.rsplit("_", 2)[0]: stub for instance, stub in found.items()}
 
@@ -90,13 +115,13 @@ class Mesh:
             processes=self._supervisor.states,
         )
 
-    def unit(self, name: str) -> Unit:
-        """One process with its life; KeyError when the mesh does not run it."""
-        return self._supervisor.unit(name)
+    def supervised(self, name: str) -> SupervisedProcess:
+        """One process with its restarts; KeyError when the mesh does not run it."""
+        return self._supervisor.process(name)
 
     def kill(self, name: str, sent: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to the process ``name``, which is running; returns its pid. The supervisor starts it again."""
-        child = self.unit(name).child
+        child = self.supervised(name).child
         assert child is not None, f"{name} does not run now"
         child.send(sent)
         return child.pid
@@ -119,14 +144,17 @@ class Mesh:
         self._prepare_files()
         bound_s = self.settings.triton.start_s + GATEWAY_START_S
         if self._plan.nats is not None:
-            self._supervisor.start(specs.nats_spec(self._plan.nats, self.state_dir))
+            self._supervisor.start(nats_spec(self._plan.nats, self.state_dir))
             await self._supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s)
             )
         if self._plan.triton is not None:
-            self._start_triton(self._plan.triton)
-        self._supervisor.start(specs.batcher_spec(self._plan))
-        self._supervisor.start(specs.gateway_spec(self._plan))
+            self._supervisor.start(
+                triton_spec(self._plan.triton, self.state_dir.log(TRITON)),
+                triton_watcher(self._plan.triton, self.settings),
+            )
+        self._supervisor.start(batcher_spec(self._plan))
+        self._supervisor.start(gateway_spec(self._plan))
         await self._supervisor.during_start(self.wait_until_serving(bound_s))
         self.ready_s = time.monotonic() - begun
         self._ready = True
@@ -144,32 +172,24 @@ class Mesh:
         write_atomically(state.config, self.settings.to_yaml())
         self._write_state()
 
-    def _start_triton(self, config: TritonConfig) -> None:
-        unit = self._supervisor.start(
-            specs.triton_spec(config, self.state_dir.log(specs.TRITON)),
-            triton_companion(config, self.settings, lambda: unit.reloaded()),
-        )
-
     def _write_state(self) -> None:
         self.state_dir.write(self.state)
 
 
-def triton_companion(
-    config: TritonConfig, settings: Settings, on_reload: Callable[[], None]
-) -> Companion:
-    """Watches the models' processes of a run of Triton, and clears its shared memory away when it ends."""
+def triton_watcher(config: TritonConfig, settings: Settings) -> Watcher:
+    """Reloads models whose process has died, and removes Triton's shared memory when it ends."""
     address = reachable(f"{config.host}:{config.port}")
-    watch = StubWatch(address, config.secret, config.models, settings.triton.start_s, on_reload)
+    watch = StubWatch(address, config.secret, config.models, settings.triton.start_s)
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
-    async def companion(child: Child) -> None:
+    async def watcher(child: Child, on_reload: Callable[[], None]) -> None:
         try:
-            await watch(child)
+            await watch(child, on_reload)
             await asyncio.shield(child.exited)
         finally:
             remove_shared_memory(config.shm_prefix)
 
-    return companion
+    return watcher
 
 
 @asynccontextmanager
@@ -211,3 +231,76 @@ def _state_root(named: Path | None) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(root, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_worker(settings: Settings, host: str, port: int) -> AsyncIterator[str]:
+    """Serves every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
+
+    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are not looked at.
+
+    Raises:
+        SetupError: something is missing, taken or did not start.
+        SettingsError: a model cannot be served.
+    """
+    here = _served_here(settings)
+    check_models(here)
+    port = checked_port("triton.port", host, port, set())
+    if not is_loopback(host):
+        logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
+    with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
+        config = plan_triton(here, Path(root), host, port)
+        render_repository(here, config.repository)
+        supervisor = Supervisor()
+        try:
+            supervisor.start(triton_spec(config, log=None), triton_watcher(config, here))
+            address = f"{host}:{port}"
+            await supervisor.during_start(
+                wait_for_triton(reachable(address), settings.triton.start_s)
+            )
+            yield address
+        finally:
+            await supervisor.stop()
+
+
+def _served_here(settings: Settings) -> Settings:
+    models = tuple(model.model_copy(update={"triton_url": None}) for model in settings.models)
+    triton = settings.triton.model_copy(update={"url": None})
+    return settings.model_copy(update={"models": models, "triton": triton})
+
+
+async def wait_until_serving(address: str, bound_s: float) -> None:
+    """Returns when the gateway at ``address`` says SERVING.
+
+    Raises:
+        SetupError: not within ``bound_s`` seconds; the message has its last status.
+    """
+    said = "no answer"
+    try:
+        async with (
+            asyncio.timeout(bound_s),
+            grpc.aio.insecure_channel(address, _OPTIONS) as channel,
+        ):
+            async for said in _health_changes(channel):
+                if said == _SERVING:
+                    return
+    except TimeoutError:
+        raise SetupError(
+            f"the gateway at {address} was not ready after {bound_s:.0f} s (health: {said}); "
+            "see the logs of batcher and triton, or raise triton.start_s"
+        ) from None
+
+
+async def _health_changes(channel: grpc.aio.Channel) -> AsyncIterator[str]:
+    """Its health status at every change, or the code of a failed call; the gateway may go away and come back."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    while True:
+        call = stub.Watch(health_pb2.HealthCheckRequest(service=_SERVICE), wait_for_ready=True)
+        try:
+            async for response in call:
+                yield str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+        except grpc.aio.AioRpcError as error:
+            yield str(error.code().name)
+        finally:
+            call.cancel()
+        await asyncio.sleep(_RETRY_S)

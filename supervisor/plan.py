@@ -1,4 +1,4 @@
-"""What will run, and whether it can: every check that is possible before anything is started.
+"""What a mesh runs: every check that is possible before anything is started, and how each process is started.
 
 Each problem is one line that names the setting and says what to do (`SetupError`, `SettingsError`).
 """
@@ -15,16 +15,34 @@ from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_ht
 from sluice.startup import (
     LOOPBACK,
     answers,
+    child_environment,
     free_port,
     is_loopback,
     listen_problem,
+    module_command,
     split_address,
 )
-from supervisor import nats, triton
+from supervisor.child import ChildSpec
+from supervisor.nats import NatsConfig, find_nats_server, nats_command
 from supervisor.state import StateDir
+from supervisor.triton import (
+    TritonConfig,
+    find_libpython,
+    find_wheel,
+    prepare_runtime,
+    triton_command,
+    triton_environment,
+)
 
+NATS: Final = "nats"
+TRITON: Final = "triton"
+BATCHER: Final = "batcher"
+GATEWAY: Final = "gateway"
+
+_MARGIN_S: Final = 3.0
+"""What an orderly end may take beside the drain, seconds."""
 EXTERNAL_BOUND_S: Final = 3.0
-"""How long a server that somebody else runs may take to accept a connection, seconds."""
+"""How long an external server may take to accept a connection, seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +57,8 @@ class MeshPlan:
 
     settings: Settings
     state: StateDir
-    nats: nats.NatsConfig | None
-    triton: triton.TritonConfig | None
+    nats: NatsConfig | None
+    triton: TritonConfig | None
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
@@ -62,16 +80,16 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     return MeshPlan(resolved, state, nats_config, triton_config)
 
 
-def plan_triton(settings: Settings, root: Path, host: str, port: int) -> triton.TritonConfig:
+def plan_triton(settings: Settings, root: Path, host: str, port: int) -> TritonConfig:
     """An embedded server for every model that is not served elsewhere, with its files under ``root``.
 
     Raises:
         SetupError: Triton's wheel or libpython is missing.
     """
-    triton.find_wheel()
-    triton.find_libpython()
+    find_wheel()
+    find_libpython()
     endpoint = otlp_http_endpoint(settings)
-    return triton.TritonConfig(
+    return TritonConfig(
         repository=root / "models",
         models=embedded_models(settings),
         runtime=root / "triton",
@@ -85,7 +103,7 @@ def plan_triton(settings: Settings, root: Path, host: str, port: int) -> triton.
 
 
 def shm_prefix(root: Path) -> str:
-    """How shared memory is named in this folder: the same at every start, so that what a killed one left is found."""
+    """Prefix of this folder's shared memory: the same at every start, so that what a killed server left is found."""
     return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
 
 
@@ -125,6 +143,43 @@ def checked_port(key: str, host: str, port: int, taken: set[int]) -> int:
     return port
 
 
+def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
+    """nats-server; writes its configuration file."""
+    return ChildSpec(
+        name=NATS,
+        argv=nats_command(config, state.root / "nats.conf"),
+        env=child_environment(),
+        log=state.log(NATS),
+        port=config.port,
+        stop_s=_MARGIN_S,
+    )
+
+
+def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
+    """tritonserver; fills its runtime folder."""
+    prepare_runtime(config.runtime)
+    return ChildSpec(
+        name=TRITON,
+        argv=triton_command(config),
+        env=triton_environment(config.runtime, child_environment()),
+        log=log,
+        port=config.port,
+        stop_s=config.exit_timeout_s + _MARGIN_S,
+    )
+
+
+def batcher_spec(plan: MeshPlan) -> ChildSpec:
+    """The batcher."""
+    drain_s = plan.settings.batcher.drain_s
+    return _python_spec(BATCHER, plan.state, None, drain_s)
+
+
+def gateway_spec(plan: MeshPlan) -> ChildSpec:
+    """The gateway."""
+    port = int(plan.settings.gateway.address.rpartition(":")[2])
+    return _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
+
+
 def _own_address(key: str, address: str, taken: set[int]) -> str:
     host, port = split_address(address, key)
     if not is_loopback(host):
@@ -136,18 +191,16 @@ def _own_address(key: str, address: str, taken: set[int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> nats.NatsConfig | None:
+def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConfig | None:
     if settings.nats.url is not None:
         _check_external("nats.url", settings.nats.url)
         return None
-    nats.find_nats_server()
+    find_nats_server()
     port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
-    return nats.NatsConfig(port=port, store=state.nats)
+    return NatsConfig(port=port, store=state.nats)
 
 
-def _plan_triton(
-    settings: Settings, state: StateDir, taken: set[int]
-) -> triton.TritonConfig | None:
+def _plan_triton(settings: Settings, state: StateDir, taken: set[int]) -> TritonConfig | None:
     for index, model in enumerate(settings.models):
         for url in model.triton_urls:
             _check_external(f"models.{index}.triton_url", url)
@@ -162,15 +215,15 @@ def _plan_triton(
 def _check_external(key: str, url: str) -> None:
     host, port = split_address(url.rpartition("://")[2].rpartition("@")[2].rstrip("/"), key)
     if not answers(host, port, EXTERNAL_BOUND_S):
-        raise SetupError(f"{key}: nobody answers at {host}:{port}; start it, or remove {key}")
+        raise SetupError(f"{key}: nothing answers at {host}:{port}; start it, or remove {key}")
 
 
 def _resolve(
     settings: Settings,
     address: str,
     page: str | None,
-    nats_config: nats.NatsConfig | None,
-    triton_config: triton.TritonConfig | None,
+    nats_config: NatsConfig | None,
+    triton_config: TritonConfig | None,
 ) -> Settings:
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": address}),
@@ -179,11 +232,23 @@ def _resolve(
         ),
     }
     if nats_config is not None:
-        url = f"nats://{nats_config.host}:{nats_config.port}"
-        update["nats"] = settings.nats.model_copy(update={"url": url, "port": nats_config.port})
+        update["nats"] = settings.nats.model_copy(
+            update={"url": nats_config.url, "port": nats_config.port}
+        )
     if triton_config is not None:
         url = f"{triton_config.host}:{triton_config.port}"
         update["triton"] = settings.triton.model_copy(
             update={"url": url, "port": triton_config.port}
         )
     return settings.model_copy(update=update)
+
+
+def _python_spec(module: str, state: StateDir, port: int | None, drain_s: float) -> ChildSpec:
+    return ChildSpec(
+        name=module,
+        argv=module_command(module, state.config),
+        env=child_environment(),
+        log=state.log(module),
+        port=port,
+        stop_s=drain_s + _MARGIN_S,
+    )

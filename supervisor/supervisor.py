@@ -1,72 +1,210 @@
-"""Holds the processes of a mesh: starts them in order, keeps them up, ends them in reverse order."""
+"""Runs the processes of a mesh: starts them in order, restarts those that end, stops them in reverse order."""
 
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sluice.errors import SetupError
-from supervisor.child import ChildSpec, exit_words, last_words
-from supervisor.guardian import Guardian
+from supervisor.child import Child, ChildSpec, describe_exit, log_tail
+from supervisor.lifecycle import Lifecycle
+from supervisor.orphans import OrphanReaper
 from supervisor.state import ProcessState
-from supervisor.unit import Companion, Unit
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+Watcher = Callable[[Child, Callable[[], None]], Awaitable[None]]
+"""Runs beside each run of a process and is cancelled when the process ends. When it fails, the process is restarted.
+
+Its second argument is to be called after a repair that needed no restart.
+"""
+
+
+class SupervisedProcess:
+    """One process that is kept running: started, restarted when it ends by itself, and stopped when asked.
+
+    Attributes:
+        spec: what runs.
+        life: its phase and restarts.
+        child: the present run; None between two runs.
+        reloads: how often the watcher repaired it without a restart.
+        first_exit: done with the exit code once the first run has ended.
+        first_log_start: how long the log was before the first run, bytes.
+    """
+
+    def __init__(
+        self, spec: ChildSpec, on_change: Callable[[], None], watcher: Watcher | None = None
+    ) -> None:
+        self.spec = spec
+        self.life = Lifecycle()
+        self.child: Child | None = None
+        self.reloads = 0
+        self.first_exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.first_log_start = 0
+        self._on_change = on_change
+        self._watcher = watcher
+        self._stop_asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the process, and restarts it from now on. OSError when the first start fails."""
+        self.first_log_start = self._spawn().log_start
+        self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.name}")
+
+    async def stop(self) -> None:
+        """Ends the process within its bound, for good."""
+        self.life.stop()
+        self._stop_asked.set()
+        self._on_change()
+        if self.child is not None:
+            code = await self.child.end(self.spec.stop_s)
+            logger.info("%s has ended: %s", self.spec.name, describe_exit(code))
+        if self._task is not None:
+            await self._task
+
+    def kill_now(self) -> None:
+        """Ends the process without waiting for anything."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.child is not None:
+            self.child.kill_now()
+
+    @property
+    def state(self) -> ProcessState:
+        """For the state file."""
+        return ProcessState(
+            name=self.spec.name,
+            phase=self.life.phase.value,
+            pid=self.child.pid if self.child else None,
+            started_unix_ms=self.child.started_unix_ms if self.child else None,
+            restarts=self.life.restarts,
+            reloads=self.reloads,
+            port=self.spec.port,
+            log=str(self.spec.log) if self.spec.log else None,
+        )
+
+    def _spawn(self) -> Child:
+        self.child = Child(self.spec)
+        self.life.started(time.monotonic())
+        self._on_change()
+        return self.child
+
+    def _spawn_again(self) -> None:
+        try:
+            self._spawn()
+        except OSError as error:
+            # No memory or no process numbers left: treated as an exit; the others keep running.
+            logger.error("%s could not be started: %s", self.spec.name, error)
+
+    async def _supervise(self) -> None:
+        again = True
+        while again:
+            why = "it could not be started"
+            if self.child is not None:
+                why = describe_exit(await self._run(self.child))
+                self.child = None
+            again = await self._wait_for_restart(why)
+            if again:
+                self._spawn_again()
+        self._on_change()
+
+    async def _wait_for_restart(self, why: str) -> bool:
+        """Waits for the time of the next start; False when there is none."""
+        if self.life.ending:
+            self.life.stopped()
+            return False
+        wait_s = self.life.exited(time.monotonic())
+        logger.warning("%s ended (%s); next start in %.1f s", self.spec.name, why, wait_s)
+        self._on_change()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop_asked.wait(), wait_s)
+        return not self._stop_asked.is_set()
+
+    async def _run(self, child: Child) -> int:
+        """Waits for the end of ``child``, with the watcher beside it."""
+        beside = self._start_watcher(child)
+        code = await child.exited
+        if beside is not None:
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
+        if not self.first_exit.done():
+            self.first_exit.set_result(code)
+        return code
+
+    def _start_watcher(self, child: Child) -> asyncio.Task[None] | None:
+        if self._watcher is None:
+            return None
+        return asyncio.create_task(self._watch(self._watcher, child))
+
+    def _count_reload(self) -> None:
+        self.reloads += 1
+        self._on_change()
+
+    async def _watch(self, watcher: Watcher, child: Child) -> None:
+        try:
+            await watcher(child, self._count_reload)
+        except Exception:  # its task would end silently, and the process would run unwatched
+            logger.exception("the watcher of %s failed; restarting it", self.spec.name)
+            child.send(signal.SIGKILL)
+
 
 class Supervisor:
-    """Units by name, in start order.
+    """Processes by name, in start order.
 
     Every method belongs to the event loop's thread: children die with the thread that started them.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """``on_change`` is called after every change of any unit; it must not block for long."""
+        """``on_change`` is called after every change of any process; it must not block for long."""
         self.pid = os.getpid()
         self.started_unix_ms = time.time_ns() // 1_000_000
-        self._units: dict[str, Unit] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._on_change = on_change
-        self._guardian = Guardian()
+        self._reaper = OrphanReaper()
         self._changed = asyncio.Event()
 
-    def start(self, spec: ChildSpec, companion: Companion | None = None) -> Unit:
-        """Starts ``spec`` and keeps it up until `stop`.
+    def start(self, spec: ChildSpec, watcher: Watcher | None = None) -> SupervisedProcess:
+        """Starts ``spec`` and restarts it until `stop`.
 
         Raises:
-            SetupError: this machine lets no process start.
+            SetupError: the process cannot be started.
         """
-        assert spec.name not in self._units, f"{spec.name} is started already"
-        unit = Unit(spec, self._note_change, companion)
+        assert spec.name not in self._processes, f"{spec.name} is started already"
+        process = SupervisedProcess(spec, self._note_change, watcher)
         try:
-            unit.start()
+            process.start()
         except OSError as error:
             raise SetupError(f"{spec.name} cannot be started: {error}") from error
-        self._units[spec.name] = unit
+        self._processes[spec.name] = process
         self._note_change()
-        return unit
+        return process
 
-    def unit(self, name: str) -> Unit:
-        """The unit called ``name``; KeyError when there is none."""
-        return self._units[name]
+    def process(self, name: str) -> SupervisedProcess:
+        """The process called ``name``; KeyError when there is none."""
+        return self._processes[name]
 
     @property
     def pids(self) -> dict[str, int]:
         """Pids of what runs now, by name."""
-        return {name: unit.child.pid for name, unit in self._units.items() if unit.child}
+        return {
+            name: process.child.pid for name, process in self._processes.items() if process.child
+        }
 
     @property
     def states(self) -> tuple[ProcessState, ...]:
         """For the state file."""
-        return tuple(unit.state for unit in self._units.values())
+        return tuple(process.state for process in self._processes.values())
 
     @property
     def stop_s(self) -> float:
         """How long `stop` may take, seconds."""
-        return sum(unit.spec.stop_s for unit in self._units.values())
+        return sum(process.spec.stop_s for process in self._processes.values())
 
     async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
         """Returns as soon as ``condition`` holds; it is looked at after every change.
@@ -79,19 +217,19 @@ class Supervisor:
                 await self._changed.wait()
 
     async def during_start(self, ready: Awaitable[_T]) -> _T:
-        """Waits for ``ready``, as long as no process ends: while starting that is no accident but a mistake.
+        """Waits for ``ready``; a process that ends meanwhile is an error: it would end again after a restart.
 
         Raises:
             SetupError: a process ended; the message names its log and its last lines.
         """
         waiting = asyncio.ensure_future(ready)
-        exits = {unit.first_exit: unit for unit in self._units.values()}
+        exits = {process.first_exit: process for process in self._processes.values()}
         try:
             pending: list[asyncio.Future[Any]] = [waiting, *exits]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for ended, unit in exits.items():
+            for ended, process in exits.items():
                 if ended.done():
-                    raise _start_problem(unit, ended.result())
+                    raise _start_problem(process, ended.result())
             return await waiting
         finally:
             waiting.cancel()
@@ -100,23 +238,23 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends all in reverse order, each within its bound, for good. When cancelled, kills what is left at once."""
         try:
-            for unit in reversed(self._units.values()):
-                await unit.stop()
+            for process in reversed(self._processes.values()):
+                await process.stop()
         finally:
-            for unit in self._units.values():
-                unit.kill_now()
-            self._guardian.close()
+            for process in self._processes.values():
+                process.kill_now()
+            self._reaper.close()
 
     def _note_change(self) -> None:
-        self._guardian.guard(self.pids.values())
+        self._reaper.watch(self.pids.values())
         self._on_change()
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _start_problem(unit: Unit, code: int) -> SetupError:
-    name, log = unit.spec.name, unit.spec.log
+def _start_problem(process: SupervisedProcess, code: int) -> SetupError:
+    name, log = process.spec.name, process.spec.log
     if log is None:
-        return SetupError(f"{name} ended while starting ({exit_words(code)})")
-    said = last_words(log, unit.first_log_start)
-    return SetupError(f"{name} ended while starting ({exit_words(code)}); log {log}: {said}")
+        return SetupError(f"{name} ended while starting ({describe_exit(code)})")
+    said = log_tail(log, process.first_log_start)
+    return SetupError(f"{name} ended while starting ({describe_exit(code)}); log {log}: {said}")

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import psutil
 
 from sluice.errors import SetupError
 from sluice.startup import LOOPBACK
@@ -35,9 +34,13 @@ RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace",
 TRACE_SERVICE: Final = "sluice-triton"
 """`service.name` of Triton's own spans."""
 
-_STUB: Final = "triton_python_backend_stub"
+STUB: Final = "triton_python_backend_stub"
+"""The program that runs a Python model."""
+
 _BACKEND_FILES: Final = ("libtriton_python.so", "triton_python_backend_utils.py")
 _SECRET_KEY: Final = "sluice-secret"
+_EXPORT_DELAY_MS: Final = 500
+"""How long a finished span may wait for others before it is sent."""
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -67,9 +70,7 @@ class TritonConfig:
         port: of gRPC.
         secret: value of the header that restricted calls need; letters, digits, "-" and "_".
         host: address to bind.
-        metrics_port: of the Prometheus endpoint; None for none.
         otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
-        export_delay_ms: how long a finished span may wait for others before it is sent.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
         load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
             bound the model's own ``initialize``.
@@ -82,9 +83,7 @@ class TritonConfig:
     port: int
     secret: str
     host: str = LOOPBACK
-    metrics_port: int | None = None
     otlp_endpoint: str | None = None
-    export_delay_ms: int = 500
     exit_timeout_s: int = 5
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
@@ -104,7 +103,7 @@ def find_wheel() -> TritonWheel:
     wheel = TritonWheel(
         server=root / "bin" / "tritonserver",
         backend=root / "backends" / "python",
-        stub=root / "python_backend_stubs" / version / _STUB,
+        stub=root / "python_backend_stubs" / version / STUB,
     )
     if not wheel.stub.is_file() and wheel.server.is_file():
         raise SetupError(
@@ -146,7 +145,7 @@ def prepare_runtime(folder: Path) -> None:
     """
     wheel, library = find_wheel(), find_libpython()
     links = {_backends(folder) / "python" / name: wheel.backend / name for name in _BACKEND_FILES}
-    links[_backends(folder) / "python" / _STUB] = wheel.stub
+    links[_backends(folder) / "python" / STUB] = wheel.stub
     # The stub asks for the versioned name, whatever file the library is in.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     links[_libraries(folder) / f"libpython{version}.so.1.0"] = library
@@ -183,7 +182,7 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         # Both serve backends that hold tensors on GPUs in Triton itself; our engines hold their own.
         "--pinned-memory-pool-byte-size=0",
         "--enable-peer-access=false",
-        *_metrics_arguments(config),
+        "--allow-metrics=false",
         *_trace_arguments(config),
     )
 
@@ -225,18 +224,6 @@ async def wait_for_triton(address: str, bound_s: float) -> None:
         await asyncio.wait_for(channel.channel_ready(), bound_s)
 
 
-def stub_pids(server_pid: int) -> dict[str, int]:
-    """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
-
-    Empty when the server is gone. Nothing else tells that a stub has died: server and model stay "ready".
-    """
-    try:
-        children = psutil.Process(server_pid).children()
-        return dict(pair for child in children if (pair := _instance(child)))
-    except psutil.NoSuchProcess:
-        return {}
-
-
 def remove_shared_memory(prefix: str) -> int:
     """Removes what a server that was killed or crashed left in shared memory; returns the number of regions.
 
@@ -249,18 +236,6 @@ def remove_shared_memory(prefix: str) -> int:
     return len(regions)
 
 
-def _metrics_arguments(config: TritonConfig) -> tuple[str, ...]:
-    if config.metrics_port is None:
-        return ("--allow-metrics=false",)
-    return (
-        f"--metrics-address={config.host}",
-        f"--metrics-port={config.metrics_port}",
-        # Whole-machine figures, polled; request metrics need no polling.
-        "--allow-cpu-metrics=false",
-        "--allow-gpu-metrics=false",
-    )
-
-
 def _trace_arguments(config: TritonConfig) -> tuple[str, ...]:
     if config.otlp_endpoint is None:
         return ()
@@ -270,7 +245,7 @@ def _trace_arguments(config: TritonConfig) -> tuple[str, ...]:
         "rate=0",  # none by chance; requests that bring a context are traced all the same
         f"opentelemetry,url={config.otlp_endpoint.rstrip('/')}/v1/traces",
         f"opentelemetry,resource=service.name={TRACE_SERVICE}",
-        f"opentelemetry,bsp_schedule_delay={config.export_delay_ms}",
+        f"opentelemetry,bsp_schedule_delay={_EXPORT_DELAY_MS}",
     )
     return tuple(f"--trace-config={setting}" for setting in settings)
 
@@ -307,15 +282,3 @@ def _is_folder(entry: Path) -> bool:
 
 def _joined(folders: Iterable[str]) -> str:
     return os.pathsep.join(filter(None, folders))
-
-
-def _instance(child: psutil.Process) -> tuple[str, int] | None:
-    """The model instance a stub serves; None for what is no stub or no longer lives."""
-    try:
-        argv = child.cmdline()
-        if child.status() == psutil.STATUS_ZOMBIE or not argv or Path(argv[0]).name != _STUB:
-            return None
-    except psutil.NoSuchProcess:
-        return None
-    # PROGRAM MODEL_FILE REGION SIZE GROWTH SERVER_PID BACKEND_FOLDER OFFSET INSTANCE RUNTIME
-    return (argv[8], child.pid) if len(argv) > 8 else None

@@ -16,8 +16,8 @@ def down(
     as_json: options.Json = False,
 ) -> None:
     """Stop the mesh; exit code 0 when nothing of it is left, also when none was running."""
+    from supervisor.control import stop_mesh
     from supervisor.state import StateDir
-    from supervisor.stopping import stop_mesh
 
     stopped = stop_mesh(StateDir(state_dir) if state_dir else StateDir.default())
     if as_json:

@@ -16,7 +16,7 @@ Id = Annotated[
 
 def become(module: str, config: Path, process_id: str | None) -> NoReturn:
     """Replaces this process by ``python -m MODULE``, so that signals and the exit code are its own."""
-    from supervisor.specs import child_environment, module_command
+    from sluice.startup import child_environment, module_command
 
     command = [*module_command(module, config), *(("--id", process_id) if process_id else ())]
     os.execve(command[0], command, child_environment(keep_settings=True))

@@ -24,7 +24,7 @@ def reload(
     Exit code 0 when every process that reads them has taken them. What cannot change while running is refused by its
     key, and then nothing changes.
     """
-    from supervisor.reloading import reload_mesh
+    from supervisor.control import reload_mesh
     from supervisor.state import StateDir
 
     state = StateDir(state_dir) if state_dir else StateDir.default()

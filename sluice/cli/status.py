@@ -19,8 +19,8 @@ def status(
     """Show processes and models; exit code 0 only when all are ready."""
     import asyncio
 
-    from supervisor.report import report_of
     from supervisor.state import StateDir
+    from supervisor.status import report_of
 
     directory = StateDir(state_dir) if state_dir else StateDir.default()
     report = asyncio.run(report_of(directory))

@@ -40,9 +40,9 @@ def up(
 def _detach(
     state: Any, settings: Any, config: Path | None, address: str | None, as_json: bool
 ) -> None:
-    from supervisor.detach import start_detached
     from supervisor.mesh import GATEWAY_START_S
     from supervisor.plan import make_plan
+    from supervisor.serve import start_detached
 
     if state.is_locked():
         raise state.taken()

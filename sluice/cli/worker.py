@@ -22,8 +22,8 @@ def worker(
     import asyncio
 
     from sluice.settings import load
+    from supervisor.mesh import running_worker
     from supervisor.serve import log_to_stderr, until_signal
-    from supervisor.worker import running_worker
 
     settings = load(config)
     log_to_stderr(settings.telemetry.log_level)

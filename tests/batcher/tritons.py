@@ -12,7 +12,7 @@ from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
 from supervisor import triton
-from supervisor.stubs import Action, control_model
+from supervisor.triton_stubs import Action, control_model
 
 START_S = 60.0
 SECRET = "test"

@@ -18,8 +18,8 @@ from sluice.errors import RecordUnknown
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import subjects
 from sluice.wire.codec import unpack
+from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
-from supervisor.reloading import reload_mesh
 from tests.gateway.routing.learned.made_up import EASY, outcomes
 from tests.sluice.cli.commands import BOUND_S, process
 

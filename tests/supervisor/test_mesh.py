@@ -13,8 +13,8 @@ from sluice.client.aio import AsyncClient
 from sluice.errors import SetupError
 from sluice.settings import Settings, load
 from supervisor.mesh import Mesh, running_mesh
-from supervisor.report import report_of
 from supervisor.state import StateDir, is_same_process
+from supervisor.status import report_of
 
 BOUND_S = 60.0
 ALL = ["nats", "triton", "batcher", "gateway"]
@@ -81,22 +81,22 @@ async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
 @pytest.mark.parametrize("name", ALL)
 async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> None:
     before = await ask(mesh)
-    ports = {process.name: process.port for process in mesh.state.processes}
-    unit = mesh.unit(name)
-    restarts = unit.life.restarts
+    ports = {one.name: one.port for one in mesh.state.processes}
+    process = mesh.supervised(name)
+    restarts = process.life.restarts
     pid = mesh.kill(name)
-    await mesh.wait_for(lambda: unit.life.restarts == restarts + 1, BOUND_S)
+    await mesh.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
     await serving(mesh)
     assert await ask(mesh) == before
     assert mesh.processes[name] != pid
-    assert {process.name: process.port for process in mesh.state.processes} == ports
+    assert {one.name: one.port for one in mesh.state.processes} == ports
 
 
 async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
-    before, reloads = await ask(mesh), mesh.unit("triton").reloads
+    before, reloads = await ask(mesh), mesh.supervised("triton").reloads
     server, stub = mesh.processes["triton"], mesh.stubs["echo"]
     os.kill(stub, signal.SIGKILL)
-    await mesh.wait_for(lambda: mesh.unit("triton").reloads == reloads + 1, BOUND_S)
+    await mesh.wait_for(lambda: mesh.supervised("triton").reloads == reloads + 1, BOUND_S)
     await serving(mesh)
     assert await ask(mesh) == before
     assert mesh.processes["triton"] == server
@@ -123,7 +123,7 @@ async def test_a_process_that_cannot_start_is_named_with_its_log(
     shadow.mkdir()
     (shadow / "batcher.py").write_text("raise SystemExit('batcher: out of order')")
     monkeypatch.setenv("PYTHONPATH", str(shadow))
-    monkeypatch.setattr("supervisor.specs.sysconfig.get_path", lambda name: _root())
+    monkeypatch.setattr("sluice.startup.sysconfig.get_path", lambda name: _root())
     with pytest.raises(SetupError) as caught:
         async with running_mesh(echo_settings(), tmp_path / "state"):
             pass
@@ -134,4 +134,4 @@ async def test_a_process_that_cannot_start_is_named_with_its_log(
 
 
 def _root() -> str:
-    return str(Path(load.__code__.co_filename).resolve().parents[1])
+    return str(Path(load.__code__.co_filename).resolve().parents[2])

@@ -116,7 +116,7 @@ def test_every_worker_of_a_model_is_started_and_every_address_asked(
     assert here.triton is not None
     assert here.triton.models == ("echo", "echo.1")
     urls = [f"127.0.0.1:{taken_port}", f"127.0.0.1:{here.triton.port}"]
-    with pytest.raises(SetupError, match=r"^models\.0\.triton_url: nobody answers at"):
+    with pytest.raises(SetupError, match=r"^models\.0\.triton_url: nothing answers at"):
         plan(tmp_path, models=[{**model, "triton_url": urls}], routing={"default": "echo"})
 
 
@@ -124,7 +124,7 @@ def test_every_worker_of_a_model_is_started_and_every_address_asked(
 def test_an_external_server_that_is_not_there(tmp_path: Path, section: str) -> None:
     free = plan(tmp_path).nats
     assert free is not None
-    with pytest.raises(SetupError, match=rf"^{section}\.url: nobody answers at 127.0.0.1:"):
+    with pytest.raises(SetupError, match=rf"^{section}\.url: nothing answers at 127.0.0.1:"):
         plan(tmp_path, **{section: {"url": f"127.0.0.1:{free.port}"}})
 
 

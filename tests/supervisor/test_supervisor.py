@@ -3,15 +3,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from sluice.errors import SetupError
-from supervisor.child import Child, ChildSpec, last_words
-from supervisor.guardian import Guardian
+from supervisor.child import Child, ChildSpec, log_tail
+from supervisor.orphans import OrphanReaper
 from supervisor.supervisor import Supervisor
 
 BOUND_S = 20.0
@@ -90,10 +90,10 @@ async def test_a_killed_process_is_started_again(
     supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
+    process = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"))
     before = supervisor.pids["sleeper"]
     os.kill(before, signal.SIGKILL)
-    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
     assert supervisor.pids["sleeper"] != before
     assert "sleeper ended (signal SIGKILL); next start in 0.2 s" in caplog.text
 
@@ -102,8 +102,8 @@ async def test_a_process_that_keeps_failing_waits_longer_each_time(
     supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    unit = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
-    await supervisor.wait_for(lambda: unit.life.restarts == 2, BOUND_S)
+    process = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
+    await supervisor.wait_for(lambda: process.life.restarts == 2, BOUND_S)
     waits = [r.args[2] for r in caplog.records if isinstance(r.args, tuple) and len(r.args) == 3]
     assert waits[:2] == [0.2, 0.4]
     assert "exit code 3" in caplog.text
@@ -126,20 +126,20 @@ async def test_stop_is_orderly_and_in_reverse(
 
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, pipe: Path) -> None:
     supervisor = Supervisor()
-    unit = supervisor.start(python("stubborn", STUBBORN, tmp_path / "log", pipe, stop_s=0.1))
+    process = supervisor.start(python("stubborn", STUBBORN, tmp_path / "log", pipe, stop_s=0.1))
     assert await told(pipe) == "up"
     pid = supervisor.pids["stubborn"]
     await supervisor.stop()
-    assert unit.life.phase.value == "stopped"
+    assert process.life.phase.value == "stopped"
     assert not psutil.pid_exists(pid)
 
 
 async def test_stop_between_two_runs_does_not_wait_for_the_next(tmp_path: Path) -> None:
     supervisor = Supervisor()
-    unit = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
-    await supervisor.wait_for(lambda: unit.life.phase.value == "backing_off", BOUND_S)
+    process = supervisor.start(python("failing", "raise SystemExit(3)", tmp_path / "log"))
+    await supervisor.wait_for(lambda: process.life.phase.value == "backing_off", BOUND_S)
     await supervisor.stop()
-    assert unit.life.phase.value == "stopped"
+    assert process.life.phase.value == "stopped"
 
 
 async def test_grandchildren_end_with_their_parent(
@@ -181,37 +181,37 @@ async def test_a_readiness_problem_comes_through(supervisor: Supervisor, tmp_pat
         await supervisor.during_start(too_late())
 
 
-async def test_the_companion_lives_as_long_as_a_run(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_the_watcher_lives_as_long_as_a_run(supervisor: Supervisor, tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
-    async def companion(child: Child) -> None:
+    async def watcher(child: Child, on_reload: Callable[[], None]) -> None:
         seen.append(("with", child.pid))
         try:
             await asyncio.Event().wait()
         finally:
             seen.append(("without", child.pid))
 
-    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), companion)
+    process = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), watcher)
     first = supervisor.pids["sleeper"]
     await asyncio.sleep(0)
     os.kill(first, signal.SIGKILL)
-    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
     await asyncio.sleep(0)
     assert seen == [("with", first), ("without", first), ("with", supervisor.pids["sleeper"])]
 
 
-async def test_a_companion_that_fails_costs_its_process_a_restart(
+async def test_a_watcher_that_fails_costs_its_process_a_restart(
     supervisor: Supervisor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = iter([RuntimeError("watch broke")])
 
-    async def companion(child: Child) -> None:
+    async def watcher(child: Child, on_reload: Callable[[], None]) -> None:
         for failure in failures:
             raise failure
 
-    unit = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), companion)
-    await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
-    assert "the watch over sleeper failed" in caplog.text
+    process = supervisor.start(python("sleeper", SLEEPER, tmp_path / "log"), watcher)
+    await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
+    assert "the watcher of sleeper failed" in caplog.text
 
 
 async def test_a_killed_supervisor_leaves_no_grandchild(pipe: Path) -> None:
@@ -227,15 +227,15 @@ async def test_a_killed_supervisor_leaves_no_grandchild(pipe: Path) -> None:
         await gone(pid)
 
 
-async def test_a_killed_guardian_is_replaced(pipe: Path, tmp_path: Path) -> None:
-    guardian = Guardian()
+async def test_a_killed_reaper_is_replaced(pipe: Path, tmp_path: Path) -> None:
+    reaper = OrphanReaper()
     spec = python("parent", PARENT, tmp_path / "log", pipe)
     child = Child(spec)
     grandchild = int(await told(pipe))
-    guardian._process.kill()
-    guardian._process.wait()
-    guardian.guard([child.pid])
-    guardian.close()
+    reaper._process.kill()
+    reaper._process.wait()
+    reaper.watch([child.pid])
+    reaper.close()
     assert await child.exited == -signal.SIGKILL
     await gone(grandchild)
 
@@ -274,14 +274,14 @@ async def test_cancelled_stop_still_ends_everything(tmp_path: Path, pipe: Path) 
     assert not psutil.pid_exists(pid)
 
 
-def test_last_words(tmp_path: Path) -> None:
+def test_log_tail(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert last_words(log) == "nothing written"
+    assert log_tail(log) == "nothing written"
     log.write_text("a\n\nb\nc \n")
-    assert last_words(log) == "a | b | c"
-    assert last_words(log, start=3) == "b | c"
-    assert last_words(log, start=99) == "a | b | c"
+    assert log_tail(log) == "a | b | c"
+    assert log_tail(log, start=3) == "b | c"
+    assert log_tail(log, start=99) == "a | b | c"
     log.write_text("info: 1 error\nerror: load failed\n\nAt:\n" + "  x.py(3): y\n" * 9)
-    assert last_words(log).startswith("error: load failed | At: | x.py(3): y |")
+    assert log_tail(log).startswith("error: load failed | At: | x.py(3): y |")
     log.write_text("Error " + "word " * 1000)
-    assert len(last_words(log)) <= 600
+    assert len(log_tail(log)) <= 600

@@ -24,11 +24,11 @@ from supervisor.triton import (
     prepare_runtime,
     remove_shared_memory,
     restricted_metadata,
-    stub_pids,
     triton_command,
     triton_environment,
     wait_for_triton,
 )
+from supervisor.triton_stubs import stub_pids
 
 REPOSITORY = Path(__file__).with_name("repository")
 MODEL = "echo_probe"
@@ -157,13 +157,11 @@ def test_spans_and_metrics_only_where_asked_for(config: TritonConfig) -> None:
     assert "--trace-config" not in words
     assert "--allow-metrics=false" in words
     asked = TritonConfig(
-        REPOSITORY, (MODEL,), config.runtime, 1, SECRET, metrics_port=2, otlp_endpoint="http://h:3/"
+        REPOSITORY, (MODEL,), config.runtime, 1, SECRET, otlp_endpoint="http://h:3/"
     )
     words = " ".join(triton_command(asked))
     assert "opentelemetry,url=http://h:3/v1/traces" in words
     assert "service.name=sluice-triton" in words
-    assert "--metrics-port=2" in words
-    assert "--allow-metrics=false" not in words
 
 
 def test_the_environment_keeps_what_is_not_its_own(tmp_path: Path) -> None:

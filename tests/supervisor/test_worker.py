@@ -13,14 +13,12 @@ from sluice.errors import SetupError
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import Settings
 from sluice.startup import free_port
-from supervisor import specs
-from supervisor.mesh import triton_companion
-from supervisor.plan import plan_triton
+from supervisor.mesh import running_worker, triton_watcher
+from supervisor.plan import plan_triton, triton_spec
 from supervisor.state import is_same_process
-from supervisor.stubs import Action, control_model
 from supervisor.supervisor import Supervisor
-from supervisor.triton import remove_shared_memory, stub_pids, wait_for_triton
-from supervisor.worker import running_worker
+from supervisor.triton import remove_shared_memory, wait_for_triton
+from supervisor.triton_stubs import Action, control_model, stub_pids
 
 BOUND_S = 60.0
 
@@ -70,9 +68,8 @@ async def test_a_dead_stub_comes_back_and_the_others_go_on(tmp_path: Path) -> No
     render_repository(here, config.repository)
     supervisor = Supervisor()
     try:
-        unit = supervisor.start(
-            specs.triton_spec(config, tmp_path / "log"),
-            triton_companion(config, here, lambda: unit.reloaded()),
+        process = supervisor.start(
+            triton_spec(config, tmp_path / "log"), triton_watcher(config, here)
         )
         await supervisor.during_start(wait_for_triton(address, BOUND_S))
         server = supervisor.pids["triton"]
@@ -80,7 +77,7 @@ async def test_a_dead_stub_comes_back_and_the_others_go_on(tmp_path: Path) -> No
         assert set(before) == {"one_0_0", "two_0_0"}
         (other,) = await heartbeats(address, "two", 1)
         os.kill(before["one_0_0"], signal.SIGKILL)
-        await supervisor.wait_for(lambda: unit.reloads == 1, BOUND_S)
+        await supervisor.wait_for(lambda: process.reloads == 1, BOUND_S)
         after = stub_pids(server)
         assert after["one_0_0"] != before["one_0_0"]
         assert after["two_0_0"] == before["two_0_0"]
@@ -94,7 +91,7 @@ async def test_a_dead_stub_comes_back_and_the_others_go_on(tmp_path: Path) -> No
         assert problem is not None
 
         os.kill(server, signal.SIGKILL)
-        await supervisor.wait_for(lambda: unit.life.restarts == 1, BOUND_S)
+        await supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S)
         await wait_for_triton(address, BOUND_S)
         assert not any(is_same_process(pid, None) for pid in after.values())
         (again,) = await heartbeats(address, "two", 1)

@@ -36,7 +36,7 @@ def nats_process(folder: Path, port: int) -> Iterator[str]:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
     ):
         try:
-            yield f"nats://{config.host}:{config.port}"
+            yield config.url
         finally:
             end(process)
 

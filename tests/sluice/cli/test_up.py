@@ -15,9 +15,9 @@ import pytest
 from sluice.client import Client
 from sluice.settings import SettingsError
 from sluice.startup import free_port
-from supervisor.reloading import reload_mesh
+from supervisor.control import reload_mesh
 from supervisor.state import MeshState, StateDir
-from supervisor.triton import stub_pids
+from supervisor.triton_stubs import stub_pids
 
 BOUND_S = 90.0
 CONFIG = """

@@ -2,8 +2,8 @@
 
 A stub that dies leaves its model "ready", its streams hanging, and nothing in the log. Each stub is watched through a
 pidfd, so its end is known at once and watching costs nothing. Loading the model again through the repository API starts
-a new stub, in a third of a second beside the model's own start, while other models keep their rows and their streams; a
-restart of the server would take those away. The requests of the dead stub hang until their clients give them up.
+a new stub, in a third of a second plus the model's own start. Other models keep their rows and streams, which a restart
+of the server would end. Requests to the dead stub hang until their clients give up.
 """
 
 import asyncio
@@ -12,11 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
+
+import psutil
 
 from supervisor.child import Child
 from supervisor.lifecycle import Lifecycle
-from supervisor.triton import restricted_metadata, stub_pids, wait_for_triton
+from supervisor.triton import STUB, restricted_metadata, wait_for_triton
 
 logger = logging.getLogger(__name__)
 
@@ -32,24 +35,16 @@ class Action(enum.Enum):
 
 
 class StubWatch:
-    """A companion of the server's process that brings dead stubs back."""
+    """The `Watcher` of a server's process: reloads the models whose stubs have died."""
 
-    def __init__(
-        self,
-        address: str,
-        secret: str,
-        models: Sequence[str],
-        start_s: float,
-        on_reload: Callable[[], None],
-    ) -> None:
+    def __init__(self, address: str, secret: str, models: Sequence[str], start_s: float) -> None:
         """Watches ``models`` of the server at ``address``; its start and each load may take ``start_s`` seconds."""
         self._address = address
         self._secret = secret
         self._models = tuple(models)
         self._start_s = start_s
-        self._on_reload = on_reload
 
-    async def __call__(self, server: Child) -> None:
+    async def __call__(self, server: Child, on_reload: Callable[[], None]) -> None:
         """Runs until the server is asked to end, or has ended.
 
         Raises:
@@ -66,11 +61,12 @@ class StubWatch:
                 return
             dead = [model for model in self._models if f"{model}_0_0" not in stubs]
             for model in dead:
-                await self._bring_back(model, lives[model])
+                await self._reload(model, lives[model])
+                on_reload()
             if not dead:
                 await first_end(stubs.values())
 
-    async def _bring_back(self, model: str, life: Lifecycle) -> None:
+    async def _reload(self, model: str, life: Lifecycle) -> None:
         for _ in range(RELOADS_MAX):
             wait_s = life.exited(time.monotonic())
             logger.warning(
@@ -83,13 +79,36 @@ class StubWatch:
             problem = problem or await self._control(model, Action.LOAD)
             if problem is None:
                 life.started(time.monotonic())
-                self._on_reload()
                 return
             logger.error("model %s was not loaded: %s", model, problem)
         raise ReloadFailed(f"model {model} was not loaded {RELOADS_MAX} times in a row")
 
     async def _control(self, model: str, action: Action) -> str | None:
         return await control_model(self._address, self._secret, model, action, self._start_s)
+
+
+def stub_pids(server_pid: int) -> dict[str, int]:
+    """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
+
+    Empty when the server is gone. Nothing else tells that a stub has died: server and model stay "ready".
+    """
+    try:
+        children = psutil.Process(server_pid).children()
+        return dict(pair for child in children if (pair := _instance(child)))
+    except psutil.NoSuchProcess:
+        return {}
+
+
+def _instance(child: psutil.Process) -> tuple[str, int] | None:
+    """The model instance a stub serves; None for what is no stub or no longer lives."""
+    try:
+        argv = child.cmdline()
+        if child.status() == psutil.STATUS_ZOMBIE or not argv or Path(argv[0]).name != STUB:
+            return None
+    except psutil.NoSuchProcess:
+        return None
+    # PROGRAM MODEL_FILE REGION SIZE GROWTH SERVER_PID BACKEND_FOLDER OFFSET INSTANCE RUNTIME
+    return (argv[8], child.pid) if len(argv) > 8 else None
 
 
 class ReloadFailed(Exception):

@@ -1,7 +1,8 @@
-"""Gives a running mesh another configuration, from outside: by what its state directory says, and SIGHUP."""
+"""Stops or reconfigures a running mesh from outside, by what its state directory says."""
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -16,14 +17,102 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
 from supervisor.lifecycle import Phase
+from supervisor.plan import shm_prefix
 from supervisor.serve import settings_of
-from supervisor.state import ProcessState, StateDir, write_atomically
+from supervisor.state import MeshState, ProcessState, StateDir, write_atomically
+from supervisor.triton import remove_shared_memory
 
-ANSWER_S: Final = 30.0
+STOP_MARGIN_S: Final = 5.0
+"""What a supervisor may take to stop beside the bounds of its processes, seconds."""
+RELOAD_S: Final = 30.0
 """How long a process may take to say whether it took the configuration, seconds."""
+_KILLED_BOUND_S: Final = 10.0
 _POLL_S: Final = 0.05
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What `stop_mesh` did.
+
+    Attributes:
+        pid: of the supervisor; None when none ran.
+        killed: whether it had to be killed.
+        leftovers: processes of a dead supervisor that were still there and were killed.
+        seconds: how long it took.
+    """
+
+    pid: int | None
+    killed: bool
+    leftovers: int
+    seconds: float
+
+
+def stop_mesh(state: StateDir) -> Stopped:
+    """Ends the supervisor of ``state`` and everything it started; returns when nothing is left.
+
+    Raises:
+        SetupError: something is left all the same, or the supervisor belongs to somebody else.
+    """
+    begun = time.monotonic()
+    seen = state.read()
+    locked = state.is_locked()
+    if locked and seen is None:
+        raise SetupError(f"a supervisor holds {state.root} but has not said who it is; try again")
+    killed = False
+    if locked and seen is not None:
+        killed = _end_supervisor(seen)
+    last = state.read() or seen
+    leftovers = _kill_leftovers(last) if last is not None else 0
+    remove_shared_memory(shm_prefix(state.root))
+    state.forget()
+    pid = seen.pid if locked and seen is not None else None
+    return Stopped(pid, killed, leftovers, time.monotonic() - begun)
+
+
+def _end_supervisor(seen: MeshState) -> bool:
+    """SIGTERM, then SIGKILL, which its processes do not survive; returns whether it took the second."""
+    try:
+        descriptor = os.pidfd_open(seen.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        if _ended(descriptor, seen.stop_s + STOP_MARGIN_S):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not _ended(descriptor, _KILLED_BOUND_S):
+            raise SetupError(f"the supervisor (pid {seen.pid}) does not end, not even by SIGKILL")
+        return True
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        raise SetupError(f"the supervisor (pid {seen.pid}) belongs to another user") from None
+    finally:
+        os.close(descriptor)
+
+
+def _kill_leftovers(last: MeshState) -> int:
+    """Kills recorded processes that still live, with their groups; waits for their end."""
+    killed = 0
+    for process in last.processes:
+        if process.pid is None or not process.alive:
+            continue
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed += 1
+            if not _ended(descriptor, _KILLED_BOUND_S):
+                raise SetupError(f"{process.name} (pid {process.pid}) does not end")
+        finally:
+            os.close(descriptor)
+    return killed
+
+
+def _ended(descriptor: int, bound_s: float) -> bool:
+    """Whether the process ended within the bound."""
+    return bool(select.select([descriptor], [], [], bound_s)[0])
 
 
 @dataclass(frozen=True)
@@ -63,7 +152,7 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     write_atomically(state.config, new_text)
     try:
         for process in running:
-            _hang_up(process)
+            _reload(process)
     except (SetupError, SettingsError):
         write_atomically(state.config, old_text)
         for process in running:
@@ -110,19 +199,19 @@ def _carried(settings: Settings, running: Settings) -> Settings:
 
 @contextlib.contextmanager
 def _working_directory_of(processes: list[ProcessState]) -> Iterator[None]:
-    """Lists are named relative to where the mesh was started."""
+    """Word lists are named relative to the folder in which the mesh was started."""
     assert processes[0].pid is not None
     with contextlib.chdir(psutil.Process(processes[0].pid).cwd()):
         yield
 
 
-def _hang_up(process: ProcessState) -> None:
+def _reload(process: ProcessState) -> None:
     """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
     assert process.log is not None
     log = Path(process.log)
     start = log.stat().st_size
     _send(process)
-    until = time.monotonic() + ANSWER_S
+    until = time.monotonic() + RELOAD_S
     while (said := outcome_in(_text_from(log, start))) is None:
         if not process.alive or time.monotonic() > until:
             raise SetupError(f"{process.name} did not answer; see its log {log}")

@@ -1,17 +1,16 @@
-"""What `sluice status` says: the state file, held against the processes and asked of the servers themselves."""
+"""What `sluice status` reports: the state file, checked against the processes and the answers of the servers."""
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
-import grpc
-
-from sluice.client.lookups import RouterHealth, routers_of
-from sluice.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from supervisor import specs
+from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
+from sluice.errors import SluiceError
+from sluice.startup import reachable
 from supervisor.nats import wait_for_nats
-from supervisor.readiness import channel, reachable
+from supervisor.plan import BATCHER, GATEWAY, NATS, TRITON
 from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.triton import wait_for_triton
 
@@ -35,18 +34,6 @@ class ProcessReport:
 
 
 @dataclass(frozen=True)
-class ModelReport:
-    """One model, as the gateway lists it."""
-
-    name: str
-    tier: str
-    ready: bool
-    slots: int
-    running: int
-    queued: int
-
-
-@dataclass(frozen=True)
 class MeshReport:
     """A mesh, or its absence.
 
@@ -65,7 +52,7 @@ class MeshReport:
     nats_url: str | None = None
     triton_url: str | None = None
     processes: tuple[ProcessReport, ...] = ()
-    models: tuple[ModelReport, ...] = ()
+    models: tuple[Model, ...] = ()
     routers: tuple[RouterHealth, ...] = ()
 
 
@@ -74,84 +61,66 @@ async def report_of(directory: StateDir) -> MeshReport:
     state = directory.read()
     locked = directory.is_locked()
     if state is None:
-        problem = (
-            "a supervisor is starting" if locked else "no mesh is running; start one: sluice up"
-        )
-        return MeshReport(False, problem, str(directory.root))
-    said = _Said()
-    answering: dict[str, bool] = {}
+        starting, absent = "a supervisor is starting", "no mesh is running; start one: sluice up"
+        return MeshReport(False, starting if locked else absent, str(directory.root))
+    gateway, answering = _Gateway(), frozenset[str]()
     if locked:
-        said, answering = await _ask(state)
+        gateway, answering = await _ask(state)
     processes = tuple(
-        _process_report(process, answering.get(process.name, False)) for process in state.processes
+        _process_report(process, process.name in answering) for process in state.processes
     )
-    why_not = _problem(state, locked, processes, said.models)
+    problem = _problem(state, locked, processes, gateway.models)
     return MeshReport(
-        ready=why_not is None,
-        problem=why_not,
+        ready=problem is None,
+        problem=problem,
         state_dir=str(directory.root),
         pid=state.pid if locked else None,
         address=state.address,
         nats_url=state.nats_url,
         triton_url=state.triton_url,
         processes=processes,
-        models=said.models,
-        routers=said.routers,
+        models=gateway.models,
+        routers=gateway.routers,
     )
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What the gateway says; by default it says nothing."""
+class _Gateway:
+    """What the gateway answers; by default nothing."""
 
     answers: bool = False
-    models: tuple[ModelReport, ...] = ()
+    models: tuple[Model, ...] = ()
     routers: tuple[RouterHealth, ...] = ()
 
 
-async def _ask(state: MeshState) -> tuple[_Said, dict[str, bool]]:
+async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
+    """The gateway's answers, and the names of the processes that answer; the batcher needs a ready model."""
     gateway, nats, triton = await asyncio.gather(
-        _ask_gateway(state.address), _nats_answers(state), _triton_answers(state)
+        _ask_gateway(state.address),
+        _in_time(wait_for_nats(state.nats_url, BOUND_S)),
+        _in_time(wait_for_triton(reachable(state.triton_url), BOUND_S))
+        if state.triton_url is not None
+        else asyncio.sleep(0, False),
     )
-    answering = {
-        specs.GATEWAY: gateway.answers,
-        specs.BATCHER: any(model.ready for model in gateway.models),
-        specs.NATS: nats,
-        specs.TRITON: triton,
-    }
-    return gateway, answering
+    batcher = any(model.ready for model in gateway.models)
+    answers = {GATEWAY: gateway.answers, BATCHER: batcher, NATS: nats, TRITON: triton}
+    return gateway, frozenset(name for name, answered in answers.items() if answered)
 
 
-async def _ask_gateway(address: str) -> _Said:
+async def _ask_gateway(address: str) -> _Gateway:
     try:
-        async with channel(address) as open_channel, asyncio.timeout(BOUND_S):
-            await open_channel.channel_ready()
-            stub = inference_pb2_grpc.InferenceServiceStub(open_channel)
-            listed = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=BOUND_S)
-            admin = admin_pb2_grpc.AdminServiceStub(open_channel)
-            health_of = admin.GetRouterHealth(admin_pb2.GetRouterHealthRequest(), timeout=BOUND_S)
-            routers = tuple(routers_of(await health_of))
-    except (TimeoutError, grpc.aio.AioRpcError):
-        return _Said()
-    models = tuple(
-        ModelReport(m.name, m.tier, m.ready, m.slots, m.running, m.queued) for m in listed.models
-    )
-    return _Said(True, models, routers)
+        async with AsyncClient(reachable(address), RetryPolicy(start_tries=1)) as client:
+            models, routers = await asyncio.gather(
+                client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
+            )
+    except SluiceError:
+        return _Gateway()
+    return _Gateway(True, tuple(models), tuple(routers))
 
 
-async def _nats_answers(state: MeshState) -> bool:
+async def _in_time(answer: Awaitable[None]) -> bool:
     try:
-        await wait_for_nats(state.nats_url, BOUND_S)
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _triton_answers(state: MeshState) -> bool:
-    if state.triton_url is None:
-        return False
-    try:
-        await wait_for_triton(reachable(state.triton_url), BOUND_S)
+        await answer
     except TimeoutError:
         return False
     return True
@@ -179,7 +148,7 @@ def _problem(
     state: MeshState,
     locked: bool,
     processes: tuple[ProcessReport, ...],
-    models: tuple[ModelReport, ...],
+    models: tuple[Model, ...],
 ) -> str | None:
     if not locked:
         return (
