@@ -25,6 +25,7 @@ from gateway.api.health import SERVICE, Health
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.reflection import add_reflection
+from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
@@ -47,6 +48,7 @@ from sluice.settings.routing import RoutingSettings
 from sluice.startup import listen_problem, split_address
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire.connection import connect
 
 _log = logging.getLogger(__name__)
@@ -89,7 +91,9 @@ class Gateway:
         replays = Replays(limits.replay_entries, limits.replay_s)
         self.registry = Registry(self._dispatch.outbox, replays)
         self._store = RecordStore(settings.records, settings.routing.outcomes)
-        records = RecordBuilders(settings.records, self._store, catalog.facts, gateway_id)
+        records = RecordBuilders(
+            settings.records, self._store, catalog.facts, gateway_id, settings.currency
+        )
         self._breakers = Breakers(settings.routing.breaker)
         usage = UsageAccounting(self._breakers, catalog.facts)
         self._overload = OverloadControl(
@@ -226,8 +230,9 @@ class Gateway:
         add_InferenceServiceServicer_to_server(self._service, server)
         admin = AdminService(self._store, self._drift)
         add_AdminServiceServicer_to_server(admin, server)
+        add_SafetyServiceServicer_to_server(SafetyService(self._admission), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        add_reflection((SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
+        add_reflection((SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
         return server
 
     def _bind(self) -> None:

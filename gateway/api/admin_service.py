@@ -9,16 +9,16 @@ from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import InvalidRequest
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
-    ExplainRequest,
-    ExplainResponse,
-    FeedbackRequest,
-    FeedbackResponse,
-    GetAuditRequest,
-    GetAuditResponse,
+    GetAuditEntryRequest,
+    GetAuditEntryResponse,
+    GetRequestRecordRequest,
+    GetRequestRecordResponse,
     GetRouterHealthRequest,
     GetRouterHealthResponse,
     Grade,
-    ListOutcomesRequest,
+    StreamOutcomesRequest,
+    SubmitFeedbackRequest,
+    SubmitFeedbackResponse,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer
 from sluice.wire.clock import ms_of, timestamp, unix_ms
@@ -34,26 +34,32 @@ class AdminService(AdminServiceServicer):
         self._store = store
         self._drift = drift
 
-    async def Explain(self, request: ExplainRequest, context: Any) -> ExplainResponse:
+    async def GetRequestRecord(
+        self, request: GetRequestRecordRequest, context: Any
+    ) -> GetRequestRecordResponse:
         """See the proto."""
         return await self._store.explain(_request_id(request.request_id))
 
-    async def GetAudit(self, request: GetAuditRequest, context: Any) -> GetAuditResponse:
+    async def GetAuditEntry(
+        self, request: GetAuditEntryRequest, context: Any
+    ) -> GetAuditEntryResponse:
         """See the proto."""
         return audit_response(await self._store.audit_entry(_request_id(request.request_id)))
 
-    async def Feedback(self, request: FeedbackRequest, context: Any) -> FeedbackResponse:
+    async def SubmitFeedback(
+        self, request: SubmitFeedbackRequest, context: Any
+    ) -> SubmitFeedbackResponse:
         """See the proto."""
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = Grade(grade=request.grade, create_time=timestamp(unix_ms()))
         record = await self._store.grade(_request_id(request.request_id), grade)
         self._drift.graded(record, grade.grade)
-        return FeedbackResponse()
+        return SubmitFeedbackResponse()
 
     # A coroutine that writes: see InferenceService.Generate.
-    async def ListOutcomes(  # type: ignore[override]
-        self, request: ListOutcomesRequest, context: Any
+    async def StreamOutcomes(  # type: ignore[override]
+        self, request: StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
         listed = self._store.list_outcomes(list(request.tenants), ms_of(request.since_time))

@@ -48,6 +48,7 @@ from sluice.v1.inference_pb2 import (
     Started,
 )
 from sluice.wire import subjects
+from sluice.wire.enums import word_of
 
 _REPLAYED: Final = Notice(
     kind=NOTICE_KIND_REPLAYED, message="the answer to an earlier request with this idempotency key"
@@ -299,10 +300,10 @@ class _Call:
     def _record_stream(self, stream: Stream, joined_at: float) -> None:
         """The stream span, and the end on the server span. A replay has no stream."""
         if stream.finished is not None:
-            reason = FinishReason.Name(stream.finished.reason).removeprefix("FINISH_REASON_")
+            reason = word_of(FinishReason, stream.finished.reason)
             self._spans.server.set_attributes(
                 {
-                    names.GEN_AI_FINISH_REASONS: [reason.lower()],
+                    names.GEN_AI_FINISH_REASONS: [reason],
                     names.GEN_AI_OUTPUT_TOKENS: stream.finished.usage.completion_tokens,
                 }
             )

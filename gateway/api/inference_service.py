@@ -2,24 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
-from gateway.api.safety_messages import dry_run_answer, safety_answer
-from gateway.validation.requests import check_labels, tenant_of, validate_count
-from sluice.errors import NoDryRun, Overloaded, ShuttingDown
+from gateway.api.metadata import metadata_of
+from gateway.api.pages import page_of
+from gateway.validation.requests import tenant_of, validate_count
+from sluice.errors import Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
-    CheckSafetyRequest,
-    CheckSafetyResponse,
     CountTokensRequest,
     CountTokensResponse,
     GenerateRequest,
-    GetSafetyDryRunRequest,
-    GetSafetyDryRunResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
@@ -67,13 +64,13 @@ class InferenceService(InferenceServiceServicer):
                 f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
             )
         with self._counted():
-            await self._generator.answer(request, context, _metadata(context))
+            await self._generator.answer(request, context, metadata_of(context))
 
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
         count, model = await self._admission.count(
-            conversation, name, tenant_of(_metadata(context))
+            conversation, name, tenant_of(metadata_of(context))
         )
         return CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
@@ -81,23 +78,12 @@ class InferenceService(InferenceServiceServicer):
 
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
         """See the proto."""
-        catalog, now = self._admission.catalog, time.monotonic()
-        return ListModelsResponse(models=[self._model(name, now) for name in catalog.names])
-
-    async def CheckSafety(self, request: CheckSafetyRequest, context: Any) -> CheckSafetyResponse:
-        """See the proto."""
-        check_labels(request.labels)
-        tenant = tenant_of(_metadata(context))
-        return safety_answer(await self._admission.check([request.text], request.labels, tenant))
-
-    async def GetSafetyDryRun(
-        self, request: GetSafetyDryRunRequest, context: Any
-    ) -> GetSafetyDryRunResponse:
-        """See the proto."""
-        counts = self._admission.inspector.dry_run
-        if counts is None:
-            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        return dry_run_answer(counts)
+        now = time.monotonic()
+        names, next_page = page_of(
+            self._admission.catalog.names, request.page_size, request.page_token
+        )
+        models = [self._model(name, now) for name in names]
+        return ListModelsResponse(models=models, next_page_token=next_page)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -121,9 +107,3 @@ class InferenceService(InferenceServiceServicer):
             running=load.running,
             queued=load.queued,
         )
-
-
-def _metadata(context: Any) -> Mapping[str, str]:
-    """The text entries of the call's metadata; the trace context is among them."""
-    entries = context.invocation_metadata() or ()
-    return {key: value for key, value in entries if isinstance(value, str)}

@@ -17,8 +17,8 @@ from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_CASCADE,
     OUTCOME_SOURCE_GRADE,
     OUTCOME_SOURCE_SHADOW,
-    ListOutcomesResponse,
     OutcomeSource,
+    StreamOutcomesResponse,
 )
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER
 from sluice.wire.clock import timestamp, unix_ms
@@ -91,7 +91,7 @@ def add_shadow(outcome: Outcome, shadow: Leg, agreed: float) -> bool:
     return True
 
 
-def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse | None:
+def response_of(outcome: Outcome, grade: float | None) -> StreamOutcomesResponse | None:
     """An outcome with its labels; None where neither model's label is known."""
     compared = None
     if outcome.HasField("comparison"):
@@ -100,7 +100,7 @@ def response_of(outcome: Outcome, grade: float | None) -> ListOutcomesResponse |
     weak, strong = labels(outcome.strong_answered, compared, grade)
     if weak is None and strong is None:
         return None
-    response = ListOutcomesResponse(
+    response = StreamOutcomesResponse(
         request_id=outcome.request_id,
         tenant=outcome.tenant,
         workload=outcome.workload,

@@ -11,7 +11,8 @@ from gateway.routing.plan import Candidate, Plan
 from gateway.routing.prediction import HeadScore
 from gateway.routing.router import ModelFacts
 from gateway.safety.actions import Action
-from gateway.safety.guards.checks import Checks, Decided, outcome_of
+from gateway.safety.guards.checks import PASSED, Checks, Decided, outcome_of
+from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import PromptVerdict
 from gateway.streaming import leg as streams
 from gateway.streaming.stream import Stream
@@ -21,16 +22,22 @@ from sluice.errors import SluiceError
 from sluice.internal.v1.audit_pb2 import AuditDecision, AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.v1.admin_pb2 import (
-    GetAuditResponse,
+    GUARD_OUTCOME_FLAGGED,
+    GUARD_OUTCOME_NO_VERDICT,
+    GUARD_OUTCOME_PASSED,
+    GetAuditEntryResponse,
     RequestRecord,
     RouteCandidate,
     RouteRecord,
+    RouterHead,
     RouterScore,
     SafetyDecision,
     ShadowRun,
 )
-from sluice.v1.inference_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
+from sluice.v1.inference_pb2 import Priority, RouteStrategy
+from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
 from sluice.wire.clock import duration, timestamp, unix_ms
+from sluice.wire.enums import value_of
 
 TEXT_BYTES_MAX: Final = 256 * 1024
 """Of the turns of one request in the audit; the rest is cut off."""
@@ -44,6 +51,7 @@ class RecordBuilders:
     store: RecordStore
     models: Mapping[str, ModelFacts]
     gateway_id: str
+    currency: str
 
     def open(self, request: ValidRequest, request_id: str, trace_id: str) -> "RecordBuilder":
         """For a request that has just arrived."""
@@ -51,11 +59,12 @@ class RecordBuilders:
             request_id=request_id,
             trace_id=trace_id,
             tenant=request.tenant,
-            priority_class=request.priority_class,
+            priority=value_of(Priority, request.priority_class),
             workload=request.workload,
             requested_model=request.model or AUTO,
             arrival_time=timestamp(unix_ms()),
             gateway=self.gateway_id,
+            currency=self.currency,
         )
         return RecordBuilder(self, record)
 
@@ -90,7 +99,7 @@ class RecordBuilder:
         """The routing decision; replaces an earlier one."""
         self._record.route.CopyFrom(
             RouteRecord(
-                strategy=plan.strategy,
+                strategy=value_of(RouteStrategy, plan.strategy),
                 reason=plan.reason,
                 degraded=plan.degraded,
                 candidates=[_candidate(one) for one in plan.candidates],
@@ -138,16 +147,16 @@ class RecordBuilder:
     def _add_leg(self, leg: streams.Leg) -> None:
         """A model's work on the request, and the batch that its row was sent in last."""
         answered = len(leg.transcript.token_ids)
-        kept = self._record.legs.add(
+        kept = self._record.attempts.add(
             model=leg.model,
             prompt_tokens=leg.prompt_tokens,
             completion_tokens=answered,
             cost=self._shared.models[leg.model].cost(leg.prompt_tokens, answered),
             attempt=leg.assembler.attempt,
-            handed_over=leg.handed_over,
-            kept=leg.kept,
-            unused=leg.unused,
-            alone=leg.alone,
+            escalation_reason=leg.handed_over,
+            kept_reason=leg.kept,
+            unused_reason=leg.unused,
+            single_start_reason=leg.alone,
         )
         batch = leg.batch
         if batch is not None:
@@ -172,12 +181,18 @@ class RecordBuilder:
 
     def _add_guard(self, decided: Decided) -> None:
         check, name = decided.check, decided.check.guard.name
+        words = [outcome_of(rule, name) for rule, _ in decided.taken]
+        failure = next((word for word in words if word in set(Failure)), "")
+        categories = [] if failure else [word for word in words if word != PASSED]
+        verdict = GUARD_OUTCOME_FLAGGED if categories else GUARD_OUTCOME_PASSED
         self._record.guards.add(
             guard=name,
             model=check.guard.settings.model,
             in_answer=check.in_answer,
             answer_tokens=check.tokens,
-            outcomes=[outcome_of(rule, name) for rule, _ in decided.taken],
+            outcome=GUARD_OUTCOME_NO_VERDICT if failure else verdict,
+            categories=categories,
+            failure=failure,
             action=_action_value(decided.action),
             score=decided.score,
             duration=duration(decided.cost.took_ms),
@@ -212,9 +227,9 @@ def _cut(turns: Sequence[str]) -> list[str]:
     return kept
 
 
-def audit_response(entry: AuditEntry) -> GetAuditResponse:
+def audit_response(entry: AuditEntry) -> GetAuditEntryResponse:
     """An entry of the audit without its text."""
-    return GetAuditResponse(
+    return GetAuditEntryResponse(
         request_id=entry.request_id,
         tenant=entry.tenant,
         decision_time=timestamp(entry.decided_unix_ms),
@@ -234,7 +249,7 @@ def _public(one: AuditDecision) -> SafetyDecision:
 
 
 def _action_value(action: Action) -> "SafetyAction.ValueType":
-    return SafetyAction.Value(f"SAFETY_ACTION_{action.name}")
+    return value_of(SafetyAction, action.name)
 
 
 def _candidate(one: Candidate) -> RouteCandidate:
@@ -252,7 +267,7 @@ def _score(one: HeadScore) -> RouterScore:
     return RouterScore(
         policy=one.by.policy,
         version=one.by.version,
-        head=one.by.head,
+        head=value_of(RouterHead, one.by.head),
         gain=one.gain,
         chances=one.chances,
     )

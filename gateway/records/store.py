@@ -24,11 +24,11 @@ from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
 from sluice.v1.admin_pb2 import (
-    ExplainResponse,
+    GetRequestRecordResponse,
     Grade,
-    ListOutcomesResponse,
     RequestRecord,
     RouterDriftEvent,
+    StreamOutcomesResponse,
 )
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import pack, unpack
@@ -123,10 +123,10 @@ class RecordStore:
             raise _unavailable(error) from error
         return record
 
-    async def explain(self, request_id: str) -> ExplainResponse:
+    async def explain(self, request_id: str) -> GetRequestRecordResponse:
         """The record of a request and its grade; raises `RecordUnknown` when nothing is kept."""
         record = unpack(RequestRecord, await self._record(subjects.record(request_id)))
-        response = ExplainResponse(record=record)
+        response = GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # nobody has graded it
             response.grade.CopyFrom(unpack(Grade, await self._record(subjects.grade(request_id))))
         return response
@@ -140,7 +140,7 @@ class RecordStore:
 
     async def list_outcomes(
         self, tenants: Sequence[str], since_unix_ms: float
-    ) -> AsyncGenerator[ListOutcomesResponse, None]:
+    ) -> AsyncGenerator[StreamOutcomesResponse, None]:
         """Outcomes of ``tenants`` (empty: of all) of which a label is known, tenant by tenant.
 
         Raises:

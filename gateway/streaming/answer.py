@@ -13,7 +13,7 @@ from gateway.streaming.ticket import Ticket
 from gateway.streaming.transcript import Transcript
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
-from sluice.v1.inference_pb2 import Finished, FinishReason, LegUsage, Started
+from sluice.v1.inference_pb2 import Finished, FinishReason, ModelUsage, Started
 
 
 class Answer:
@@ -142,8 +142,8 @@ class Answer:
             stop=("" if withheld_by else self.transcript.stop) or "",
             rules=withheld_by or self.transcript.blocked,
             model=self.leg.model,
-            legs=[
-                LegUsage(model=leg.model, usage=leg.usage, unused=bool(leg.unused))
+            attempts=[
+                ModelUsage(model=leg.model, usage=leg.usage, unused=bool(leg.unused))
                 for leg in self.legs
             ],
         )

@@ -30,9 +30,12 @@ from sluice.v1.admin_pb2 import (
     InputDrift,
     RequestRecord,
     RouterDriftEvent,
+    RouterHead,
     RouterHealth,
 )
+from sluice.v1.inference_pb2 import RouteStrategy
 from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.enums import value_of, word_of
 
 _log = logging.getLogger(__name__)
 
@@ -124,13 +127,16 @@ class DriftMonitor:
         The head that was asked last counts. In a cascade the prompt head does not: whether its small model's answer
         was kept depends on that answer, so those that were kept are better than what it predicted for all.
         """
-        scores, models = record.route.scores, [leg.model for leg in record.legs if not leg.unused]
+        scores, models = (
+            record.route.scores,
+            [one.model for one in record.attempts if not one.unused_reason],
+        )
         if not scores or not models or record.error_reason:
             return
         last, model = scores[-1], models[-1]
-        if last.head == PROMPT and record.route.strategy in _WATCHED:
+        by = HeadKey(last.policy, last.version, word_of(RouterHead, last.head))
+        if by.head == PROMPT and word_of(RouteStrategy, record.route.strategy) in _WATCHED:
             return
-        by = HeadKey(last.policy, last.version, last.head)
         if model in last.chances:
             self.observed(by, last.chances[model], grade, record.request_id)
 
@@ -172,7 +178,7 @@ class DriftMonitor:
             RouterDriftEvent(
                 gateway=self._gateway_id,
                 event_time=timestamp(unix_ms()),
-                signal=DriftSignal.Value(f"DRIFT_SIGNAL_{signal.name}"),
+                signal=value_of(DriftSignal, signal.name),
                 change=change,
                 router=_health_message(by, health),
             )
@@ -231,7 +237,7 @@ def _health_message(by: HeadKey, health: Health) -> RouterHealth:
     return RouterHealth(
         policy=by.policy,
         version=by.version,
-        head=by.head,
+        head=value_of(RouterHead, by.head),
         inputs=InputDrift(
             state=_state(inputs.state),
             rows=inputs.rows,
@@ -243,4 +249,4 @@ def _health_message(by: HeadKey, health: Health) -> RouterHealth:
 
 
 def _state(state: State) -> "DriftState.ValueType":
-    return DriftState.Value(f"DRIFT_STATE_{state.name}")
+    return value_of(DriftState, state.name)

@@ -11,6 +11,7 @@ from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import FinishReason
+from sluice.wire.enums import word_of
 
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -75,8 +76,7 @@ def _outcome(stream: Stream) -> str:
     if stream.error is not None:
         return stream.error.reason
     assert stream.finished is not None, "it has ended"
-    reason = FinishReason.Name(stream.finished.reason)
-    return reason.removeprefix("FINISH_REASON_").lower()
+    return word_of(FinishReason, stream.finished.reason)
 
 
 def _first_token_attributes(request: ValidRequest, model: str) -> dict[str, AttributeValue]:

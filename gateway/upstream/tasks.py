@@ -20,9 +20,11 @@ from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
     FinishReason,
     Route,
+    RouteStrategy,
     Started,
 )
 from sluice.wire.clock import unix_ms
+from sluice.wire.enums import value_of
 
 
 def new_request_id() -> str:
@@ -105,7 +107,10 @@ def started_of(request_id: str, admitted: AdmittedRequest, trace_id: str) -> Sta
         trace_id=trace_id,
         model=plan.model,
         route=Route(
-            tier=plan.tier, strategy=plan.strategy, reason=plan.reason, degraded=plan.degraded
+            tier=plan.tier,
+            strategy=value_of(RouteStrategy, plan.strategy),
+            reason=plan.reason,
+            degraded=plan.degraded,
         ),
         seed=first.sampling.seed,
         prompt_tokens=len(first.prompt_token_ids),

@@ -8,7 +8,7 @@ from random import Random
 from sluice.cli.questions import Question
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
-from sluice.client.answer import Answer, AnswerBuilder, Delta, LegUsage
+from sluice.client.answer import Answer, AnswerBuilder, Delta, ModelUsage
 from sluice.client.request import GenerateOptions
 from sluice.errors import SluiceError
 
@@ -71,5 +71,5 @@ async def _ask(
     )
 
 
-def _legs(answer: Answer) -> tuple[LegUsage, ...]:
-    return answer.legs or (LegUsage(answer.model, answer.usage),)
+def _legs(answer: Answer) -> tuple[ModelUsage, ...]:
+    return answer.attempts or (ModelUsage(answer.model, answer.usage),)

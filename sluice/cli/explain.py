@@ -9,17 +9,21 @@ import typer
 from sluice.cli import options, output
 from sluice.client.blocking import Client
 from sluice.v1.admin_pb2 import (
-    ExplainResponse,
-    GetAuditResponse,
+    GetAuditEntryResponse,
+    GetRequestRecordResponse,
     GuardCheck,
-    Leg,
+    GuardOutcome,
+    ModelAttempt,
     RequestRecord,
     RouteRecord,
+    RouterHead,
     SafetyDecision,
     ShadowRun,
 )
-from sluice.v1.inference_pb2 import FinishReason, SafetyAction, Timings
+from sluice.v1.inference_pb2 import FinishReason, Priority, RouteStrategy, Timings
+from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
 
 RequestId = Annotated[
     str, typer.Argument(metavar="REQUEST_ID", help="As `sluice generate --json` prints it.")
@@ -39,13 +43,13 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Show what was decided about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
-    found: ExplainResponse | GetAuditResponse
+    found: GetRequestRecordResponse | GetAuditEntryResponse
     with Client(address) as client:
         found = client.audit(request_id) if audit else client.explain(request_id)
     if as_json:
         output.write_json(_object(found))
         return
-    for line in _lines(found) if isinstance(found, ExplainResponse) else _audit(found):
+    for line in _lines(found) if isinstance(found, GetRequestRecordResponse) else _audit(found):
         print(line)
 
 
@@ -62,28 +66,28 @@ def feedback(
         output.write_json({"request_id": request_id, "grade": grade})
 
 
-def _object(explained: ExplainResponse | GetAuditResponse) -> dict[str, object]:
+def _object(explained: GetRequestRecordResponse | GetAuditEntryResponse) -> dict[str, object]:
     from google.protobuf.json_format import MessageToDict
 
     described: dict[str, object] = MessageToDict(explained, preserving_proto_field_name=True)
     return described
 
 
-def _lines(explained: ExplainResponse) -> Iterator[str]:
+def _lines(explained: GetRequestRecordResponse) -> Iterator[str]:
     record = explained.record
     arrived = record.arrival_time.ToDatetime(UTC)
     yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
     work = f", task {record.workload}" if record.workload else ""
-    yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {record.priority_class}{work}"
+    yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {word_of(Priority, record.priority)}{work}"
     yield f"safety    {_safety(record)}"
     for guard in record.guards:
-        yield f"guard     {_guard(guard)}"
+        yield f"guard     {_guard(guard, record.currency)}"
     if record.HasField("route"):
         yield from _route(record.requested_model, record.route)
-    for leg in record.legs:
-        yield from _leg(leg)
+    for attempt in record.attempts:
+        yield from _attempt(attempt, record.currency)
     for run in record.shadows:
-        yield f"shadow    {_shadow(run)}"
+        yield f"shadow    {_shadow(run, record.currency)}"
     if record.HasField("timings"):
         yield f"time      {_times(record.timings)}"
     yield f"end       {_end(record)}"
@@ -107,19 +111,23 @@ def _decisions(decisions: Iterable[SafetyDecision]) -> str:
 
 
 def _action(action: "SafetyAction.ValueType") -> str:
-    return SafetyAction.Name(action).removeprefix("SAFETY_ACTION_").lower()
+    return word_of(SafetyAction, action)
 
 
-def _guard(guard: GuardCheck) -> str:
+def _guard(guard: GuardCheck, currency: str) -> str:
     about = f"answer, {guard.answer_tokens} tokens" if guard.in_answer else "prompt"
     score = f", score {guard.score:.2f}" if guard.HasField("score") else ""
     return (
-        f"{guard.guard} ({guard.model}) on the {about}: {', '.join(guard.outcomes)},"
-        f" {_action(guard.action)}{score}; {ms_of(guard.duration):.1f} ms, cost {guard.cost:.3g}"
+        f"{guard.guard} ({guard.model}) on the {about}: {_outcome(guard)},"
+        f" {_action(guard.action)}{score}; {ms_of(guard.duration):.1f} ms, cost {guard.cost:.3g} {currency}"
     )
 
 
-def _audit(entry: GetAuditResponse) -> Iterator[str]:
+def _outcome(guard: GuardCheck) -> str:
+    return guard.failure or ", ".join(guard.categories) or word_of(GuardOutcome, guard.outcome)
+
+
+def _audit(entry: GetAuditEntryResponse) -> Iterator[str]:
     decided = entry.decision_time.ToDatetime(UTC)
     yield f"request   {entry.request_id} of {entry.tenant}"
     yield f"decided   {decided:%Y-%m-%d %H:%M:%S} UTC, policy {entry.policy}"
@@ -136,7 +144,7 @@ def _audit(entry: GetAuditResponse) -> Iterator[str]:
 
 def _route(asked: str, route: RouteRecord) -> Iterator[str]:
     degraded = ", degraded" if route.degraded else ""
-    yield f"route     asked for {asked}: {route.strategy}, {route.reason}{degraded}"
+    yield f"route     asked for {asked}: {word_of(RouteStrategy, route.strategy)}, {route.reason}{degraded}"
     for name, version in sorted(route.versions.items()):
         yield f"          {name} {version}"
     for score in route.scores:
@@ -144,7 +152,7 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
             f"{model} {score.chances[model]:.2f}" for model in sorted(score.chances)
         )
         yield (
-            f"          {score.policy}, {score.head} head of {score.version}:"
+            f"          {score.policy}, {word_of(RouterHead, score.head)} head of {score.version}:"
             f" gain {score.gain:.2f} ({chances})"
         )
     for number, one in enumerate(route.candidates, 1):
@@ -155,31 +163,31 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
         )
 
 
-def _leg(leg: Leg) -> Iterator[str]:
-    tokens = f"{leg.prompt_tokens} + {leg.completion_tokens} tokens"
-    yield f"model     {leg.model}: {tokens}, cost {leg.cost:.3g}, attempt {leg.attempt}"
-    if leg.batch_id:
+def _attempt(attempt: ModelAttempt, currency: str) -> Iterator[str]:
+    tokens = f"{attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
+    yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}, attempt {attempt.attempt}"
+    if attempt.batch_id:
         yield (
-            f"batch     {leg.batch_id} of {leg.batch_rows} rows on {leg.worker} ({leg.batch_cause}),"
-            f" {leg.padding_share:.0%} padding; waited {ms_of(leg.queue_wait):.1f} ms,"
-            f" the longest of it {ms_of(leg.queue_wait_max):.1f} ms"
+            f"batch     {attempt.batch_id} of {attempt.batch_rows} rows on {attempt.worker} ({attempt.batch_cause}),"
+            f" {attempt.padding_share:.0%} padding; waited {ms_of(attempt.queue_wait):.1f} ms,"
+            f" the longest of it {ms_of(attempt.queue_wait_max):.1f} ms"
         )
-    if leg.handed_over:
-        yield f"          handed over: {leg.handed_over}"
-    if leg.alone:
-        yield f"          began alone: {leg.alone}"
-    if leg.unused:
-        yield f"          not used: {leg.unused}"
-    if leg.kept:
-        yield f"          kept although {leg.kept}"
+    if attempt.escalation_reason:
+        yield f"          escalated: {attempt.escalation_reason}"
+    if attempt.single_start_reason:
+        yield f"          started alone: {attempt.single_start_reason}"
+    if attempt.unused_reason:
+        yield f"          not used: {attempt.unused_reason}"
+    if attempt.kept_reason:
+        yield f"          kept although {attempt.kept_reason}"
 
 
-def _shadow(run: ShadowRun) -> str:
+def _shadow(run: ShadowRun, currency: str) -> str:
     if run.dropped:
-        return f"{run.model}: {run.dropped}; cost {run.cost:.3g}"
+        return f"{run.model}: {run.dropped}; cost {run.cost:.3g} {currency}"
     tokens = f"{run.prompt_tokens} + {run.completion_tokens} tokens"
     return (
-        f"{run.model} agrees to {run.agreement:.0%}: {tokens}, cost {run.cost:.3g},"
+        f"{run.model} agrees to {run.agreement:.0%}: {tokens}, cost {run.cost:.3g} {currency},"
         f" {ms_of(run.duration):.1f} ms"
     )
 
@@ -193,4 +201,4 @@ def _times(timings: Timings) -> str:
 def _end(record: RequestRecord) -> str:
     if record.error_reason:
         return f"error {record.error_reason}"
-    return FinishReason.Name(record.finish_reason).removeprefix("FINISH_REASON_").lower()
+    return word_of(FinishReason, record.finish_reason)

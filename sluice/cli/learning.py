@@ -13,7 +13,7 @@ from sluice.cli.own_outcomes import Asked
 if TYPE_CHECKING:
     from gateway.routing.learned.outcomes import Outcome, Source
     from gateway.routing.learned.router import LearnedRouter
-    from sluice.v1.admin_pb2 import ListOutcomesResponse
+    from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def learn(files: Sequence[Path], lesson: Lesson) -> tuple["LearnedRouter", dict[
     return one_sided.train(rows, halves, lesson.seed), told
 
 
-def _own(lesson: Lesson) -> "list[ListOutcomesResponse]":
+def _own(lesson: Lesson) -> "list[StreamOutcomesResponse]":
     """Rows of the mesh; a cascade is learned from those with an answer."""
     if lesson.mesh is None:
         return []
@@ -68,7 +68,7 @@ def _own(lesson: Lesson) -> "list[ListOutcomesResponse]":
 
 
 def _gathered(
-    files: Sequence[Path], own: "Sequence[ListOutcomesResponse]", lesson: Lesson
+    files: Sequence[Path], own: "Sequence[StreamOutcomesResponse]", lesson: Lesson
 ) -> list["Outcome"]:
     from gateway.routing.learned import outcomes
 

@@ -73,8 +73,8 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         described["rules"] = answer.rules
     if answer.logprobs:
         described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
-    if len(answer.legs) > 1:
-        described["legs"] = [asdict(leg) for leg in answer.legs]
+    if len(answer.attempts) > 1:
+        described["attempts"] = [asdict(one) for one in answer.attempts]
     if answer.notices:
         described["notices"] = [asdict(notice) for notice in answer.notices]
     return described

@@ -13,7 +13,7 @@ from sluice.cli.failure import CommandFailed
 if TYPE_CHECKING:
     from gateway.routing.learned.one_sided import OneSided
     from gateway.routing.learned.outcomes import Source
-    from sluice.v1.admin_pb2 import ListOutcomesResponse
+    from sluice.v1.admin_pb2 import StreamOutcomesResponse
 
 COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response", "tenant")
 NAME: Final = "the mesh"
@@ -35,7 +35,7 @@ class Asked:
     """WEAK/STRONG, where several pairs of models are compared."""
 
 
-def fetch(asked: Asked) -> "list[ListOutcomesResponse]":
+def fetch(asked: Asked) -> "list[StreamOutcomesResponse]":
     """The rows of one pair of models, each request once.
 
     Raises:
@@ -53,7 +53,7 @@ def fetch(asked: Asked) -> "list[ListOutcomesResponse]":
 
 
 def source_of(
-    rows: "Sequence[ListOutcomesResponse]", tenant_weights: Mapping[str, float]
+    rows: "Sequence[StreamOutcomesResponse]", tenant_weights: Mapping[str, float]
 ) -> "Source":
     """Those that have both sides; what a file has already is left out."""
     from gateway.routing.learned.outcomes import Source
@@ -63,7 +63,7 @@ def source_of(
 
 
 def one_sided_of(
-    rows: "Sequence[ListOutcomesResponse]", tenant_weights: Mapping[str, float]
+    rows: "Sequence[StreamOutcomesResponse]", tenant_weights: Mapping[str, float]
 ) -> list["OneSided"]:
     """Those that have one side."""
     from gateway.routing.learned.one_sided import OneSided
@@ -82,12 +82,12 @@ def one_sided_of(
     ]
 
 
-def is_complete(row: "ListOutcomesResponse") -> bool:
+def is_complete(row: "StreamOutcomesResponse") -> bool:
     """Whether both sides are known."""
     return row.HasField("weak") and row.HasField("strong")
 
 
-def keep(path: Path, rows: "Sequence[ListOutcomesResponse]") -> int:
+def keep(path: Path, rows: "Sequence[StreamOutcomesResponse]") -> int:
     """Writes those that have both sides as an OUTCOMES file; returns how many."""
     complete = [_cells(row) for row in rows if is_complete(row)]
     try:
@@ -100,7 +100,7 @@ def keep(path: Path, rows: "Sequence[ListOutcomesResponse]") -> int:
     return len(complete)
 
 
-def _cells(row: "ListOutcomesResponse") -> dict[str, str | None]:
+def _cells(row: "StreamOutcomesResponse") -> dict[str, str | None]:
     return {
         "prompt_id": row.request_id,
         "prompt": row.prompt,
@@ -111,7 +111,7 @@ def _cells(row: "ListOutcomesResponse") -> dict[str, str | None]:
     }
 
 
-def _pair(rows: "Collection[ListOutcomesResponse]", wanted: str | None) -> str:
+def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str:
     counts = Counter(_pair_of(row) for row in rows)
     if not counts:
         raise CommandFailed("NO_OUTCOMES", f"the mesh has kept no outcomes yet; {MORE}")
@@ -125,5 +125,5 @@ def _pair(rows: "Collection[ListOutcomesResponse]", wanted: str | None) -> str:
     return wanted or next(iter(counts))
 
 
-def _pair_of(row: "ListOutcomesResponse") -> str:
+def _pair_of(row: "StreamOutcomesResponse") -> str:
     return f"{row.weak_model}/{row.strong_model}"

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Final, TypeVar
 
 from simulator.results import Percentiles, percentiles
-from sluice.client.answer import LegUsage
+from sluice.client.answer import ModelUsage
 
 _T = TypeVar("_T")
 
@@ -31,7 +31,7 @@ class Result:
     level: str
     right: bool = False
     model: str = ""
-    legs: tuple[LegUsage, ...] = ()
+    legs: tuple[ModelUsage, ...] = ()
     text: str = ""
     ttft_s: float = 0.0
     latency_s: float = 0.0

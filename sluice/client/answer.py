@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
 
 
 class FinishReason(StrEnum):
@@ -124,7 +125,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class LegUsage:
+class ModelUsage:
     """What one model used; ``unused``: it began together with another one, and its work was thrown away."""
 
     model: str
@@ -156,7 +157,7 @@ class Finished:
         stop: the stop string that ended it.
         rules: those of the safety policy that ended it.
         model: whose answer it is.
-        legs: what every model used that worked on it, in order.
+        attempts: what every model used that worked on it, in order.
     """
 
     reason: FinishReason
@@ -165,7 +166,7 @@ class Finished:
     stop: str
     rules: tuple[str, ...] = ()
     model: str = ""
-    legs: tuple[LegUsage, ...] = ()
+    attempts: tuple[ModelUsage, ...] = ()
 
 
 Event = Started | Delta | Notice | Finished
@@ -181,7 +182,7 @@ class Answer:
         stop: the stop string that ended it, or empty.
         rules: the rules of the safety policy that ended it, if they did.
         model: whose answer it is; after a cascade not the one that was asked first.
-        usage: of that model; `legs` has that of every model that worked on it.
+        usage: of that model; `attempts` has that of every model that worked on it.
     """
 
     request_id: str
@@ -198,7 +199,7 @@ class Answer:
     usage: Usage
     timings: Timings
     rules: tuple[str, ...] = ()
-    legs: tuple[LegUsage, ...] = ()
+    attempts: tuple[ModelUsage, ...] = ()
 
     @property
     def tier(self) -> str:
@@ -254,7 +255,7 @@ class AnswerBuilder:
             usage=finished.usage,
             timings=finished.timings,
             rules=finished.rules,
-            legs=finished.legs,
+            attempts=finished.attempts,
         )
 
 
@@ -269,7 +270,9 @@ def collect(events: Iterable[Event]) -> Answer:
 def started_of(message: pb.Started) -> Started:
     """The event in `message`."""
     chosen = message.route
-    route = Route(chosen.tier, chosen.strategy, chosen.reason, chosen.degraded)
+    route = Route(
+        chosen.tier, word_of(pb.RouteStrategy, chosen.strategy), chosen.reason, chosen.degraded
+    )
     return Started(
         message.request_id,
         message.trace_id,
@@ -316,7 +319,7 @@ def finished_of(message: pb.Finished) -> Finished:
         message.stop,
         tuple(message.rules),
         message.model,
-        tuple(LegUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.legs),
+        tuple(ModelUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.attempts),
     )
 
 

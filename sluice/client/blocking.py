@@ -24,10 +24,11 @@ from sluice.client.resumption import ResumableAnswer
 from sluice.client.retry import Retries, RetryPolicy
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
-from sluice.v1 import admin_pb2
+from sluice.v1 import admin_pb2, safety_pb2
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from sluice.wire.clock import timestamp
 
 _Q = TypeVar("_Q")
@@ -98,6 +99,7 @@ class Client:
         self._channel = channel.open_blocking(self.address)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
+        self._safety = SafetyServiceStub(self._channel)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AnswerStream:
         """Asks for an answer to `prompt`, a text or a conversation; `GenerateOptions` says what else can be set.
@@ -154,32 +156,32 @@ class Client:
             SluiceError: it cannot be checked; that it would be blocked is no error.
         """
         request = check_request(text, labels or {})
-        response = self._lookup(self._stub.CheckSafety, request, timeout_s)
+        response = self._lookup(self._safety.CheckText, request, timeout_s)
         return lookups.check_of(response)
 
     def explain(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
-    ) -> admin_pb2.ExplainResponse:
+    ) -> admin_pb2.GetRequestRecordResponse:
         """Everything that was decided about a request, a moment after its end.
 
         Raises:
             RecordUnknown: nothing is kept of it.
             SluiceError: it cannot be looked up.
         """
-        request = admin_pb2.ExplainRequest(request_id=request_id)
-        return self._lookup(self._admin.Explain, request, timeout_s)
+        request = admin_pb2.GetRequestRecordRequest(request_id=request_id)
+        return self._lookup(self._admin.GetRequestRecord, request, timeout_s)
 
     def audit(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
-    ) -> admin_pb2.GetAuditResponse:
+    ) -> admin_pb2.GetAuditEntryResponse:
         """What the audit holds of a request: the decisions of its safety layer, without text.
 
         Raises:
             RecordUnknown: nothing; requests without a finding and without a guard leave no entry.
             SluiceError: it cannot be looked up.
         """
-        request = admin_pb2.GetAuditRequest(request_id=request_id)
-        return self._lookup(self._admin.GetAudit, request, timeout_s)
+        request = admin_pb2.GetAuditEntryRequest(request_id=request_id)
+        return self._lookup(self._admin.GetAuditEntry, request, timeout_s)
 
     def feedback(
         self, request_id: str, grade: float, *, timeout_s: float = channel.LOOKUP_S
@@ -190,8 +192,8 @@ class Client:
             RecordUnknown: nothing is kept of the request.
             SluiceError: the grade could not be stored.
         """
-        request = admin_pb2.FeedbackRequest(request_id=request_id, grade=grade)
-        self._lookup(self._admin.Feedback, request, timeout_s)
+        request = admin_pb2.SubmitFeedbackRequest(request_id=request_id, grade=grade)
+        self._lookup(self._admin.SubmitFeedback, request, timeout_s)
 
     def outcomes(
         self,
@@ -199,7 +201,7 @@ class Client:
         *,
         since_unix_ms: int = 0,
         timeout_s: float = channel.LISTING_S,
-    ) -> Iterator[admin_pb2.ListOutcomesResponse]:
+    ) -> Iterator[admin_pb2.StreamOutcomesResponse]:
         """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
 
         Raises:
@@ -208,8 +210,8 @@ class Client:
         """
         channel.check_timeout(timeout_s)
         since = timestamp(since_unix_ms) if since_unix_ms else None
-        request = admin_pb2.ListOutcomesRequest(tenants=tenants, since_time=since)
-        call = self._admin.ListOutcomes(request, timeout=timeout_s, metadata=self._metadata)
+        request = admin_pb2.StreamOutcomesRequest(tenants=tenants, since_time=since)
+        call = self._admin.StreamOutcomes(request, timeout=timeout_s, metadata=self._metadata)
         try:
             for response in call:
                 yield response
@@ -224,8 +226,8 @@ class Client:
         Raises:
             SluiceError: the gateway does not answer, or no policy is under trial.
         """
-        request = pb.GetSafetyDryRunRequest()
-        response = self._lookup(self._stub.GetSafetyDryRun, request, timeout_s)
+        request = safety_pb2.GetDryRunRequest()
+        response = self._lookup(self._safety.GetDryRun, request, timeout_s)
         return lookups.dry_run_of(response)
 
     def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:

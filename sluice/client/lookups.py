@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice.v1 import admin_pb2, inference_pb2
+from sluice.v1 import admin_pb2, inference_pb2, safety_pb2
+from sluice.wire.enums import word_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class SafetyDryRun:
     moves: list[SafetyMove]
 
 
-def dry_run_of(response: inference_pb2.GetSafetyDryRunResponse) -> SafetyDryRun:
+def dry_run_of(response: safety_pb2.GetDryRunResponse) -> SafetyDryRun:
     """The counts."""
     moves = [
         SafetyMove(move.rule, _action(move.now), _action(move.then), move.count)
@@ -132,7 +133,7 @@ def dry_run_of(response: inference_pb2.GetSafetyDryRunResponse) -> SafetyDryRun:
     return SafetyDryRun(response.policy, response.texts, response.changed, moves)
 
 
-def check_of(response: inference_pb2.CheckSafetyResponse) -> SafetyCheck:
+def check_of(response: safety_pb2.CheckTextResponse) -> SafetyCheck:
     """The answer."""
     return SafetyCheck(
         response.normalized_text,
@@ -144,17 +145,15 @@ def check_of(response: inference_pb2.CheckSafetyResponse) -> SafetyCheck:
     )
 
 
-def _finding(finding: inference_pb2.SafetyFinding) -> SafetyFinding:
-    severity = (
-        inference_pb2.SafetySeverity.Name(finding.severity).removeprefix("SAFETY_SEVERITY_").lower()
-    )
+def _finding(finding: safety_pb2.SafetyFinding) -> SafetyFinding:
+    severity = word_of(safety_pb2.SafetySeverity, finding.severity)
     return SafetyFinding(
         finding.rule, severity, _action(finding.action), finding.start, finding.end
     )
 
 
-def _action(action: "inference_pb2.SafetyAction.ValueType") -> str:
-    name = inference_pb2.SafetyAction.Name(action).removeprefix("SAFETY_ACTION_").lower()
+def _action(action: "safety_pb2.SafetyAction.ValueType") -> str:
+    name = word_of(safety_pb2.SafetyAction, action)
     return "none" if name == "unspecified" else name
 
 
@@ -217,7 +216,11 @@ def routers_of(response: admin_pb2.GetRouterHealthResponse) -> list[RouterHealth
     """Each head in use."""
     return [
         RouterHealth(
-            one.policy, one.version, one.head, _inputs(one.inputs), _accuracy(one.accuracy)
+            one.policy,
+            one.version,
+            word_of(admin_pb2.RouterHead, one.head),
+            _inputs(one.inputs),
+            _accuracy(one.accuracy),
         )
         for one in response.routers
     ]

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1 import safety_pb2
 
 PriorityName = Literal["interactive", "standard", "bulk"]
 PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
@@ -116,13 +117,13 @@ def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountToken
     return request
 
 
-def check_request(text: str, labels: Mapping[str, str]) -> pb.CheckSafetyRequest:
+def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextRequest:
     """The message for `check_safety`.
 
     Raises:
         InvalidRequest: a value cannot travel.
     """
-    request = pb.CheckSafetyRequest()
+    request = safety_pb2.CheckTextRequest()
     _set(request, "text", text)
     for key, value in labels.items():
         with _Field(f"labels.{key}"):

@@ -146,6 +146,8 @@ class Settings(BaseSettings):
         ModelSettings(name="small", tier="small", path="builtin:small"),
         ModelSettings(name="large", tier="large", path="builtin:large"),
     )
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
+    """Of all prices and budgets, ISO 4217."""
     routing: RoutingSettings = RoutingSettings(
         default="small",
         rules=(

@@ -35,25 +35,25 @@ class AdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Explain = channel.unary_unary(
-                '/sluice.v1.AdminService/Explain',
-                request_serializer=sluice_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+        self.GetRequestRecord = channel.unary_unary(
+                '/sluice.v1.AdminService/GetRequestRecord',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordResponse.FromString,
                 _registered_method=True)
-        self.GetAudit = channel.unary_unary(
-                '/sluice.v1.AdminService/GetAudit',
-                request_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditResponse.FromString,
+        self.GetAuditEntry = channel.unary_unary(
+                '/sluice.v1.AdminService/GetAuditEntry',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.FromString,
                 _registered_method=True)
-        self.Feedback = channel.unary_unary(
-                '/sluice.v1.AdminService/Feedback',
-                request_serializer=sluice_dot_v1_dot_admin__pb2.FeedbackRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_admin__pb2.FeedbackResponse.FromString,
+        self.SubmitFeedback = channel.unary_unary(
+                '/sluice.v1.AdminService/SubmitFeedback',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackResponse.FromString,
                 _registered_method=True)
-        self.ListOutcomes = channel.unary_stream(
-                '/sluice.v1.AdminService/ListOutcomes',
-                request_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
+        self.StreamOutcomes = channel.unary_stream(
+                '/sluice.v1.AdminService/StreamOutcomes',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.StreamOutcomesRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.StreamOutcomesResponse.FromString,
                 _registered_method=True)
         self.GetRouterHealth = channel.unary_unary(
                 '/sluice.v1.AdminService/GetRouterHealth',
@@ -66,7 +66,7 @@ class AdminServiceServicer:
     """Explains and grades requests. Errors as in InferenceService.
     """
 
-    def Explain(self, request, context):
+    def GetRequestRecord(self, request, context):
         """Everything that was decided about one request; it holds no text of prompt or answer. Records are kept for a bounded
         time and come a moment after the end of the request.
         """
@@ -74,21 +74,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetAudit(self, request, context):
+    def GetAuditEntry(self, request, context):
         """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Feedback(self, request, context):
+    def SubmitFeedback(self, request, context):
         """Says how good an answer was; a later grade of the same request replaces an earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListOutcomes(self, request, context):
+    def StreamOutcomes(self, request, context):
         """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
         A request whose outcome changes meanwhile may come again; the later one holds.
         """
@@ -106,25 +106,25 @@ class AdminServiceServicer:
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Explain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Explain,
-                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            'GetRequestRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequestRecord,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordResponse.SerializeToString,
             ),
-            'GetAudit': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAudit,
-                    request_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditResponse.SerializeToString,
+            'GetAuditEntry': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuditEntry,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.SerializeToString,
             ),
-            'Feedback': grpc.unary_unary_rpc_method_handler(
-                    servicer.Feedback,
-                    request_deserializer=sluice_dot_v1_dot_admin__pb2.FeedbackRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_admin__pb2.FeedbackResponse.SerializeToString,
+            'SubmitFeedback': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitFeedback,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackResponse.SerializeToString,
             ),
-            'ListOutcomes': grpc.unary_stream_rpc_method_handler(
-                    servicer.ListOutcomes,
-                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.SerializeToString,
+            'StreamOutcomes': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamOutcomes,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.StreamOutcomesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.StreamOutcomesResponse.SerializeToString,
             ),
             'GetRouterHealth': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRouterHealth,
@@ -144,7 +144,7 @@ class AdminService:
     """
 
     @staticmethod
-    def Explain(request,
+    def GetRequestRecord(request,
             target,
             options=(),
             channel_credentials=None,
@@ -157,9 +157,9 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sluice.v1.AdminService/Explain',
-            sluice_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
-            sluice_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            '/sluice.v1.AdminService/GetRequestRecord',
+            sluice_dot_v1_dot_admin__pb2.GetRequestRecordRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.GetRequestRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -171,7 +171,7 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
-    def GetAudit(request,
+    def GetAuditEntry(request,
             target,
             options=(),
             channel_credentials=None,
@@ -184,9 +184,9 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sluice.v1.AdminService/GetAudit',
-            sluice_dot_v1_dot_admin__pb2.GetAuditRequest.SerializeToString,
-            sluice_dot_v1_dot_admin__pb2.GetAuditResponse.FromString,
+            '/sluice.v1.AdminService/GetAuditEntry',
+            sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -198,7 +198,7 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
-    def Feedback(request,
+    def SubmitFeedback(request,
             target,
             options=(),
             channel_credentials=None,
@@ -211,9 +211,9 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sluice.v1.AdminService/Feedback',
-            sluice_dot_v1_dot_admin__pb2.FeedbackRequest.SerializeToString,
-            sluice_dot_v1_dot_admin__pb2.FeedbackResponse.FromString,
+            '/sluice.v1.AdminService/SubmitFeedback',
+            sluice_dot_v1_dot_admin__pb2.SubmitFeedbackRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.SubmitFeedbackResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -225,7 +225,7 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
-    def ListOutcomes(request,
+    def StreamOutcomes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -238,9 +238,9 @@ class AdminService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/sluice.v1.AdminService/ListOutcomes',
-            sluice_dot_v1_dot_admin__pb2.ListOutcomesRequest.SerializeToString,
-            sluice_dot_v1_dot_admin__pb2.ListOutcomesResponse.FromString,
+            '/sluice.v1.AdminService/StreamOutcomes',
+            sluice_dot_v1_dot_admin__pb2.StreamOutcomesRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.StreamOutcomesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,6 +82,58 @@ PRIORITY_BULK: Priority.ValueType  # 3
 """Nobody waits; uses the capacity that the other classes leave."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
+class _RouteStrategy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RouteStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteStrategy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROUTE_STRATEGY_UNSPECIFIED: _RouteStrategy.ValueType  # 0
+    """Not used."""
+    ROUTE_STRATEGY_PINNED: _RouteStrategy.ValueType  # 1
+    """The request names the model."""
+    ROUTE_STRATEGY_RULES: _RouteStrategy.ValueType  # 2
+    """The rules of the configuration, or its default."""
+    ROUTE_STRATEGY_SAFETY: _RouteStrategy.ValueType  # 3
+    """The safety policy sends the request to a governed model."""
+    ROUTE_STRATEGY_LEARNED: _RouteStrategy.ValueType  # 4
+    """A learned router."""
+    ROUTE_STRATEGY_CASCADE: _RouteStrategy.ValueType  # 5
+    """A cascade: the first model answers, and the second one takes over where the answer is in doubt."""
+    ROUTE_STRATEGY_SPECULATIVE: _RouteStrategy.ValueType  # 6
+    """A cascade whose second model starts together with the first."""
+    ROUTE_STRATEGY_CANARY: _RouteStrategy.ValueType  # 7
+    """The share of requests that tries another model."""
+    ROUTE_STRATEGY_BUDGET: _RouteStrategy.ValueType  # 8
+    """The tenant has spent its budget."""
+    ROUTE_STRATEGY_LOAD: _RouteStrategy.ValueType  # 9
+    """The chosen model is too busy."""
+
+class RouteStrategy(_RouteStrategy, metaclass=_RouteStrategyEnumTypeWrapper):
+    """What decided about the model."""
+
+ROUTE_STRATEGY_UNSPECIFIED: RouteStrategy.ValueType  # 0
+"""Not used."""
+ROUTE_STRATEGY_PINNED: RouteStrategy.ValueType  # 1
+"""The request names the model."""
+ROUTE_STRATEGY_RULES: RouteStrategy.ValueType  # 2
+"""The rules of the configuration, or its default."""
+ROUTE_STRATEGY_SAFETY: RouteStrategy.ValueType  # 3
+"""The safety policy sends the request to a governed model."""
+ROUTE_STRATEGY_LEARNED: RouteStrategy.ValueType  # 4
+"""A learned router."""
+ROUTE_STRATEGY_CASCADE: RouteStrategy.ValueType  # 5
+"""A cascade: the first model answers, and the second one takes over where the answer is in doubt."""
+ROUTE_STRATEGY_SPECULATIVE: RouteStrategy.ValueType  # 6
+"""A cascade whose second model starts together with the first."""
+ROUTE_STRATEGY_CANARY: RouteStrategy.ValueType  # 7
+"""The share of requests that tries another model."""
+ROUTE_STRATEGY_BUDGET: RouteStrategy.ValueType  # 8
+"""The tenant has spent its budget."""
+ROUTE_STRATEGY_LOAD: RouteStrategy.ValueType  # 9
+"""The chosen model is too busy."""
+Global___RouteStrategy: _TypeAlias = RouteStrategy  # noqa: Y015
+
 class _NoticeKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -145,78 +197,6 @@ FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
 """The safety policy ends the answer before what would have come next; Finished.rules says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
-
-class _SafetySeverity:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _SafetySeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SafetySeverity.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    SAFETY_SEVERITY_UNSPECIFIED: _SafetySeverity.ValueType  # 0
-    """Not used."""
-    SAFETY_SEVERITY_LOW: _SafetySeverity.ValueType  # 1
-    """Seldom matters."""
-    SAFETY_SEVERITY_MEDIUM: _SafetySeverity.ValueType  # 2
-    """Worth a look."""
-    SAFETY_SEVERITY_HIGH: _SafetySeverity.ValueType  # 3
-    """Mostly what it looks like."""
-    SAFETY_SEVERITY_CRITICAL: _SafetySeverity.ValueType  # 4
-    """Must not pass unseen."""
-
-class SafetySeverity(_SafetySeverity, metaclass=_SafetySeverityEnumTypeWrapper):
-    """How bad a finding is."""
-
-SAFETY_SEVERITY_UNSPECIFIED: SafetySeverity.ValueType  # 0
-"""Not used."""
-SAFETY_SEVERITY_LOW: SafetySeverity.ValueType  # 1
-"""Seldom matters."""
-SAFETY_SEVERITY_MEDIUM: SafetySeverity.ValueType  # 2
-"""Worth a look."""
-SAFETY_SEVERITY_HIGH: SafetySeverity.ValueType  # 3
-"""Mostly what it looks like."""
-SAFETY_SEVERITY_CRITICAL: SafetySeverity.ValueType  # 4
-"""Must not pass unseen."""
-Global___SafetySeverity: _TypeAlias = SafetySeverity  # noqa: Y015
-
-class _SafetyAction:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _SafetyActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SafetyAction.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    SAFETY_ACTION_UNSPECIFIED: _SafetyAction.ValueType  # 0
-    """Not used."""
-    SAFETY_ACTION_ALLOW: _SafetyAction.ValueType  # 1
-    """Nothing."""
-    SAFETY_ACTION_FLAG: _SafetyAction.ValueType  # 2
-    """It is recorded; the text stays."""
-    SAFETY_ACTION_ROUTE: _SafetyAction.ValueType  # 3
-    """A model that the policy names must answer."""
-    SAFETY_ACTION_REMOVE: _SafetyAction.ValueType  # 4
-    """The place is taken out or made harmless."""
-    SAFETY_ACTION_REDACT: _SafetyAction.ValueType  # 5
-    """A placeholder stands in its place."""
-    SAFETY_ACTION_BLOCK: _SafetyAction.ValueType  # 6
-    """The request is refused."""
-
-class SafetyAction(_SafetyAction, metaclass=_SafetyActionEnumTypeWrapper):
-    """What is done about a finding."""
-
-SAFETY_ACTION_UNSPECIFIED: SafetyAction.ValueType  # 0
-"""Not used."""
-SAFETY_ACTION_ALLOW: SafetyAction.ValueType  # 1
-"""Nothing."""
-SAFETY_ACTION_FLAG: SafetyAction.ValueType  # 2
-"""It is recorded; the text stays."""
-SAFETY_ACTION_ROUTE: SafetyAction.ValueType  # 3
-"""A model that the policy names must answer."""
-SAFETY_ACTION_REMOVE: SafetyAction.ValueType  # 4
-"""The place is taken out or made harmless."""
-SAFETY_ACTION_REDACT: SafetyAction.ValueType  # 5
-"""A placeholder stands in its place."""
-SAFETY_ACTION_BLOCK: SafetyAction.ValueType  # 6
-"""The request is refused."""
-Global___SafetyAction: _TypeAlias = SafetyAction  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -629,8 +609,8 @@ class Route(_message.Message):
     DEGRADED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     """The chosen model's tier: "small", "large" or another of the configuration."""
-    strategy: _builtins.str
-    """The strategy that decided: "pinned", "rules", or "safety" where the safety policy sent the request to a model."""
+    strategy: Global___RouteStrategy.ValueType
+    """What decided."""
     reason: _builtins.str
     """One sentence for people."""
     degraded: _builtins.bool
@@ -639,7 +619,7 @@ class Route(_message.Message):
         self,
         *,
         tier: _builtins.str = ...,
-        strategy: _builtins.str = ...,
+        strategy: Global___RouteStrategy.ValueType = ...,
         reason: _builtins.str = ...,
         degraded: _builtins.bool = ...,
     ) -> None: ...
@@ -791,7 +771,7 @@ class Finished(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    LEGS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop: _builtins.str
@@ -811,7 +791,7 @@ class Finished(_message.Message):
         """The rules of the safety policy that ended the answer, with FINISH_REASON_CONTENT_FILTER; never any text."""
 
     @_builtins.property
-    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegUsage]:
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
         """What every model used that worked on the answer, in the order in which they began; usage is that of the one whose
         answer it is.
         """
@@ -825,18 +805,18 @@ class Finished(_message.Message):
         stop: _builtins.str = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
         model: _builtins.str = ...,
-        legs: _abc.Iterable[Global___LegUsage] | None = ...,
+        attempts: _abc.Iterable[Global___ModelUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs", "model", b"model", "reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "model", b"model", "reason", b"reason", "rules", b"rules", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
-class LegUsage(_message.Message):
+class ModelUsage(_message.Message):
     """What one model used."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -865,7 +845,7 @@ class LegUsage(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LegUsage: _TypeAlias = LegUsage  # noqa: Y015
+Global___ModelUsage: _TypeAlias = ModelUsage  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -1045,12 +1025,21 @@ class ListModelsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many; 0: as many as the gateway likes."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty: the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1063,6 +1052,9 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Names the next page; empty: there is none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
         """One entry per configured model."""
@@ -1071,10 +1063,11 @@ class ListModelsResponse(_message.Message):
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1125,220 +1118,3 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
-
-@_typing.final
-class CheckSafetyRequest(_message.Message):
-    """What to check."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    TEXT_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    text: _builtins.str
-    """One turn, as in GenerateRequest.prompt."""
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """As in GenerateRequest; they may choose the policy."""
-
-    def __init__(
-        self,
-        *,
-        text: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CheckSafetyRequest: _TypeAlias = CheckSafetyRequest  # noqa: Y015
-
-@_typing.final
-class CheckSafetyResponse(_message.Message):
-    """What the safety layer makes of the text."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NORMALIZED_TEXT_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
-    FINDINGS_FIELD_NUMBER: _builtins.int
-    POLICY_FIELD_NUMBER: _builtins.int
-    BLOCKED_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    normalized_text: _builtins.str
-    """The text after normalization; empty when it is too long to be looked at."""
-    text: _builtins.str
-    """What a model would see: normalized, with the edits of the policy. Empty when it is blocked."""
-    policy: _builtins.str
-    """Version of the policy that decided."""
-    blocked: _builtins.bool
-    """Whether Generate would refuse the text with SAFETY_BLOCKED."""
-    model: _builtins.str
-    """The model that the policy sends the text to; empty: routing decides."""
-    @_builtins.property
-    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyFinding]:
-        """What was found, by place."""
-
-    def __init__(
-        self,
-        *,
-        normalized_text: _builtins.str = ...,
-        text: _builtins.str = ...,
-        findings: _abc.Iterable[Global___SafetyFinding] | None = ...,
-        policy: _builtins.str = ...,
-        blocked: _builtins.bool = ...,
-        model: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "findings", b"findings", "model", b"model", "normalized_text", b"normalized_text", "policy", b"policy", "text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CheckSafetyResponse: _TypeAlias = CheckSafetyResponse  # noqa: Y015
-
-@_typing.final
-class SafetyFinding(_message.Message):
-    """One place in a text that a rule has something to say about."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RULE_FIELD_NUMBER: _builtins.int
-    SEVERITY_FIELD_NUMBER: _builtins.int
-    ACTION_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
-    rule: _builtins.str
-    """The rule, such as "pii.iban"."""
-    severity: Global___SafetySeverity.ValueType
-    """How bad it is."""
-    action: Global___SafetyAction.ValueType
-    """What is done about it."""
-    start: _builtins.int
-    """First character, an offset in code points into the text of the request."""
-    end: _builtins.int
-    """One past the last character."""
-    def __init__(
-        self,
-        *,
-        rule: _builtins.str = ...,
-        severity: Global___SafetySeverity.ValueType = ...,
-        action: Global___SafetyAction.ValueType = ...,
-        start: _builtins.int = ...,
-        end: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "end", b"end", "rule", b"rule", "severity", b"severity", "start", b"start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SafetyFinding: _TypeAlias = SafetyFinding  # noqa: Y015
-
-@_typing.final
-class GetSafetyDryRunRequest(_message.Message):
-    """Asks for the counts of the policy under trial."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetSafetyDryRunRequest: _TypeAlias = GetSafetyDryRunRequest  # noqa: Y015
-
-@_typing.final
-class GetSafetyDryRunResponse(_message.Message):
-    """The counts, since the policy under trial was loaded."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_FIELD_NUMBER: _builtins.int
-    TEXTS_FIELD_NUMBER: _builtins.int
-    CHANGED_FIELD_NUMBER: _builtins.int
-    MOVES_FIELD_NUMBER: _builtins.int
-    policy: _builtins.str
-    """Version of the policy under trial."""
-    texts: _builtins.int
-    """Texts of prompts and answers that it was tried on."""
-    changed: _builtins.int
-    """Of these, how many would have come out otherwise, or not at all."""
-    @_builtins.property
-    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyMove]:
-        """Where the two policies differ, most frequent first."""
-
-    def __init__(
-        self,
-        *,
-        policy: _builtins.str = ...,
-        texts: _builtins.int = ...,
-        changed: _builtins.int = ...,
-        moves: _abc.Iterable[Global___SafetyMove] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "moves", b"moves", "policy", b"policy", "texts", b"texts"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetSafetyDryRunResponse: _TypeAlias = GetSafetyDryRunResponse  # noqa: Y015
-
-@_typing.final
-class SafetyMove(_message.Message):
-    """Findings that the policy under trial treats otherwise than the one in force."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RULE_FIELD_NUMBER: _builtins.int
-    NOW_FIELD_NUMBER: _builtins.int
-    THEN_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    rule: _builtins.str
-    """The rule."""
-    now: Global___SafetyAction.ValueType
-    """What is done about it; unspecified: only the policy under trial finds it."""
-    then: Global___SafetyAction.ValueType
-    """What the policy under trial would do; unspecified: it does not find it."""
-    count: _builtins.int
-    """How many there were."""
-    def __init__(
-        self,
-        *,
-        rule: _builtins.str = ...,
-        now: Global___SafetyAction.ValueType = ...,
-        then: Global___SafetyAction.ValueType = ...,
-        count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "now", b"now", "rule", b"rule", "then", b"then"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SafetyMove: _TypeAlias = SafetyMove  # noqa: Y015

@@ -52,16 +52,6 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
-        self.CheckSafety = channel.unary_unary(
-                '/sluice.v1.InferenceService/CheckSafety',
-                request_serializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.FromString,
-                _registered_method=True)
-        self.GetSafetyDryRun = channel.unary_unary(
-                '/sluice.v1.InferenceService/GetSafetyDryRun',
-                request_serializer=sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunResponse.FromString,
-                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -92,21 +82,6 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CheckSafety(self, request, context):
-        """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetSafetyDryRun(self, request, context):
-        """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
-        answers. Fails with FAILED_PRECONDITION when none is under trial.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,16 +99,6 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
-            ),
-            'CheckSafety': grpc.unary_unary_rpc_method_handler(
-                    servicer.CheckSafety,
-                    request_deserializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.SerializeToString,
-            ),
-            'GetSafetyDryRun': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetSafetyDryRun,
-                    request_deserializer=sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,60 +185,6 @@ class InferenceService:
             '/sluice.v1.InferenceService/ListModels',
             sluice_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CheckSafety(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sluice.v1.InferenceService/CheckSafety',
-            sluice_dot_v1_dot_inference__pb2.CheckSafetyRequest.SerializeToString,
-            sluice_dot_v1_dot_inference__pb2.CheckSafetyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetSafetyDryRun(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sluice.v1.InferenceService/GetSafetyDryRun',
-            sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunRequest.SerializeToString,
-            sluice_dot_v1_dot_inference__pb2.GetSafetyDryRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

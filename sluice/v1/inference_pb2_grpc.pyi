@@ -50,12 +50,6 @@ class InferenceServiceStub:
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
-    CheckSafety: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]
-    """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
-    GetSafetyDryRun: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetSafetyDryRunRequest, _inference_pb2.GetSafetyDryRunResponse]
-    """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
-    answers. Fails with FAILED_PRECONDITION when none is under trial.
-    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -73,12 +67,6 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
-    CheckSafety: _aio.UnaryUnaryMultiCallable[_inference_pb2.CheckSafetyRequest, _inference_pb2.CheckSafetyResponse]  # type: ignore[assignment]
-    """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
-    GetSafetyDryRun: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetSafetyDryRunRequest, _inference_pb2.GetSafetyDryRunResponse]  # type: ignore[assignment]
-    """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
-    answers. Fails with FAILED_PRECONDITION when none is under trial.
-    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers prompts with language models. The deadline of the gRPC call is the deadline of the request at every hop:
@@ -111,23 +99,5 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
         """Lists the models that can be named in GenerateRequest.model, and whether each can answer now."""
-
-    @_abc_1.abstractmethod
-    def CheckSafety(
-        self,
-        request: _inference_pb2.CheckSafetyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.CheckSafetyResponse, _abc.Awaitable[_inference_pb2.CheckSafetyResponse]]:
-        """Says what the safety layer makes of one text, without running a model. A text that would be blocked is no error here."""
-
-    @_abc_1.abstractmethod
-    def GetSafetyDryRun(
-        self,
-        request: _inference_pb2.GetSafetyDryRunRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.GetSafetyDryRunResponse, _abc.Awaitable[_inference_pb2.GetSafetyDryRunResponse]]:
-        """Says what the safety policy under trial (`safety.dry_run`) would have done otherwise, as counted by the gateway that
-        answers. Fails with FAILED_PRECONDITION when none is under trial.
-        """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

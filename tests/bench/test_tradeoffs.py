@@ -7,16 +7,16 @@ import pytest
 from bench.support import tier_runs, tradeoff_plot
 from bench.support.tradeoffs import Tradeoff, table, tradeoffs
 from sluice.cli.scores import Result
-from sluice.client.answer import LegUsage, Usage
+from sluice.client.answer import ModelUsage, Usage
 
 PRICES = {"small": 0.1, "large": 1.0}
 
 
-def leg(model: str, answer: int) -> LegUsage:
-    return LegUsage(model, Usage(10, answer))
+def leg(model: str, answer: int) -> ModelUsage:
+    return ModelUsage(model, Usage(10, answer))
 
 
-def result(asked: str, right: bool, *legs: LegUsage, ms: float = 100) -> Result:
+def result(asked: str, right: bool, *legs: ModelUsage, ms: float = 100) -> Result:
     return Result(
         asked,
         *("sort", "easy", right, legs[-1].model, legs),

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from sluice import settings as config
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import GetAuditRequest
+from sluice.v1.admin_pb2 import GetAuditEntryRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
@@ -117,7 +117,7 @@ async def audited(channel: grpc.aio.Channel, request_id: str) -> Any:
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
-                return await stub.GetAudit(GetAuditRequest(request_id=request_id))
+                return await stub.GetAuditEntry(GetAuditEntryRequest(request_id=request_id))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise

@@ -9,7 +9,7 @@ import pytest
 
 from model_workers.tiers.tasks import heldout
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
+from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.support.mesh import TOGETHER, RunningMesh
@@ -66,7 +66,7 @@ async def explained(channel: grpc.aio.Channel, request_id: str) -> RequestRecord
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
-                found = await stub.Explain(ExplainRequest(request_id=request_id))
+                found = await stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
             except grpc.aio.AioRpcError:  # not written yet
                 await asyncio.sleep(0.02)
             else:
@@ -93,8 +93,11 @@ async def test_a_speculative_answer_is_that_of_the_model_that_gave_it(
         assert alone["small"][number].text.startswith(answer.taken_back)
     assert {answer.finished.model for answer in answers} == {"small", "large"}
     for answer, record in zip(answers, records, strict=True):
-        first, second = record.legs
-        assert (first.model, second.model, first.alone) == ("small", "large", "")
-        assert bool(second.unused) == (answer.finished.model == "small")
-        assert bool(first.handed_over) == (answer.finished.model == "large")
-        assert [leg.unused for leg in answer.finished.legs] == [False, bool(second.unused)]
+        first, second = record.attempts
+        assert (first.model, second.model, first.single_start_reason) == ("small", "large", "")
+        assert bool(second.unused_reason) == (answer.finished.model == "small")
+        assert bool(first.escalation_reason) == (answer.finished.model == "large")
+        assert [leg.unused for leg in answer.finished.attempts] == [
+            False,
+            bool(second.unused_reason),
+        ]

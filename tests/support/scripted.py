@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sluice.errors import SluiceError
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1 import inference_pb2_grpc
+from sluice.v1 import inference_pb2_grpc, safety_pb2, safety_pb2_grpc
 from sluice.wire.clock import duration
 
 SERVICE = "sluice.v1.InferenceService"
@@ -47,7 +47,7 @@ Step = pb.GenerateResponse | Fail | Hold
 
 def started(model: str = "small", seed: int = 7, request_id: str = "r1") -> pb.GenerateResponse:
     """The first event."""
-    route = pb.Route(tier=model, strategy="rules", reason="default")
+    route = pb.Route(tier=model, strategy=pb.ROUTE_STRATEGY_RULES, reason="default")
     return pb.GenerateResponse(
         started=pb.Started(
             request_id=request_id,
@@ -79,15 +79,17 @@ def finished(
             usage=pb.Usage(prompt_tokens=5, completion_tokens=tokens),
             timings=pb.Timings(time_to_first_token=duration(1.5), total=duration(4.25)),
             model=by_model[-1][0] if by_model else "",
-            legs=[
-                pb.LegUsage(model=model, usage=pb.Usage(prompt_tokens=5, completion_tokens=count))
+            attempts=[
+                pb.ModelUsage(model=model, usage=pb.Usage(prompt_tokens=5, completion_tokens=count))
                 for model, count in by_model
             ],
         )
     )
 
 
-class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
+class ScriptedService(
+    inference_pb2_grpc.InferenceServiceServicer, safety_pb2_grpc.SafetyServiceServicer
+):
     """Plays its scripts and notes what was asked.
 
     Attributes:
@@ -114,6 +116,7 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
         service = cls(scripts)
         server = grpc.aio.server()
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
+        safety_pb2_grpc.add_SafetyServiceServicer_to_server(service, server)
         reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
         port = server.add_insecure_port(address)
         service.address = f"127.0.0.1:{port}"
@@ -162,17 +165,17 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
             ]
         )
 
-    async def CheckSafety(  # type: ignore[override]
-        self, request: pb.CheckSafetyRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.CheckSafetyResponse:
+    async def CheckText(  # type: ignore[override]
+        self, request: safety_pb2.CheckTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> safety_pb2.CheckTextResponse:
         """Blocks "bad", and redacts the first character of anything else; the labels are in the policy."""
         await self._fail_lookup(context)
         blocked = request.text == "bad"
-        action = pb.SAFETY_ACTION_BLOCK if blocked else pb.SAFETY_ACTION_REDACT
-        finding = pb.SafetyFinding(
-            rule="pii.iban", severity=pb.SAFETY_SEVERITY_HIGH, action=action, start=0, end=1
+        action = safety_pb2.SAFETY_ACTION_BLOCK if blocked else safety_pb2.SAFETY_ACTION_REDACT
+        finding = safety_pb2.SafetyFinding(
+            rule="pii.iban", severity=safety_pb2.SAFETY_SEVERITY_HIGH, action=action, start=0, end=1
         )
-        return pb.CheckSafetyResponse(
+        return safety_pb2.CheckTextResponse(
             normalized_text=request.text,
             text="" if blocked else f"<IBAN_1>{request.text[1:]}",
             findings=[finding] if request.text else [],
@@ -180,13 +183,13 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
             blocked=blocked,
         )
 
-    async def GetSafetyDryRun(  # type: ignore[override]
-        self, request: pb.GetSafetyDryRunRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.GetSafetyDryRunResponse:
+    async def GetDryRun(  # type: ignore[override]
+        self, request: safety_pb2.GetDryRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> safety_pb2.GetDryRunResponse:
         """Two texts, of which one would be redacted."""
         await self._fail_lookup(context)
-        move = pb.SafetyMove(rule="pii.iban", then=pb.SAFETY_ACTION_REDACT, count=3)
-        return pb.GetSafetyDryRunResponse(policy="next@1", texts=2, changed=1, moves=[move])
+        move = safety_pb2.SafetyMove(rule="pii.iban", then=safety_pb2.SAFETY_ACTION_REDACT, count=3)
+        return safety_pb2.GetDryRunResponse(policy="next@1", texts=2, changed=1, moves=[move])
 
     async def _fail_lookup(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self.lookup_failures:

@@ -7,7 +7,8 @@ import pytest
 from sluice.errors import Overloaded
 from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.inference_pb2 import CheckSafetyRequest, CountTokensRequest
+from sluice.v1.inference_pb2 import CountTokensRequest
+from sluice.v1.safety_pb2 import CheckTextRequest
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
 
@@ -56,7 +57,7 @@ async def test_a_name_that_is_no_name_is_refused(wire: Wire) -> None:
     for call in (
         wire.stub.Generate(prompt("hello"), metadata=metadata),
         wire.stub.CountTokens(CountTokensRequest(prompt="hello"), metadata=metadata),
-        wire.stub.CheckSafety(CheckSafetyRequest(text="hello"), metadata=metadata),
+        wire.stub.CheckText(CheckTextRequest(text="hello"), metadata=metadata),
     ):
         _, error = await error_of(call)
         assert error.reason == "REQUEST_INVALID"

@@ -34,9 +34,8 @@ async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
     assert started.request_id.startswith("req-")
     assert len(started.request_id) == 24
     assert len(started.trace_id) == 32
-    assert (started.model, started.route.tier, started.route.strategy) == ("small",) * 2 + (
-        "pinned",
-    )
+    assert (started.model, started.route.tier) == ("small", "small")
+    assert started.route.strategy == pb.ROUTE_STRATEGY_PINNED
     assert started.seed == 7
     assert started.prompt_tokens == len(task.prompt_token_ids)
     assert text_of(events) == " world, how are you?"
@@ -168,7 +167,7 @@ async def test_auto_is_routed_by_the_rules(wire: Wire) -> None:
     await wire.batcher.send(task, last(0))
     started = (await events_of(call))[0].started
     assert started.model == "large"
-    assert started.route.strategy == "rules"
+    assert started.route.strategy == pb.ROUTE_STRATEGY_RULES
     assert "four numbers" in started.route.reason
 
 

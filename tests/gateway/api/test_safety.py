@@ -8,6 +8,7 @@ import pytest
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1 import safety_pb2
 from tests.gateway.kit.batcher import last
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
 
@@ -93,7 +94,7 @@ async def test_a_governed_model_answers_whatever_was_named(guarded: Wire) -> Non
     request = prompt(OVERRIDE, model="small", labels=LAB)
     _, started = await answered(guarded, request, model="large")
     assert started.model == "large"
-    assert started.route.strategy == "safety"
+    assert started.route.strategy == pb.ROUTE_STRATEGY_SAFETY
     assert started.route.reason.startswith("the safety policy sends injection.")
 
 
@@ -110,31 +111,31 @@ async def test_tokens_are_counted_of_what_the_model_would_see(guarded: Wire) -> 
 
 async def test_checking_shows_findings_and_both_texts(guarded: Wire) -> None:
     text = f"a\x00 {IBAN}"
-    checked = await guarded.stub.CheckSafety(pb.CheckSafetyRequest(text=text, labels=LAB))
+    checked = await guarded.safety.CheckText(safety_pb2.CheckTextRequest(text=text, labels=LAB))
     assert checked.normalized_text == f"a {IBAN}"
     assert checked.text == "a <IBAN_1>"
     assert not checked.blocked
     assert checked.policy.startswith("strict@7+")
     control, iban = checked.findings
-    assert (control.rule, control.action) == ("unicode.control", pb.SAFETY_ACTION_REMOVE)
-    assert (iban.rule, iban.action) == ("pii.iban", pb.SAFETY_ACTION_REDACT)
+    assert (control.rule, control.action) == ("unicode.control", safety_pb2.SAFETY_ACTION_REMOVE)
+    assert (iban.rule, iban.action) == ("pii.iban", safety_pb2.SAFETY_ACTION_REDACT)
     assert text[iban.start : iban.end] == IBAN
-    assert iban.severity != pb.SAFETY_SEVERITY_UNSPECIFIED
+    assert iban.severity != safety_pb2.SAFETY_SEVERITY_UNSPECIFIED
 
 
 async def test_checking_what_would_be_blocked_or_routed_is_no_error(guarded: Wire) -> None:
-    check = guarded.stub.CheckSafety
-    blocked = await check(pb.CheckSafetyRequest(text="SSN 536-90-4399", labels=LAB))
+    check = guarded.safety.CheckText
+    blocked = await check(safety_pb2.CheckTextRequest(text="SSN 536-90-4399", labels=LAB))
     assert (blocked.blocked, blocked.text) == (True, "")
-    routed = await check(pb.CheckSafetyRequest(text=OVERRIDE, labels=LAB))
+    routed = await check(safety_pb2.CheckTextRequest(text=OVERRIDE, labels=LAB))
     assert (routed.blocked, routed.model) == (False, "large")
-    empty = await check(pb.CheckSafetyRequest())
+    empty = await check(safety_pb2.CheckTextRequest())
     assert not empty.findings
 
 
 async def test_checking_with_bad_labels_is_refused(guarded: Wire) -> None:
-    request = pb.CheckSafetyRequest(text="x", labels={"": "x"})
-    code, error = await error_of(guarded.stub.CheckSafety(request))
+    request = safety_pb2.CheckTextRequest(text="x", labels={"": "x"})
+    code, error = await error_of(guarded.safety.CheckText(request))
     assert code.name == "INVALID_ARGUMENT"
     assert [violation.field for violation in error.violations] == ["labels"]
 
@@ -144,7 +145,7 @@ async def test_a_policy_under_trial_is_counted(nats_url: str, model_folder: Path
     async with open_wire(nats_url, model_folder, safety={**safety, "dry_run": "next"}) as wire:
         await answered(wire, prompt(f"mine is {IBAN}"))
         await answered(wire, prompt("hello"))
-        counted = await wire.stub.GetSafetyDryRun(pb.GetSafetyDryRunRequest())
+        counted = await wire.safety.GetDryRun(safety_pb2.GetDryRunRequest())
         spans = [s for s in wire.spans.get_finished_spans() if s.name == names.SPAN_SAFETY]
     assert [span.attributes.get(names.DRY_RUN) for span in spans] == [
         ("pii.iban:flag>block",),
@@ -154,9 +155,9 @@ async def test_a_policy_under_trial_is_counted(nats_url: str, model_folder: Path
     assert (counted.texts, counted.changed) == (4, 1)
     (move,) = counted.moves
     assert (move.rule, move.count) == ("pii.iban", 1)
-    assert (move.now, move.then) == (pb.SAFETY_ACTION_FLAG, pb.SAFETY_ACTION_BLOCK)
+    assert (move.now, move.then) == (safety_pb2.SAFETY_ACTION_FLAG, safety_pb2.SAFETY_ACTION_BLOCK)
 
 
 async def test_without_a_policy_under_trial_there_are_no_counts(guarded: Wire) -> None:
-    code, error = await error_of(guarded.stub.GetSafetyDryRun(pb.GetSafetyDryRunRequest()))
+    code, error = await error_of(guarded.safety.GetDryRun(safety_pb2.GetDryRunRequest()))
     assert (code.name, error.reason) == ("FAILED_PRECONDITION", "NO_DRY_RUN")

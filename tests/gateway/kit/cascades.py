@@ -8,7 +8,7 @@ import grpc
 
 from sluice.internal.v1.frame_pb2 import Frame, Logprobs, RowEnd
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
+from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame
 from tests.gateway.kit.wire import Wire
@@ -38,7 +38,9 @@ async def explained(wire: Wire, request_id: str) -> RequestRecord:
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
-                response = await stub.Explain(ExplainRequest(request_id=request_id))
+                response = await stub.GetRequestRecord(
+                    GetRequestRecordRequest(request_id=request_id)
+                )
                 return response.record  # type: ignore[no-any-return]
             except grpc.aio.AioRpcError:  # not written yet
                 await asyncio.sleep(0.01)

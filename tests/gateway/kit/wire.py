@@ -30,6 +30,7 @@ from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, Record
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
 
 MODELS: Final = ("small", "large")
@@ -79,6 +80,10 @@ class Wire:
     @property
     def stub(self) -> Any:
         return InferenceServiceStub(self.channel)
+
+    @property
+    def safety(self) -> Any:
+        return SafetyServiceStub(self.channel)
 
     def tokens(self, text: str) -> list[int]:
         tokenizer = self.catalog["small"].tokenizer.tokenizer

@@ -1,4 +1,4 @@
-"""What is kept of requests to learn from, and of whom: from the call to `ListOutcomes`; before a real nats-server."""
+"""What is kept of requests to learn from, and of whom: from the call to `StreamOutcomes`; before a real nats-server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,9 +22,9 @@ from sluice.v1.admin_pb2 import (
     OUTCOME_SOURCE_GRADE,
     OUTCOME_SOURCE_SHADOW,
     OUTCOME_SOURCE_UNSPECIFIED,
-    FeedbackRequest,
-    ListOutcomesRequest,
-    ListOutcomesResponse,
+    StreamOutcomesRequest,
+    StreamOutcomesResponse,
+    SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import subjects
@@ -73,7 +73,7 @@ async def graded(wire: Wire, request_id: str, grade: float) -> None:
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
-                await stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade))
+                await stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=grade))
                 return
             except grpc.aio.AioRpcError as failure:
                 if typed(failure).reason != "RECORD_UNKNOWN":
@@ -81,14 +81,14 @@ async def graded(wire: Wire, request_id: str, grade: float) -> None:
             await asyncio.sleep(0.01)
 
 
-async def listed(wire: Wire, **fields: Any) -> list[ListOutcomesResponse]:
+async def listed(wire: Wire, **fields: Any) -> list[StreamOutcomesResponse]:
     stub: Any = AdminServiceStub(wire.channel)
-    return [one async for one in stub.ListOutcomes(ListOutcomesRequest(**fields))]
+    return [one async for one in stub.StreamOutcomes(StreamOutcomesRequest(**fields))]
 
 
 async def outcome_of(
-    wire: Wire, task: Task, wanted: Callable[[ListOutcomesResponse], bool]
-) -> ListOutcomesResponse:
+    wire: Wire, task: Task, wanted: Callable[[StreamOutcomesResponse], bool]
+) -> StreamOutcomesResponse:
     """What is listed of a request, once it is as ``wanted``."""
     async with asyncio.timeout(BOUND_S):
         while True:
@@ -135,7 +135,9 @@ async def test_the_last_grade_is_joined_whenever_it_comes(opened: Any, nats_url:
         await graded(wire, task.request_id, 0.75)
         assert (await outcome_of(wire, task, lambda one: one.weak == 0.75)).prompt == "hello"
         stub: Any = AdminServiceStub(wire.channel)
-        _, error = await error_of(stub.Feedback(FeedbackRequest(request_id="req-no", grade=1)))
+        _, error = await error_of(
+            stub.SubmitFeedback(SubmitFeedbackRequest(request_id="req-no", grade=1))
+        )
         assert error.reason == "RECORD_UNKNOWN"
 
 
@@ -207,8 +209,8 @@ async def test_of_other_tenants_nothing_is_kept(opened: Any, nats_url: str) -> N
         await outcome_of(wire, task, lambda one: True)
         assert [one.tenant for one in await listed(wire)] == ["acme"]
         _, error = await error_of(
-            AdminServiceStub(wire.channel).ListOutcomes(
-                ListOutcomesRequest(tenants=["acme", "other"])
+            AdminServiceStub(wire.channel).StreamOutcomes(
+                StreamOutcomesRequest(tenants=["acme", "other"])
             )
         )
         assert error.reason == "OUTCOMES_NOT_KEPT"
@@ -225,7 +227,7 @@ async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
         assert await listed(wire) == []
     async with opened({"outcomes": {}}) as wire:
         stub: Any = AdminServiceStub(wire.channel)
-        _, error = await error_of(stub.ListOutcomes(ListOutcomesRequest()))
+        _, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))
         assert (error.reason, "routing.outcomes.tenants" in error.message) == (
             "OUTCOMES_NOT_KEPT",
             True,

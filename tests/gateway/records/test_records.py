@@ -10,9 +10,15 @@ import pytest
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, BatchInfo
 from sluice.settings import RecordsSettings
-from sluice.v1.admin_pb2 import ExplainRequest, ExplainResponse, FeedbackRequest
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import (
+    GetRequestRecordRequest,
+    GetRequestRecordResponse,
+    SubmitFeedbackRequest,
+)
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
-from sluice.v1.inference_pb2 import FINISH_REASON_STOP, SAFETY_ACTION_BLOCK, SAFETY_ACTION_REDACT
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP
+from sluice.v1.safety_pb2 import SAFETY_ACTION_BLOCK, SAFETY_ACTION_REDACT
 from sluice.wire import subjects
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import BOUND_S, frame
@@ -23,19 +29,21 @@ SAFETY = {"policies": {"default": {"actions": {"pii.*": "redact", "pii.us_ssn": 
 KEY = "a key of sixteen"
 
 
-async def explained(wire: Wire, request_id: str) -> ExplainResponse:
+async def explained(wire: Wire, request_id: str) -> GetRequestRecordResponse:
     """Asks until the record has been written."""
     stub: Any = AdminServiceStub(wire.channel)
     async with asyncio.timeout(BOUND_S):
         while True:
-            code, response = await _try(stub.Explain(ExplainRequest(request_id=request_id)))
+            code, response = await _try(
+                stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
+            )
             if response is not None:
                 return response
             assert code == "RECORD_UNKNOWN"
             await asyncio.sleep(0.01)
 
 
-async def _try(call: Any) -> tuple[str, ExplainResponse | None]:
+async def _try(call: Any) -> tuple[str, GetRequestRecordResponse | None]:
     try:
         return "", await call
     except Exception:
@@ -66,9 +74,9 @@ async def test_a_record_holds_every_decision_and_no_text(nats_url: str, model_fo
     )
     (decision,) = record.decisions
     assert (decision.rule, decision.action, decision.count) == ("pii.iban", SAFETY_ACTION_REDACT, 1)
-    assert record.route.strategy == "pinned"
+    assert record.route.strategy == pb.ROUTE_STRATEGY_PINNED
     assert [one.model for one in record.route.candidates] == ["small"]
-    (leg,) = record.legs
+    (leg,) = record.attempts
     assert (leg.model, leg.completion_tokens, leg.attempt) == ("small", 2, 3)
     assert (leg.batch_id, leg.batch_cause, leg.batch_rows, leg.worker) == (
         "ba-1",
@@ -91,7 +99,7 @@ async def test_a_blocked_request_is_named_in_its_error_and_explained(
     assert record.error_reason == "SAFETY_BLOCKED"
     assert [d.action for d in record.decisions] == [SAFETY_ACTION_BLOCK]
     assert not record.HasField("route")
-    assert not record.legs
+    assert not record.attempts
 
 
 async def test_the_last_grade_is_kept(wire: Wire) -> None:
@@ -99,7 +107,7 @@ async def test_the_last_grade_is_kept(wire: Wire) -> None:
     await explained(wire, request_id)
     stub: Any = AdminServiceStub(wire.channel)
     for grade in (0.0, 0.75):
-        await stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade))
+        await stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=grade))
     assert (await explained(wire, request_id)).grade.grade == 0.75
 
 
@@ -116,7 +124,9 @@ async def test_bad_feedback_is_refused(
     wire: Wire, request_id: str, grade: float, reason: str
 ) -> None:
     stub: Any = AdminServiceStub(wire.channel)
-    _, error = await error_of(stub.Feedback(FeedbackRequest(request_id=request_id, grade=grade)))
+    _, error = await error_of(
+        stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=grade))
+    )
     assert error.reason == reason
 
 

@@ -169,7 +169,7 @@ def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
     events = bench.stream.read(bench.reader)
     finished = events[-1].finished
     assert finished.model == "small"
-    assert [(leg.model, leg.usage.completion_tokens, leg.unused) for leg in finished.legs] == [
+    assert [(leg.model, leg.usage.completion_tokens, leg.unused) for leg in finished.attempts] == [
         ("small", len(SMALL), False),
         ("large", 4, True),
     ]
@@ -181,7 +181,7 @@ def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_use
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:3], end=frame_pb2.ROW_END_STOP)
     finished = bench.stream.read(bench.reader)[-1].finished
-    assert [leg.unused for leg in finished.legs] == [False, True]
+    assert [leg.unused for leg in finished.attempts] == [False, True]
     assert bench.said() == {"cancel": [SECOND], "confirm": [FIRST], "resend": []}
 
 
@@ -200,7 +200,7 @@ def test_in_doubt_what_the_second_has_said_is_shown_at_once() -> None:
     assert bench.text() == LARGE[5:]
     assert bench.said()["confirm"] == [SECOND]
     assert bench.stream.finished is not None
-    assert not any(leg.unused for leg in bench.stream.finished.legs)
+    assert not any(leg.unused for leg in bench.stream.finished.attempts)
 
 
 def test_a_second_answer_that_is_complete_ends_the_request_when_the_first_is_in_doubt() -> None:
@@ -243,7 +243,9 @@ def test_a_second_row_that_fails_harms_nothing_and_begins_anew_in_doubt(tokens: 
     bench.take(ANEW, 0, LARGE, end=frame_pb2.ROW_END_STOP)
     assert bench.text() == LARGE
     assert bench.stream.finished is not None
-    assert [(leg.usage.completion_tokens, leg.unused) for leg in bench.stream.finished.legs] == [
+    assert [
+        (leg.usage.completion_tokens, leg.unused) for leg in bench.stream.finished.attempts
+    ] == [
         (4, False),
         (tokens, True),
         (len(LARGE), False),

@@ -31,19 +31,21 @@ from sluice.v1.admin_pb2 import (
     DRIFT_STATE_DRIFTED,
     DRIFT_STATE_GATHERING,
     DRIFT_STATE_STABLE,
-    ExplainRequest,
-    FeedbackRequest,
+    GetRequestRecordRequest,
     GetRouterHealthRequest,
     GetRouterHealthResponse,
-    Leg,
+    ModelAttempt,
     RequestRecord,
     RouterDriftEvent,
     RouteRecord,
+    RouterHead,
     RouterScore,
+    SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.wire import subjects
 from sluice.wire.codec import unpack
+from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
@@ -83,16 +85,21 @@ def held_out(*heads: HeadKey) -> dict[HeadKey, Any]:
 def record(*heads: str, strategy: str = "learned", model: str = "small") -> RequestRecord:
     scores = [
         RouterScore(
-            policy="routing", version="r1", head=head, chances={"small": 0.5, "large": 0.75}
+            policy="routing",
+            version="r1",
+            head=f"ROUTER_HEAD_{head.upper()}",
+            chances={"small": 0.5, "large": 0.75},
         )
         for head in heads
     ]
-    route = RouteRecord(strategy=strategy, scores=scores)
-    return RequestRecord(request_id="req-1", route=route, legs=[Leg(model=model)])
+    route = RouteRecord(strategy=f"ROUTE_STRATEGY_{strategy.upper()}", scores=scores)
+    return RequestRecord(request_id="req-1", route=route, attempts=[ModelAttempt(model=model)])
 
 
 def outcome_rows(drift: DriftMonitor) -> dict[str, int]:
-    return {router.head: router.accuracy.rows for router in drift.health().routers}
+    return {
+        word_of(RouterHead, router.head): router.accuracy.rows for router in drift.health().routers
+    }
 
 
 def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +113,11 @@ def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureF
         (DRIFT_SIGNAL_INPUTS, DRIFT_CHANGE_RETIRED),
     ]
     began = heard.events[0]
-    assert (began.gateway, began.router.policy, began.router.head) == ("gw1", "routing", PROMPT)
+    assert (began.gateway, began.router.policy, word_of(RouterHead, began.router.head)) == (
+        "gw1",
+        "routing",
+        PROMPT,
+    )
     assert began.router.inputs.stability_index > began.router.inputs.limit
     first, second = caplog.records
     assert (first.levelname, second.levelname) == ("WARNING", "INFO")
@@ -183,8 +194,8 @@ def test_a_grade_counts_for_the_head_that_was_asked_last(
         head: int(head in counts_for) for head in (PROMPT, CASCADE)
     }
     for router in heard.drift.health().routers:
-        assert router.accuracy.HasField("bias") is (router.head in counts_for)
-        if router.head in counts_for:
+        assert router.accuracy.HasField("bias") is (word_of(RouterHead, router.head) in counts_for)
+        if word_of(RouterHead, router.head) in counts_for:
             assert router.accuracy.bias == 0.5
 
 
@@ -192,7 +203,9 @@ def test_a_row_that_was_not_needed_gave_no_answer() -> None:
     heard = Heard()
     heard.drift.use(held_out(PROMPT_HEAD, CASCADE_HEAD), SETTINGS)
     graded = record(PROMPT, CASCADE, strategy="speculative")
-    graded.legs.append(Leg(model="large", unused="the first answer passed its commit point"))
+    graded.attempts.append(
+        ModelAttempt(model="large", unused_reason="the first answer passed its commit point")
+    )
     heard.drift.graded(graded, 1.0)
     (router,) = [one for one in heard.drift.health().routers if one.accuracy.rows]
     assert router.accuracy.bias == 0.5  # of the small model; the large one's would be 0.25
@@ -263,7 +276,7 @@ async def grade(wire: Wire, request_id: str, value: float) -> None:
     stub: Any = AdminServiceStub(wire.channel)
     async with asyncio.timeout(BOUND_S):
         while True:
-            call = stub.Feedback(FeedbackRequest(request_id=request_id, grade=value))
+            call = stub.SubmitFeedback(SubmitFeedbackRequest(request_id=request_id, grade=value))
             try:
                 await call
             except Exception:
@@ -350,10 +363,12 @@ async def test_a_judged_answer_counts_for_the_cascade_head(
         await events_of(call)
         await grade(wire, task.request_id, 1.0)
         stub: Any = AdminServiceStub(wire.channel)
-        explained = await stub.Explain(ExplainRequest(request_id=task.request_id))
-        by_head = {router.head: router for router in (await health(wire)).routers}
+        explained = await stub.GetRequestRecord(GetRequestRecordRequest(request_id=task.request_id))
+        by_head = {
+            word_of(RouterHead, router.head): router for router in (await health(wire)).routers
+        }
     scores = explained.record.route.scores
-    assert [score.head for score in scores] == [PROMPT, CASCADE]
+    assert [word_of(RouterHead, score.head) for score in scores] == [PROMPT, CASCADE]
     assert {router.inputs.rows for router in by_head.values()} == {1}
     assert by_head[PROMPT].accuracy.rows == 0
     assert by_head[CASCADE].accuracy.rows == 1

@@ -29,11 +29,11 @@ async def test_a_sure_answer_is_committed_and_streams_on(cascade: Wire) -> None:
     count = len(cascade.tokens(GOOD))
     await cascade.batcher.send(task, last(count, cascade.tokens("hello")))
     events = await events_of(call)
-    assert events[0].started.route.strategy == "cascade"
+    assert events[0].started.route.strategy == pb.ROUTE_STRATEGY_CASCADE
     assert text_of(events).startswith("hello world")
     assert not any(event.delta.logprobs for event in events)  # the caller asked for none
     assert events[-1].finished.model == "small"
-    assert len(events[-1].finished.legs) == 1
+    assert len(events[-1].finished.attempts) == 1
 
 
 async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_model_answers(
@@ -56,7 +56,7 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
     assert text_of(events) == "hello"
     finished = events[-1].finished
     assert finished.model == "large"
-    assert [(leg.model, leg.usage.completion_tokens) for leg in finished.legs] == [
+    assert [(leg.model, leg.usage.completion_tokens) for leg in finished.attempts] == [
         ("small", len(cascade.tokens(BAD))),
         ("large", 1),
     ]
@@ -109,7 +109,7 @@ async def test_without_a_worker_for_the_second_model_the_first_answer_is_kept(
         events = await events_of(call)
         assert text_of(events) == BAD
         record = await explained(wire, task.request_id)
-    assert "no worker serves large" in record.legs[0].kept
+    assert "no worker serves large" in record.attempts[0].kept_reason
 
 
 async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
@@ -201,8 +201,8 @@ async def test_the_record_tells_both_legs(cascade: Wire) -> None:
     await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
     await events_of(call)
     record = await explained(cascade, first.request_id)
-    assert [leg.model for leg in record.legs] == ["small", "large"]
-    assert "log-probability" in record.legs[0].handed_over
+    assert [leg.model for leg in record.attempts] == ["small", "large"]
+    assert "log-probability" in record.attempts[0].escalation_reason
     assert [one.model for one in record.route.candidates] == ["small", "large"]
 
 

@@ -14,7 +14,13 @@ from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Logprob
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ExplainRequest, GetAuditRequest, GetAuditResponse, RequestRecord
+from sluice.v1 import safety_pb2
+from sluice.v1.admin_pb2 import (
+    GetAuditEntryRequest,
+    GetAuditEntryResponse,
+    GetRequestRecordRequest,
+    RequestRecord,
+)
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of
@@ -154,9 +160,9 @@ async def test_without_a_verdict_the_policy_says_what_happens(
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
         assert text_of(await events_of(call)) == ANSWER
         record = await explained(wire, task.request_id)
-        assert [list(one.outcomes) for one in record.guards] == [[how]]
+        assert [one.failure for one in record.guards] == [how]
         assert [(one.rule, one.action) for one in record.decisions] == [
-            (f"guard.harm.{how}", pb.SAFETY_ACTION_FLAG)
+            (f"guard.harm.{how}", safety_pb2.SAFETY_ACTION_FLAG)
         ]
 
 
@@ -232,7 +238,7 @@ async def test_categories_that_the_policy_does_not_name_are_flagged(opened: Any)
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
         assert text_of(await events_of(call)) == ANSWER
         (guard,) = (await explained(wire, task.request_id)).guards
-        assert (list(guard.outcomes), guard.action) == (["S1"], pb.SAFETY_ACTION_FLAG)
+        assert (list(guard.categories), guard.action) == (["S1"], safety_pb2.SAFETY_ACTION_FLAG)
 
 
 async def test_a_threshold_counts_and_the_score_and_the_cost_are_kept(opened: Any) -> None:
@@ -263,7 +269,7 @@ async def test_rows_of_guards_count_for_the_spending_of_the_tenant(opened: Any) 
         await events_of(call)
         call = wire.stub.Generate(prompt(model=""))
         await wire.batcher.task("large")
-        assert (await call.read()).started.route.strategy == "budget"
+        assert (await call.read()).started.route.strategy == pb.ROUTE_STRATEGY_BUDGET
         call.cancel()
 
 
@@ -296,7 +302,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         assert (notice.kind, notice.model) == (pb.NOTICE_KIND_ESCALATED, "large")
         assert events[-1].finished.model == "large"
         record = await explained(wire, first.request_id)
-        assert record.legs[0].handed_over == "guard.harm.S1"
+        assert record.attempts[0].escalation_reason == "guard.harm.S1"
         assert (await audited(wire, first.request_id)).governed_model == "large"
 
 
@@ -410,8 +416,8 @@ async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
         await events_of(call)
         entry = await audited(wire, task.request_id)
         assert [(one.rule, one.action, one.in_answer) for one in entry.decisions] == [
-            ("guard.harm.pass", pb.SAFETY_ACTION_ALLOW, False),
-            ("guard.harm.S1", pb.SAFETY_ACTION_BLOCK, True),
+            ("guard.harm.pass", safety_pb2.SAFETY_ACTION_ALLOW, False),
+            ("guard.harm.S1", safety_pb2.SAFETY_ACTION_BLOCK, True),
         ]
         assert (entry.tenant, entry.blocked, entry.with_text) == ("default", False, False)
         record = await explained(wire, task.request_id)
@@ -423,20 +429,24 @@ async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
 async def test_an_audit_that_is_not_there_is_a_typed_error(opened: Any) -> None:
     async with opened() as wire:
         stub: Any = AdminServiceStub(wire.channel)
-        _, error = await error_of(stub.GetAudit(GetAuditRequest(request_id="req-none")))
+        _, error = await error_of(stub.GetAuditEntry(GetAuditEntryRequest(request_id="req-none")))
         assert error.reason == "RECORD_UNKNOWN"
 
 
 async def explained(wire: Wire, request_id: str) -> RequestRecord:
     stub: Any = AdminServiceStub(wire.channel)
-    response = await _waiting(lambda: stub.Explain(ExplainRequest(request_id=request_id)))
+    response = await _waiting(
+        lambda: stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
+    )
     return response.record  # type: ignore[no-any-return]
 
 
-async def audited(wire: Wire, request_id: str) -> GetAuditResponse:
+async def audited(wire: Wire, request_id: str) -> GetAuditEntryResponse:
     stub: Any = AdminServiceStub(wire.channel)
-    response = await _waiting(lambda: stub.GetAudit(GetAuditRequest(request_id=request_id)))
-    assert isinstance(response, GetAuditResponse)
+    response = await _waiting(
+        lambda: stub.GetAuditEntry(GetAuditEntryRequest(request_id=request_id))
+    )
+    assert isinstance(response, GetAuditEntryResponse)
     return response
 
 

@@ -14,7 +14,8 @@ from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
-from sluice.v1.admin_pb2 import ExplainRequest, RequestRecord
+from sluice.v1 import safety_pb2
+from sluice.v1.admin_pb2 import GetRequestRecordRequest, RequestRecord
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, typed
@@ -62,7 +63,9 @@ async def explained(
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
-                record = (await stub.Explain(ExplainRequest(request_id=request_id))).record
+                record = (
+                    await stub.GetRequestRecord(GetRequestRecordRequest(request_id=request_id))
+                ).record
                 if wanted(record):
                     return record
             except grpc.aio.AioRpcError as failure:
@@ -106,14 +109,16 @@ async def test_its_cost_is_in_no_budget(opened: Any) -> None:
         await explained(wire, task.request_id)
         # Had it been counted, the large model would answer now.
         again = await answered(wire)
-        assert (await explained(wire, again.request_id, lambda r: r.legs)).route.strategy == "rules"
+        assert (
+            await explained(wire, again.request_id, lambda r: r.attempts)
+        ).route.strategy == pb.ROUTE_STRATEGY_RULES
 
 
 async def test_only_the_share_is_drawn_and_a_pinned_request_may_be(opened: Any) -> None:
     routing = ROUTING | {"shadows": [{"model": "large", "of": "small", "share": 1e-9}]}
     async with opened(routing=routing) as wire:
         task = await answered(wire)
-        record = await explained(wire, task.request_id, lambda r: r.legs)
+        record = await explained(wire, task.request_id, lambda r: r.attempts)
         assert not record.shadows
     async with opened() as wire:
         task = await answered(wire, model="small")
@@ -196,7 +201,7 @@ async def test_where_the_safety_policy_had_a_say_nothing_is_shadowed(
         task = await wire.batcher.task()
         await wire.batcher.send(task, last(0, wire.tokens(f"to {iban} then")))
         await events_of(call)
-        assert not (await explained(wire, task.request_id, lambda r: r.legs)).shadows
+        assert not (await explained(wire, task.request_id, lambda r: r.attempts)).shadows
         # The next one is the first that is asked.
         fine = await answered(wire)
         assert (await shadow_of(wire)).request_id.startswith(fine.request_id)
@@ -227,8 +232,8 @@ async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -
         await wire.batcher.send(check, last(0, wire.tokens("unsafe\nS1")))
         await wire.batcher.send(task, last(0, wire.tokens("hello")))
         await events_of(call)
-        record = await explained(wire, task.request_id, lambda r: r.legs)
-        assert [one.action for one in record.decisions] == [pb.SAFETY_ACTION_ROUTE]
+        record = await explained(wire, task.request_id, lambda r: r.attempts)
+        assert [one.action for one in record.decisions] == [safety_pb2.SAFETY_ACTION_ROUTE]
         assert not record.shadows
 
 

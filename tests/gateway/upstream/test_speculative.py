@@ -17,6 +17,7 @@ from sluice.internal.v1.frame_pb2 import (
 )
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
 from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, tokens_of
@@ -58,16 +59,19 @@ async def test_both_rows_run_and_a_sure_first_answer_cancels_the_second(wire: Wi
     await wire.batcher.send(second, cancelled)
     await wire.batcher.send(first, last(len(wire.tokens(GOOD)), wire.tokens(" hello")))
     events = await events_of(call)
-    assert events[0].started.route.strategy == "speculative"
+    assert events[0].started.route.strategy == pb.ROUTE_STRATEGY_SPECULATIVE
     assert text_of(events).startswith(GOOD)
     assert not notices(events)
     finished = events[-1].finished
     assert finished.model == "small"
-    assert [(leg.model, leg.unused) for leg in finished.legs] == [("small", False), ("large", True)]
+    assert [(leg.model, leg.unused) for leg in finished.attempts] == [
+        ("small", False),
+        ("large", True),
+    ]
     record = await explained(wire, first.request_id)
-    assert [leg.model for leg in record.legs] == ["small", "large"]
-    thrown_away = record.legs[1]
-    assert thrown_away.unused == "the first answer passed its commit point"
+    assert [leg.model for leg in record.attempts] == ["small", "large"]
+    thrown_away = record.attempts[1]
+    assert thrown_away.unused_reason == "the first answer passed its commit point"
     assert thrown_away.completion_tokens == len(wire.tokens("thrown away"))
     assert (thrown_away.batch_id, thrown_away.batch_rows) == ("ba-2", 3)
 
@@ -86,14 +90,14 @@ async def test_in_doubt_the_second_answer_is_there_at_once(wire: Wire) -> None:
     await wire.batcher.send(second, last(len(wire.tokens("hello world"))))
     events = await events_of(call)
     assert events[-1].finished.model == "large"
-    assert not any(leg.unused for leg in events[-1].finished.legs)
+    assert not any(leg.unused for leg in events[-1].finished.attempts)
     await wire.batcher.confirmed(second)
     record = await explained(wire, first.request_id)
-    assert record.route.strategy == "speculative"
-    assert "log-probability" in record.legs[0].handed_over
+    assert record.route.strategy == pb.ROUTE_STRATEGY_SPECULATIVE
+    assert "log-probability" in record.attempts[0].escalation_reason
     await wire.until(lambda: wire.span(names.SPAN_GENERATE) is not None)
     attributes = wire.span(names.SPAN_GENERATE).attributes
-    assert attributes[names.ROUTE_ESCALATED] == record.legs[0].handed_over
+    assert attributes[names.ROUTE_ESCALATED] == record.attempts[0].escalation_reason
 
 
 async def test_a_second_row_that_fails_is_replaced_only_when_it_is_needed(wire: Wire) -> None:
@@ -110,8 +114,8 @@ async def test_a_second_row_that_fails_is_replaced_only_when_it_is_needed(wire: 
     events = await events_of(call)
     assert text_of(events) == "world"
     record = await explained(wire, first.request_id)
-    assert [leg.model for leg in record.legs] == ["small", "large", "large"]
-    assert "ENGINE_FAILED" in record.legs[1].unused
+    assert [leg.model for leg in record.attempts] == ["small", "large", "large"]
+    assert "ENGINE_FAILED" in record.attempts[1].unused_reason
 
 
 async def test_a_caller_that_leaves_cancels_both_rows(wire: Wire) -> None:
@@ -136,7 +140,7 @@ async def test_without_a_worker_the_second_model_does_not_begin(wire: Wire) -> N
     await wire.batcher.send(second, last(0, wire.tokens("hello")))
     assert text_of(await events_of(call)) == "hello"
     record = await explained(wire, first.request_id)
-    assert "no worker serves large" in record.legs[0].alone
+    assert "no worker serves large" in record.attempts[0].single_start_reason
 
 
 async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
@@ -152,8 +156,8 @@ async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
     for call in calls:
         assert text_of(await events_of(call)) == GOOD
     record = await explained(wire, alone.request_id)
-    assert "gone over with 50%" in record.legs[0].alone
-    assert len(record.legs) == 1
+    assert "gone over with 50%" in record.attempts[0].single_start_reason
+    assert len(record.attempts) == 1
     wire.stub.Generate(prompt(model=""))  # those that were not needed count no more
     first, second = await wire.batcher.task("small"), await wire.batcher.task("large")
     assert second.request_id == f"{first.request_id}-2"
@@ -173,7 +177,7 @@ async def test_what_would_cost_too_much_together_begins_alone(
         await wire.batcher.send(second, last(0, wire.tokens("hello")))
         assert text_of(await events_of(call)) == "hello"
         record = await explained(wire, first.request_id)
-        assert "would cost more" in record.legs[0].alone
+        assert "would cost more" in record.attempts[0].single_start_reason
 
 
 async def test_what_is_thrown_away_is_paid_for(nats_url: str, model_folder: Path) -> None:
@@ -188,7 +192,7 @@ async def test_what_is_thrown_away_is_paid_for(nats_url: str, model_folder: Path
                 await wire.batcher.send(second, frame(0, wire.tokens(GOOD)))
             await wire.batcher.send(first, saying(wire, GOOD, -0.01, end=ROW_END_STOP))
             events = await events_of(call)
-            assert events[0].started.route.strategy == strategy
+            assert word_of(pb.RouteStrategy, events[0].started.route.strategy) == strategy
             assert text_of(events) == GOOD
 
 
@@ -207,7 +211,7 @@ async def test_second_rows_that_fail_open_the_breaker_and_then_none_begins(
             await wire.batcher.send(first, saying(wire, GOOD, -0.01, end=ROW_END_STOP))
             assert text_of(await events_of(call)) == GOOD
         record = await explained(wire, first.request_id)
-    assert "left alone" in record.legs[0].alone
+    assert "left alone" in record.attempts[0].single_start_reason
 
 
 async def test_who_comes_back_elsewhere_goes_on_with_one_model(wire: Wire) -> None:
@@ -220,7 +224,7 @@ async def test_who_comes_back_elsewhere_goes_on_with_one_model(wire: Wire) -> No
     await wire.batcher.send(task, last(1, wire.tokens(" world")))
     events = await events_of(call)
     assert tokens_of(events) == wire.tokens(" world")
-    assert [leg.model for leg in events[-1].finished.legs] == ["small"]
+    assert [leg.model for leg in events[-1].finished.attempts] == ["small"]
 
 
 async def test_each_answer_has_an_output_filter_of_its_own(wire: Wire) -> None:

@@ -17,7 +17,7 @@ ROUTERS = (
     pb.RouterHealth(
         policy="routing",
         version="3f9a12c4d5e6",
-        head="prompt",
+        head="ROUTER_HEAD_PROMPT",
         inputs=pb.InputDrift(
             state=pb.DRIFT_STATE_DRIFTED, rows=1000, stability_index=0.41, limit=0.25
         ),
@@ -28,7 +28,7 @@ ROUTERS = (
     pb.RouterHealth(
         policy="routing.policies.legal",
         version="3f9a12c4d5e6",
-        head="cascade",
+        head="ROUTER_HEAD_CASCADE",
         inputs=pb.InputDrift(
             state=pb.DRIFT_STATE_STABLE, rows=300, stability_index=0.04, limit=0.25
         ),
@@ -39,14 +39,14 @@ ROUTERS = (
     pb.RouterHealth(
         policy="routing.policies.new",
         version="000000000000",
-        head="prompt",
+        head="ROUTER_HEAD_PROMPT",
         inputs=pb.InputDrift(state=pb.DRIFT_STATE_GATHERING, rows=12, limit=0.25),
         accuracy=pb.AccuracyDrift(state=pb.DRIFT_STATE_GATHERING),
     ),
     pb.RouterHealth(
         policy="routing.policies.few",
         version="000000000000",
-        head="prompt",
+        head="ROUTER_HEAD_PROMPT",
         inputs=pb.InputDrift(
             state=pb.DRIFT_STATE_DRIFTED, rows=1000, stability_index=0.2, limit=0.25
         ),

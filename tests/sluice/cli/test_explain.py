@@ -12,10 +12,11 @@ from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
-    SAFETY_ACTION_FLAG,
-    SAFETY_ACTION_REDACT,
+    PRIORITY_STANDARD,
+    ROUTE_STRATEGY_RULES,
     Timings,
 )
+from sluice.v1.safety_pb2 import SAFETY_ACTION_FLAG, SAFETY_ACTION_REDACT
 from sluice.wire.clock import duration, timestamp
 from tests.sluice.cli.commands import Cli
 
@@ -23,7 +24,7 @@ RECORD = admin_pb2.RequestRecord(
     request_id="req-1",
     trace_id="ab" * 16,
     tenant="acme",
-    priority_class="standard",
+    priority=PRIORITY_STANDARD,
     workload="invoices",
     requested_model="auto",
     arrival_time=timestamp(0),
@@ -39,7 +40,8 @@ RECORD = admin_pb2.RequestRecord(
         admin_pb2.GuardCheck(
             guard="harm",
             model="lg",
-            outcomes=["S1", "S9"],
+            outcome=admin_pb2.GUARD_OUTCOME_FLAGGED,
+            categories=["S1", "S9"],
             action=SAFETY_ACTION_FLAG,
             score=0.75,
             duration=duration(12.5),
@@ -50,13 +52,14 @@ RECORD = admin_pb2.RequestRecord(
             model="lg",
             in_answer=True,
             answer_tokens=64,
-            outcomes=["timeout"],
+            outcome=admin_pb2.GUARD_OUTCOME_NO_VERDICT,
+            failure="timeout",
             action=SAFETY_ACTION_FLAG,
             duration=duration(1000),
         ),
     ],
     route=admin_pb2.RouteRecord(
-        strategy="rules",
+        strategy=ROUTE_STRATEGY_RULES,
         reason="long",
         candidates=[
             admin_pb2.RouteCandidate(
@@ -73,14 +76,14 @@ RECORD = admin_pb2.RequestRecord(
             admin_pb2.RouterScore(
                 policy="routing",
                 version="r1",
-                head="prompt",
+                head=admin_pb2.ROUTER_HEAD_PROMPT,
                 gain=0.375,
                 chances={"small": 0.5, "large": 0.875},
             )
         ],
     ),
-    legs=[
-        admin_pb2.Leg(
+    attempts=[
+        admin_pb2.ModelAttempt(
             model="large",
             prompt_tokens=20,
             completion_tokens=5,
@@ -93,9 +96,11 @@ RECORD = admin_pb2.RequestRecord(
             padding_share=0.25,
             queue_wait=duration(1.5),
             queue_wait_max=duration(4),
-            alone="acme has gone over with 50% of its requests",
+            single_start_reason="acme has gone over with 50% of its requests",
         ),
-        admin_pb2.Leg(model="huge", prompt_tokens=20, unused="the first answer passed its point"),
+        admin_pb2.ModelAttempt(
+            model="huge", prompt_tokens=20, unused_reason="the first answer passed its point"
+        ),
     ],
     shadows=[
         admin_pb2.ShadowRun(
@@ -111,6 +116,7 @@ RECORD = admin_pb2.RequestRecord(
     timings=Timings(queue=duration(1.5), time_to_first_token=duration(8), total=duration(20)),
     finish_reason=FINISH_REASON_STOP,
     gateway="gw-1",
+    currency="EUR",
 )
 
 
@@ -120,13 +126,15 @@ class Admin(AdminServiceServicer):
     def __init__(self) -> None:
         self.grades: list[tuple[str, float]] = []
 
-    async def Explain(self, request: admin_pb2.ExplainRequest, context: Any) -> Any:
-        response = admin_pb2.ExplainResponse(record=RECORD)
+    async def GetRequestRecord(
+        self, request: admin_pb2.GetRequestRecordRequest, context: Any
+    ) -> Any:
+        response = admin_pb2.GetRequestRecordResponse(record=RECORD)
         response.grade.grade = 0.5
         return response
 
-    async def GetAudit(self, request: admin_pb2.GetAuditRequest, context: Any) -> Any:
-        return admin_pb2.GetAuditResponse(
+    async def GetAuditEntry(self, request: admin_pb2.GetAuditEntryRequest, context: Any) -> Any:
+        return admin_pb2.GetAuditEntryResponse(
             request_id=request.request_id,
             tenant="acme",
             policy="default@1",
@@ -137,9 +145,9 @@ class Admin(AdminServiceServicer):
             with_text=True,
         )
 
-    async def Feedback(self, request: admin_pb2.FeedbackRequest, context: Any) -> Any:
+    async def SubmitFeedback(self, request: admin_pb2.SubmitFeedbackRequest, context: Any) -> Any:
         self.grades.append((request.request_id, request.grade))
-        return admin_pb2.FeedbackResponse()
+        return admin_pb2.SubmitFeedbackResponse()
 
 
 @asynccontextmanager
@@ -163,18 +171,18 @@ async def test_for_people(cli: Cli) -> None:
         f"request   req-1, trace {'ab' * 16}, gateway gw-1",
         "asked     1970-01-01 00:00:00 UTC by acme, standard, task invoices",
         "safety    pii.iban x2 redact, secret.jwt x1 redact (answer), policy default@1",
-        "guard     harm (lg) on the prompt: S1, S9, flag, score 0.75; 12.5 ms, cost 0.001",
-        "guard     harm (lg) on the answer, 64 tokens: timeout, flag; 1000.0 ms, cost 0",
+        "guard     harm (lg) on the prompt: S1, S9, flag, score 0.75; 12.5 ms, cost 0.001 EUR",
+        "guard     harm (lg) on the answer, 64 tokens: timeout, flag; 1000.0 ms, cost 0 EUR",
         "route     asked for auto: rules, long",
         "          routing v7",
         "          routing, prompt head of r1: gain 0.38 (large 0.88, small 0.50)",
         "  1.      large (large), quality 0.88, cost 0.002, wait 12 ms: long",
-        "model     large: 20 + 5 tokens, cost 0.001, attempt 1",
+        "model     large: 20 + 5 tokens, cost 0.001 EUR, attempt 1",
         "batch     ba-1 of 3 rows on w-1 (worker_idle), 25% padding; waited 1.5 ms, the longest of it 4.0 ms",
-        "          began alone: acme has gone over with 50% of its requests",
-        "model     huge: 20 + 0 tokens, cost 0, attempt 0",
+        "          started alone: acme has gone over with 50% of its requests",
+        "model     huge: 20 + 0 tokens, cost 0 EUR, attempt 0",
         "          not used: the first answer passed its point",
-        "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001, 12.5 ms",
+        "shadow    small agrees to 50%: 20 + 4 tokens, cost 0.001 EUR, 12.5 ms",
         "shadow    next: in_flight; cost 0",
         "time      safety 0.0, route 0.0, tokenize 0.0, publish 0.0, queue 1.5, batch 0.0, prefill 0.0,"
         " decode 0.0 ms; first token 8.0 ms, total 20.0 ms",
@@ -203,7 +211,7 @@ async def test_for_programs(cli: Cli) -> None:
     async with serving() as (_, address):
         ran = await cli("explain", "req-1", "--json", "--address", address)
     explained = json.loads(ran.out)
-    assert explained["record"]["legs"][0]["batch_cause"] == "worker_idle"
+    assert explained["record"]["attempts"][0]["batch_cause"] == "worker_idle"
     assert explained["grade"] == {"grade": 0.5}
 
 

@@ -16,7 +16,7 @@ from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import load
 from sluice.client.aio import AsyncClient
 from sluice.errors import OutcomesNotKept
-from sluice.v1.admin_pb2 import ListOutcomesRequest, ListOutcomesResponse
+from sluice.v1.admin_pb2 import StreamOutcomesRequest, StreamOutcomesResponse
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.wire.clock import ms_of
 from tests.gateway.routing.learned.made_up import EASY, HARD, outcomes
@@ -31,11 +31,11 @@ def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 class Admin(AdminServiceServicer):
     """Lists what it was given."""
 
-    def __init__(self, rows: Sequence[ListOutcomesResponse]) -> None:
+    def __init__(self, rows: Sequence[StreamOutcomesResponse]) -> None:
         self.rows = rows
-        self.asked: list[ListOutcomesRequest] = []
+        self.asked: list[StreamOutcomesRequest] = []
 
-    async def ListOutcomes(self, request: ListOutcomesRequest, context: Any) -> None:
+    async def StreamOutcomes(self, request: StreamOutcomesRequest, context: Any) -> None:
         self.asked.append(request)
         if "other" in request.tenants:
             raise OutcomesNotKept("no outcomes are kept of other")
@@ -44,7 +44,7 @@ class Admin(AdminServiceServicer):
 
 
 @asynccontextmanager
-async def serving(rows: Sequence[ListOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
+async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
     server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20)])
     service = Admin(rows)
     add_AdminServiceServicer_to_server(service, server)
@@ -56,7 +56,7 @@ async def serving(rows: Sequence[ListOutcomesResponse]) -> AsyncIterator[tuple[A
         await server.stop(None)
 
 
-def rows(count: int, seed: int = 0, half: str = "", **fields: Any) -> list[ListOutcomesResponse]:
+def rows(count: int, seed: int = 0, half: str = "", **fields: Any) -> list[StreamOutcomesResponse]:
     """Outcomes as a gateway lists them; ``half`` names the side that is missing."""
     found = []
     for row in outcomes(count, seed):
@@ -70,7 +70,7 @@ def rows(count: int, seed: int = 0, half: str = "", **fields: Any) -> list[ListO
             **sides,
             **fields,
         }
-        found.append(ListOutcomesResponse(prompt=row.prompt, **given))
+        found.append(StreamOutcomesResponse(prompt=row.prompt, **given))
     return found
 
 
@@ -84,7 +84,7 @@ async def test_a_router_is_learned_from_rows_with_both_sides_and_with_one(
 ) -> None:
     listed = [*rows(60), *rows(50, 1, "strong"), *rows(20, 2, "weak")]
     # What comes again has changed; the later one holds.
-    listed = [ListOutcomesResponse(request_id=listed[0].request_id, weak=0.5), *listed]
+    listed = [StreamOutcomesResponse(request_id=listed[0].request_id, weak=0.5), *listed]
     listed[0].weak_model, listed[0].strong_model = "small", "large"
     async with serving(listed) as (admin, address):
         ran = await trained(cli, address, tmp_path / "r", "--tenant", "acme", "--hours", "1")
@@ -146,7 +146,7 @@ async def test_a_cascade_is_learned_from_rows_with_an_answer(cli: Cli, tmp_path:
 async def test_what_is_refused(
     cli: Cli,
     tmp_path: Path,
-    listed: list[ListOutcomesResponse],
+    listed: list[StreamOutcomesResponse],
     words: tuple[str, ...],
     says: str,
 ) -> None:

@@ -16,7 +16,7 @@ from model_workers.tiers.tasks import generate
 from sluice import settings as config
 from sluice.client.aio import AsyncClient
 from sluice.errors import RecordUnknown
-from sluice.v1.admin_pb2 import OUTCOME_SOURCE_GRADE, ListOutcomesResponse, RequestRecord
+from sluice.v1.admin_pb2 import OUTCOME_SOURCE_GRADE, RequestRecord, StreamOutcomesResponse
 from supervisor.mesh import Mesh, running_mesh
 from tests.sluice.cli.commands import Cli
 
@@ -116,7 +116,7 @@ async def explained(
             await asyncio.sleep(0.02)
 
 
-async def complete(client: AsyncClient, count: int) -> list[ListOutcomesResponse]:
+async def complete(client: AsyncClient, count: int) -> list[StreamOutcomesResponse]:
     """The outcomes, once ``count`` have both sides."""
     async with asyncio.timeout(BOUND_S):
         while True:

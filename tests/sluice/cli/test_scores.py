@@ -3,11 +3,11 @@
 import pytest
 
 from sluice.cli.scores import Result, Trade, tabulate, trades
-from sluice.client.answer import LegUsage, Usage
+from sluice.client.answer import ModelUsage, Usage
 
 
-def leg(model: str, prompt: int, answer: int) -> LegUsage:
-    return LegUsage(model, Usage(prompt, answer))
+def leg(model: str, prompt: int, answer: int) -> ModelUsage:
+    return ModelUsage(model, Usage(prompt, answer))
 
 
 RESULTS = [
@@ -42,7 +42,7 @@ def test_scores_of_cells_and_models() -> None:
 
 
 def test_what_was_thrown_away_costs_tokens_and_is_no_escalation() -> None:
-    unused = LegUsage("large", Usage(10, 5), unused=True)
+    unused = ModelUsage("large", Usage(10, 5), unused=True)
     result = Result("auto", "sort", "easy", True, "small", (leg("small", 10, 12), unused))
     (_, whole) = tabulate([result])
     assert whole.escalated_share == 0.0

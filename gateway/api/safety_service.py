@@ -1,0 +1,84 @@
+"""``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
+
+from typing import Any, Final
+
+from gateway.admission.pipeline import Admission, SafetyOutcome
+from gateway.api.metadata import metadata_of
+from gateway.safety.actions import Action
+from gateway.safety.dry_run import DryRun
+from gateway.safety.inspector import PromptFinding
+from gateway.validation.requests import check_labels, tenant_of
+from sluice.errors import NoDryRun
+from sluice.v1 import safety_pb2
+from sluice.v1.safety_pb2 import (
+    CheckTextRequest,
+    CheckTextResponse,
+    GetDryRunRequest,
+    GetDryRunResponse,
+    SafetyAction,
+    SafetyFinding,
+    SafetyMove,
+    SafetySeverity,
+)
+from sluice.v1.safety_pb2_grpc import SafetyServiceServicer
+from sluice.wire.enums import value_of
+
+SAFETY_SERVICE: Final = safety_pb2.DESCRIPTOR.services_by_name["SafetyService"].full_name
+
+
+class SafetyService(SafetyServiceServicer):
+    """Answers from the policies in force."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def CheckText(self, request: CheckTextRequest, context: Any) -> CheckTextResponse:
+        """See the proto."""
+        check_labels(request.labels)
+        tenant = tenant_of(metadata_of(context))
+        return _checked(await self._admission.check([request.text], request.labels, tenant))
+
+    async def GetDryRun(self, request: GetDryRunRequest, context: Any) -> GetDryRunResponse:
+        """See the proto."""
+        counts = self._admission.inspector.dry_run
+        if counts is None:
+            raise NoDryRun("no policy is under trial; name one with safety.dry_run")
+        return _counted(counts)
+
+
+def _checked(safety: SafetyOutcome) -> CheckTextResponse:
+    """The answer about the only text of ``safety``."""
+    (inspected,) = safety.inspected
+    blocked = bool(safety.verdict.blocked)
+    return CheckTextResponse(
+        normalized_text=inspected.normalized,
+        text="" if blocked else inspected.text,
+        findings=[_finding(found) for found in inspected.found],
+        policy=safety.policy.version,
+        blocked=blocked,
+        model=safety.governed.model if safety.governed else "",
+    )
+
+
+def _counted(counts: DryRun) -> GetDryRunResponse:
+    moves = [
+        SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
+        for (rule, now, then), count in counts.moves.most_common()
+    ]
+    return GetDryRunResponse(
+        policy=counts.policy, texts=counts.texts, changed=counts.changed, moves=moves
+    )
+
+
+def _action(action: Action | None) -> "SafetyAction.ValueType":
+    return value_of(SafetyAction, "unspecified" if action is None else action.name)
+
+
+def _finding(found: PromptFinding) -> SafetyFinding:
+    return SafetyFinding(
+        rule=found.rule,
+        severity=value_of(SafetySeverity, found.severity.name),
+        action=_action(found.action),
+        start=found.start,
+        end=found.end,
+    )

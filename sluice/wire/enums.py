@@ -1,0 +1,28 @@
+"""Enums of the public API as words: ``ROUTE_STRATEGY_RULES`` is "rules"."""
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
+
+V = TypeVar("V", bound=int)
+
+UNKNOWN = "unknown"
+"""A value of a newer release."""
+
+
+def word_of(enum: Any, value: int) -> str:
+    """The word of ``value`` of the generated ``enum``; `UNKNOWN` for a number that this release does not know."""
+    named = enum.DESCRIPTOR.values_by_number.get(value)
+    return UNKNOWN if named is None else named.name.removeprefix(_prefix(enum)).lower()
+
+
+def value_of(enum: "_EnumTypeWrapper[V]", word: str) -> V:
+    """The value that ``word`` names. Raises ValueError for another word."""
+    return enum.Value(_prefix(enum) + word.upper())
+
+
+def _prefix(enum: Any) -> str:
+    """Protobuf's style guide: every value begins with the enum's name, and number 0 is unspecified."""
+    name: str = enum.DESCRIPTOR.values_by_number[0].name
+    return name.removesuffix("UNSPECIFIED")
