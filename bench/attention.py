@@ -20,9 +20,9 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from model_workers.engine.forward.bags import Bags, Visible
-from model_workers.engine.forward.pages import LayerShape, Pages
-from model_workers.engine.forward.step import Span
+from model_workers.engine.forward.attention import PagedDecodeAttention, VisibleBlocks
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
+from model_workers.engine.forward.packing import PackedChunk
 
 SHAPE = LayerShape(heads=8, kv_heads=4, key_size=64, value_size=64)
 GROUP = SHAPE.heads // SHAPE.kv_heads
@@ -38,15 +38,15 @@ def ways(rows: int, block_tokens: int, dtype: torch.dtype) -> Ways:
     counts = [-(-length // block_tokens) for length in lengths]
     size = 2 * sum(counts)
     where = torch.device("cpu")
-    pages = Pages([SHAPE], num_blocks=size, block_tokens=block_tokens, dtype=dtype, device=where)
+    pages = KvCache([SHAPE], num_blocks=size, block_tokens=block_tokens, dtype=dtype, device=where)
     keys, values = (page.normal_() for page in pages.of(0))
     free = numbers.sample(range(size), size)
     spans = [
-        Span(row, 1, length - 1, [free.pop() for _ in range(count)])
+        PackedChunk(row, 1, length - 1, [free.pop() for _ in range(count)])
         for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
-    visible = Visible(spans, None, pages)
-    bags = Bags(visible, SHAPE, pages)
+    visible = VisibleBlocks(spans, None, pages)
+    bags = PagedDecodeAttention(visible, SHAPE, pages)
     query = torch.randn(rows, SHAPE.heads, SHAPE.key_size).to(dtype)
     table = torch.zeros(rows, visible.blocks_max, dtype=torch.long)
     for span in spans:

@@ -4,7 +4,7 @@ import time
 from functools import partial
 from typing import Final
 
-from model_workers.engine.echo import EchoEngine
+from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import Engine
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings
@@ -30,7 +30,7 @@ def build_engine(settings: ModelSettings) -> Engine:
 
     limit_threads(settings.threads)
     if settings.engine == "classifier":
-        from model_workers.engine.sequence_classifier import load_classifier
+        from model_workers.engine.classifier import load_classifier
 
         return load_classifier(settings)
     return load_engine(settings, time.monotonic)

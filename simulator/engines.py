@@ -14,8 +14,7 @@ from typing import Final, Literal, Protocol
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS, BlockManager
 from model_workers.engine.protocol import EngineFull, RowSpec, Sampling
-from model_workers.engine.roster import Limits
-from model_workers.engine.rows import Row
+from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.scheduler import Scheduler
 from simulator.cost import StepCost
 from simulator.trace import SimulationError
@@ -124,7 +123,9 @@ class ContinuousEngine:
         self._scheduler = Scheduler(
             BlockManager(blocks, size),
             # A prompt must leave room for a token.
-            Limits(limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size),
+            RowLimits(
+                limits.slots, limits.waiting, longest, limits.prefill_tokens or blocks * size
+            ),
         )
         self._plan: list[tuple[Row, int]] = []
         self._steps = 0

@@ -1,15 +1,15 @@
-"""Who has which block of the KV cache: reference counts, and blocks that several rows share.
+"""Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
 
 The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A full
 block is known by the hash of its tokens chained to the hash of the block before it, so that equal hashes mean equal
-tokens from the row's first on: a row that begins like an earlier one takes its blocks over (prefix cache).
+tokens from the row's first on: a row that begins like an earlier one shares its blocks (prefix cache).
 
 Rules:
-1. A block is free (no content), held (by as many rows as it has references), or idle: nobody holds it, but it is known
-   by its hash and comes back when a row asks for it. Idle blocks are taken when no free one is left, the least recently
-   used first; of one row the last block first, because the others are of no use without those before them.
-2. Free blocks are given out lowest number first, which keeps the used part of the cache compact.
-3. What stands in a block that is known by its hash never changes. A row that must write into one gets a copy.
+1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but it is known
+   by its hash and can be shared again. Idle blocks are reused when no free one is left, the least recently used first;
+   of one row the last block first, because a block is of no use without those before it.
+2. Free blocks are allocated lowest number first, which keeps the used part of the cache compact.
+3. The content of a block that is known by its hash never changes. A row that must write into one gets a copy.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ class BlockTable:
 
     Attributes:
         blocks: in the order of the row's positions.
-        hashes: of the row's full blocks, as far as somebody asked.
-        known: leading blocks that need no further look: they are known by their hash, or have a twin that is.
+        hashes: of the row's full blocks, as far as they were needed.
+        known: leading blocks that are known by their hash, or are copies of known ones.
     """
 
     __slots__ = ("blocks", "hashes", "known")
@@ -57,7 +57,7 @@ class BlockManager:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no row holds."""
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, tokens: int) -> int:
@@ -73,7 +73,7 @@ class BlockManager:
     def open(
         self, table: BlockTable, tokens: Sequence[int], reserve: int = 0
     ) -> list[tuple[int, int]] | None:
-        """Fills an empty table with blocks for ``tokens``, known ones as far as there are any.
+        """Fills an empty table with blocks for ``tokens``, shared ones as far as possible.
 
         At least the last token is left to compute: without it there are no logits.
 
@@ -133,7 +133,7 @@ class BlockManager:
         return freed
 
     def discard(self, table: BlockTable) -> list[int]:
-        """As `close`, of a row whose content is not to be trusted: none of its blocks stays known."""
+        """As `close`, of a row whose cache content is not to be trusted: none of its blocks stays known."""
         for block in table.blocks:
             self._forget(block)
         return self.close(table)

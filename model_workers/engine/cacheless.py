@@ -1,10 +1,11 @@
-"""What engines without a KV cache share: rows in and out by the scheduler, limited by slots alone."""
+"""Engines without a KV cache, limited by slots alone: what they share, and the echo engine."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.protocol import RowEnd, RowStep
-from model_workers.engine.roster import Limits
+from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.scheduler import Scheduler
 from sluice.internal.v1 import worker_pb2
 
@@ -12,8 +13,8 @@ from sluice.internal.v1 import worker_pb2
 class CachelessEngine:
     """The parts of `Engine` that do not depend on what is computed; `add` and `step` are the engine's own."""
 
-    def __init__(self, limits: Limits) -> None:
-        # One block a row, and one of reserve: there is nothing to cache, so only slots limit it.
+    def __init__(self, limits: RowLimits) -> None:
+        # One block a row, and one of the scheduler's reserve: nothing is cached, so only slots limit it.
         blocks = BlockManager(2 * limits.slots, limits.context_tokens, prefix_cache=False)
         self._scheduler = Scheduler(blocks, limits)
         self._steps = 0
@@ -27,7 +28,7 @@ class CachelessEngine:
         rows = self._scheduler.rows()
         for row in rows:
             self._scheduler.finish(row)
-        return [row.closing(RowEnd.FAILED, message) for row in rows]
+        return [row.end_step(RowEnd.FAILED, message) for row in rows]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
@@ -38,3 +39,44 @@ class CachelessEngine:
         load = self._scheduler.load(self._steps)
         load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
+
+
+class EchoEngine(CachelessEngine):
+    """The engine without a model: answers with the prompt's own tokens again and again, up to max_tokens. See `Engine`.
+
+    For load tests of everything around an engine: one token per row and step, and each step calls ``pause`` first. Stop
+    tokens do not end an echo, because a chat template puts them into prompts.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        max_waiting: int,
+        context_tokens: int,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(RowLimits(slots, max_waiting, context_tokens, slots * context_tokens))
+        self._pause = pause
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`."""
+        sampling = replace(row.sampling, stop_token_ids=frozenset())
+        self._scheduler.add(replace(row, sampling=sampling))
+
+    def step(self, now: float) -> list[RowStep]:
+        """See `Engine.step`."""
+        self._pause()
+        self._steps += 1
+        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
+        return steps + [self._answer(row, count) for row, count in self._scheduler.schedule()]
+
+    def _answer(self, row: Row, count: int) -> RowStep:
+        prompt, sampling = row.spec.prompt, row.spec.sampling
+        token_id = prompt[row.answered % len(prompt)]
+        top = ((token_id, 0.0),) if sampling.top_logprobs else ()
+        logprobs = (TokenLogprobs(0.0, top),) if sampling.logprobs else ()
+        step = row.take((token_id,), logprobs)
+        self._scheduler.advance(row, count)
+        if step.end is not None:
+            self._scheduler.finish(row)
+        return step

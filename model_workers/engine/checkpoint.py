@@ -1,35 +1,60 @@
-"""Makes the engine of a model's settings.
+"""Makes the engine of a model's settings: weights, KV cache, constraints, draft model.
 
 On a CPU the weights are computed in float32, whatever they are stored in: docs/decisions/engine-numerics.md says why.
 """
 
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
+import psutil
 import torch
 from transformers.utils.hub import cached_file
 
-from model_workers.engine.batch import PagedModel
 from model_workers.engine.forward import LoadedModel, load_model
-from model_workers.engine.memory import CacheSize, cache_size, free_bytes
 from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.paged_model import PagedModel
 from model_workers.engine.protocol import RowSpec, Sampling
-from model_workers.engine.sampling.grammars import find_grammars
+from model_workers.engine.sampling.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.sampling.sampler import Sampler
-from model_workers.engine.speculation.speculator import Speculator
+from model_workers.engine.speculation import Speculator
 from model_workers.model_folder import TOKENIZER, check_same_tokens
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
+
+CPU_SHARE: Final = 0.5
+"""Of the memory that is available at start, what a cache takes at most when nothing is set."""
+CUDA_SHARE: Final = 0.85
+"""Of the device memory that the weights leave free; the rest is for what a step computes with."""
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """How large a cache is.
+
+    Attributes:
+        block_bytes: of one block in all layers, a draft's included.
+    """
+
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the whole cache."""
+        return self.num_blocks * self.block_bytes
 
 
 def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = None) -> PagedEngine:
     """The engine of a model folder or hub id, warmed up.
 
     Args:
-        clock: monotonic seconds; needed with a draft, which is used only while it is measured to pay.
+        clock: monotonic seconds; needed with a draft model, which is used only while it is measured to be faster.
 
     Raises:
         SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
@@ -38,7 +63,7 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
     loaded = _load(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
     size = _cache_size(settings, loaded, draft)
-    sampler = Sampler(find_grammars(resolve_model_path(settings.path)))
+    sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
     model = loaded.paged(size.num_blocks, size.block_tokens)
     engine = PagedEngine(
         model,
@@ -83,7 +108,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
 
 
 def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
-    """The model that drafts, with a context no longer than that of the model it drafts for."""
+    """The draft model, with a context no longer than that of the model it drafts for."""
     path = resolve_model_path(path)
     files = [str(cached_file(folder, TOKENIZER)) for folder in (loaded.path, path)]
     check_same_tokens(settings, Path(files[0]), Path(files[1]))
@@ -102,17 +127,34 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
 def _cache_size(
     settings: ModelSettings, loaded: LoadedModel, draft: LoadedModel | None
 ) -> CacheSize:
-    """A draft has as many blocks beside those of the model."""
+    """As many blocks as ``cache_gb`` or a share of the free memory holds, and no more than all slots could fill.
+
+    A draft model has as many blocks of its own.
+
+    Raises:
+        SettingsError: not even one row of the context fits.
+    """
     models = [loaded] if draft is None else [loaded, draft]
     block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
-    return cache_size(
-        settings,
-        context_tokens=loaded.context_tokens,
-        block_tokens=block_tokens,
-        block_bytes=sum(model.bytes_per_block(block_tokens) for model in models),
-        free=free_bytes(loaded.device),
-        on_cuda=loaded.device.type == "cuda",
-    )
+    block_bytes = sum(model.bytes_per_block(block_tokens) for model in models)
+    row = math.ceil(loaded.context_tokens / block_tokens)
+    size = _cache_bytes(loaded.device) if settings.cache_gb is None else settings.cache_gb * 1e9
+    blocks = int(size // block_bytes)
+    if blocks < row:
+        raise SettingsError(
+            f"models: {settings.name}: a row of {loaded.context_tokens} tokens needs a cache of "
+            f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
+            "raise cache_gb, or lower context_tokens"
+        )
+    return CacheSize(min(blocks, row * settings.slots), block_tokens, block_bytes)
+
+
+def _cache_bytes(device: torch.device) -> float:
+    """Memory for a cache when nothing is set."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) * CUDA_SHARE
+    return int(psutil.virtual_memory().available) * CPU_SHARE
 
 
 def _speculator(
@@ -122,7 +164,7 @@ def _speculator(
     sampler: Sampler,
     clock: Callable[[], float] | None,
 ) -> Speculator:
-    assert clock is not None, "whether a draft pays is a matter of time"
+    assert clock is not None, "drafting is measured by the clock"
     return Speculator(
         draft.paged(model.num_blocks, model.block_tokens),
         sampler,
@@ -134,7 +176,20 @@ def _speculator(
 
 
 def _warm_up(engine: PagedEngine) -> None:
-    """One prompt and two tokens, so that the first caller does not pay for first-time set-up."""
+    """Computes one prompt and two tokens: first-time set-up must not delay the first caller."""
     engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=2)), 0.0)
     while engine.has_rows():
         engine.step(0.0)
+
+
+def find_constraints(path: str) -> ConstraintCompiler | None:
+    """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
+    file = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        log.warning("%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER)
+        return None
+    try:
+        return load_constraints(Path(file))
+    except ValueError as error:
+        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
+        return None

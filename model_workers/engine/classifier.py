@@ -1,32 +1,36 @@
-"""The engine of sequence classifiers: a row answers with one token, the number of its most probable label.
+"""The engine of sequence classifiers, on transformers' own model code: a row answers with the number of its best label.
 
-Its log-probabilities are those of all labels, so that nothing of the wire is different. Texts are computed whole; the
-scheduler meters them out by ``prefill_tokens`` a step, so that cancels and urgent rows come through between.
+Its log-probabilities are those of all labels, so the wire needs nothing else. Texts are computed whole; the scheduler
+admits ``prefill_tokens`` of them a step, so that cancels and urgent rows are handled in between.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from model_workers.engine.cacheless import CachelessEngine
-from model_workers.engine.protocol import RowSpec, RowStep, TokenLogprobs
-from model_workers.engine.roster import Limits
-from model_workers.engine.rows import Row
+from model_workers.engine.forward.load import find_context, find_device
+from model_workers.engine.protocol import RowSpec, RowStep, Sampling, TokenLogprobs
+from model_workers.engine.rows import Row, RowLimits
+from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.models import labels_of
 
-
-class Classifier(Protocol):
-    """A model that judges whole texts."""
-
-    def logprobs(self, texts: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
-        """Natural log-probability of every label, for each text."""
+Classify = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+"""Natural log-probability of every label, for each text."""
 
 
 class ClassifierEngine(CachelessEngine):
     """Rows in, labels out; see `Engine`."""
 
-    def __init__(self, model: Classifier, limits: Limits) -> None:
+    def __init__(self, classify: Classify, limits: RowLimits) -> None:
         super().__init__(limits)
-        self._model = model
+        self._classify = classify
 
     def add(self, row: RowSpec, now: float) -> None:
         """See `Engine.add`."""
@@ -36,19 +40,19 @@ class ClassifierEngine(CachelessEngine):
     def step(self, now: float) -> list[RowStep]:
         """See `Engine.step`."""
         self._steps += 1
-        steps = [row.closing(end) for row, end in self._scheduler.sweep(now)]
+        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
         whole = []
         for row, count in self._scheduler.schedule():
             if row.pending == count:
                 whole.append(row)
             self._scheduler.advance(row, count)
-        return steps + self._judged(whole)
+        return steps + self._answers(whole)
 
-    def _judged(self, rows: Sequence[Row]) -> list[RowStep]:
+    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
         if not rows:
             return []
-        judged = self._model.logprobs([row.spec.prompt for row in rows])
-        return [self._answer(row, values) for row, values in zip(rows, judged, strict=True)]
+        found = self._classify([row.spec.prompt for row in rows])
+        return [self._answer(row, values) for row, values in zip(rows, found, strict=True)]
 
     def _answer(self, row: Row, values: Sequence[float]) -> RowStep:
         order = sorted(range(len(values)), key=lambda label: -values[label])
@@ -58,3 +62,59 @@ class ClassifierEngine(CachelessEngine):
         step = row.take((order[0],), told)
         self._scheduler.finish(row)
         return step
+
+
+log = logging.getLogger(__name__)
+
+
+class SequenceClassifier:
+    """A model with a sequence classification head."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model.to(device).eval()
+        self._device = device
+        self._pad = int(model.config.pad_token_id or 0)
+        # Labels that do not exclude each other have independent probabilities.
+        self._independent = model.config.problem_type == "multi_label_classification"
+
+    @torch.inference_mode()
+    def logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `Classify`."""
+        longest = max(len(text) for text in texts)
+        ids = torch.full((len(texts), longest), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(texts), longest), dtype=torch.long)
+        for place, text in enumerate(texts):
+            ids[place, : len(text)] = torch.tensor(text, dtype=torch.long)
+            mask[place, : len(text)] = 1
+        inputs = {"input_ids": ids.to(self._device), "attention_mask": mask.to(self._device)}
+        logits = self._model(**inputs).logits.float()
+        normalized = functional.logsigmoid(logits) if self._independent else logits.log_softmax(-1)
+        values: list[list[float]] = normalized.cpu().tolist()
+        return values
+
+
+def load_classifier(settings: ModelSettings) -> ClassifierEngine:
+    """The engine of a folder or hub id, warmed up.
+
+    Raises:
+        SettingsError: it has no sequence classification head or no labels, or its context is smaller than asked for.
+    """
+    path = resolve_model_path(settings.path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        labels = labels_of({"id2label": {str(k): v for k, v in config.id2label.items()}})
+        model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
+    except (ValueError, OSError) as error:
+        raise SettingsError(f"models: {settings.name}: {Path(path).name}: {error}") from error
+    try:
+        context = find_context(path, config, settings.context_tokens)
+        device = find_device(settings.device)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: {error}") from error
+    limits = RowLimits(settings.slots, settings.max_waiting_rows, context, settings.prefill_tokens)
+    engine = ClassifierEngine(SequenceClassifier(model, device).logprobs, limits)
+    engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=1)), 0.0)
+    while engine.has_rows():
+        engine.step(0.0)
+    log.info("%s: %d labels on %s, context of %d", settings.name, len(labels), device, context)
+    return engine

@@ -7,48 +7,46 @@ from typing import Final
 
 import torch
 
-from model_workers.engine.batch import Chunk, PagedModel
 from model_workers.engine.blocks import BlockManager
+from model_workers.engine.paged_model import FaultIsolator, PagedModel, RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
-from model_workers.engine.roster import Limits
-from model_workers.engine.rows import Row
-from model_workers.engine.runner import Runner
-from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
+from model_workers.engine.rows import Row, RowLimits
+from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
 from model_workers.engine.scheduler import Scheduler
-from model_workers.engine.speculation.speculator import Speculator
+from model_workers.engine.speculation import Speculator
 from sluice.internal.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-NOTHING: Final = Drawn()
+NO_TOKENS: Final = DrawResult()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlannedRow:
     """What a step does for one row.
 
     Attributes:
-        count: pending tokens to compute; behind the last one a token is drawn.
-        drafted: tokens that are guessed to come next, computed and verified in the same step.
+        count: pending tokens to compute; after the last one a token is drawn.
+        drafted: drafted next tokens, computed and verified in the same step.
     """
 
     row: Row
     count: int
     drafted: Sequence[int] = ()
 
-    def chunk(self) -> Chunk:
-        """As the model gets it."""
+    def chunk(self) -> RowChunk:
+        """The model's input."""
         row, start = self.row, self.row.computed
         tokens = row.tokens[start : start + self.count]
         if self.drafted:
             tokens += self.drafted
         wanted = 1 + len(self.drafted) if self.count == row.pending else 0
-        return Chunk(tokens, start, row.table.blocks, wanted)
+        return RowChunk(tokens, start, row.table.blocks, wanted)
 
-    def ask(self) -> Ask:
-        """As the sampler gets it."""
-        assert self.row.draws is not None
-        return Ask(self.row.draws, self.drafted)
+    def draw_request(self) -> DrawRequest:
+        """The sampler's input."""
+        assert self.row.sampling is not None
+        return DrawRequest(self.row.sampling, self.drafted)
 
 
 class PagedEngine:
@@ -66,9 +64,9 @@ class PagedEngine:
         speculator: Speculator | None = None,
     ) -> None:
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
-        limits = Limits(slots, max_waiting, model.context_tokens, prefill_tokens)
+        limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
         self._scheduler = Scheduler(blocks, limits)
-        self._runner = Runner(model)
+        self._runner = FaultIsolator(model)
         self._sampler = sampler
         self._speculator = speculator
         self._vocabulary = model.vocab_size
@@ -79,8 +77,8 @@ class PagedEngine:
         highest = max((*row.prompt, *row.produced), default=0)
         if highest >= self._vocabulary:
             raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
-        draws = self._sampler.open(row)
-        self._scheduler.add(row).draws = draws
+        sampling = self._sampler.open(row)
+        self._scheduler.add(row).sampling = sampling
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """See `Engine.cancel`."""
@@ -91,11 +89,11 @@ class PagedEngine:
         """See `Engine.step`."""
         self._steps += 1
         swept = self._scheduler.sweep(now)
-        steps = [row.closing(end) for row, end in swept]
+        steps = [row.end_step(end) for row, end in swept]
         planned = self._scheduler.schedule()
         if planned and self._speculator is not None:
             return steps + self._speculate(planned, self._speculator)
-        return steps + self._compute([Work(*pair) for pair in planned]) if planned else steps
+        return steps + self._compute([PlannedRow(*pair) for pair in planned]) if planned else steps
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
@@ -115,7 +113,7 @@ class PagedEngine:
 
     @property
     def preemptions(self) -> int:
-        """How often a row had to give its blocks back, since the start."""
+        """Rows preempted since the start."""
         return self._scheduler.preemptions
 
     def _speculate(
@@ -123,13 +121,13 @@ class PagedEngine:
     ) -> list[RowStep]:
         decoding = [row for row, _ in planned if row.pending == 1]
         drafts = speculator.draft(decoding, self._scheduler.widen)
-        work = [Work(row, count, drafts.get(row, ())) for row, count in planned]
+        work = [PlannedRow(row, count, drafts.get(row, ())) for row, count in planned]
         steps = self._compute(work)
         if len(decoding) == len(planned):
-            speculator.settle(decoding, drafts, sum(len(step.token_ids) for step in steps))
+            speculator.measure(decoding, drafts, sum(len(step.token_ids) for step in steps))
         return steps
 
-    def _compute(self, work: Sequence[Work]) -> list[RowStep]:
+    def _compute(self, work: Sequence[PlannedRow]) -> list[RowStep]:
         if self._scheduler.copies:
             self._runner.model.copy_blocks(self._scheduler.copies)
         logits, broken = self._runner.forward([item.chunk() for item in work])
@@ -140,24 +138,24 @@ class PagedEngine:
             if item.count < item.row.pending:
                 self._scheduler.advance(item.row, item.count)
         if drawing:
-            drawn = self._sampler.draw(logits, [item.ask() for item in drawing])
+            drawn = self._sampler.draw(logits, [item.draw_request() for item in drawing])
             steps += [self._take(*pair) for pair in zip(drawing, drawn, strict=True)]
         return steps
 
-    def _take(self, item: Work, drawn: Drawn) -> RowStep:
+    def _take(self, item: PlannedRow, drawn: DrawResult) -> RowStep:
         row = item.row
         if drawn.error:
             return self._fail(row, drawn.error, drawn)
         step = row.take(drawn.token_ids, drawn.logprobs)
         self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
         if self._speculator is not None:
-            self._speculator.keep(row)
+            self._speculator.accept(row)
         if step.end is not None:
             self._scheduler.finish(row)
         return step
 
-    def _fail(self, row: Row, error: str, drawn: Drawn = NOTHING) -> RowStep:
-        """Ends a row that broke. What it left in the cache may be anything, so nobody shall meet it."""
+    def _fail(self, row: Row, error: str, drawn: DrawResult = NO_TOKENS) -> RowStep:
+        """Ends a row as FAILED. What it left in the cache may be anything, so its blocks are cleared and not shared."""
         log.warning("request %s failed: %s", row.spec.request_id, error)
         step = row.take(drawn.token_ids, drawn.logprobs)
         if freed := self._scheduler.discard(row):

@@ -1,14 +1,25 @@
-"""One row inside an engine: its life cycle, its tokens and what ends it."""
+"""Rows inside an engine: the life cycle of one, its tokens and what ends it; and the index of all by request."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from model_workers.engine.blocks import BlockTable
-from model_workers.engine.protocol import RowEnd, RowSpec, RowStep, TokenLogprobs
+from model_workers.engine.protocol import (
+    EngineFull,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStale,
+    RowStep,
+    RowTooLong,
+    TokenLogprobs,
+)
 
 if TYPE_CHECKING:
-    from model_workers.engine.sampling.row import RowDraws
+    from model_workers.engine.sampling.state import SamplingState
 
 
 class RowState(Enum):
@@ -36,10 +47,10 @@ class Row:
         urgency: (rank, arrival): the smallest goes first.
         tokens: prompt and answer, tokens of earlier attempts included.
         computed: tokens at the front whose keys and values are in the cache.
-        drafted: as `computed`, in the cache of the model that drafts; 0 without one.
-        table: where they are.
-        draws: what the sampler remembers of the row; None in an engine that does not sample.
-        cancelled: the caller wants no more.
+        drafted: as `computed`, in the cache of the draft model; 0 without one.
+        table: its blocks of the cache.
+        sampling: the sampler's state of the row; None in an engine that does not sample.
+        cancelled: by the caller.
     """
 
     def __init__(self, spec: RowSpec, context_tokens: int, arrival: int = 0) -> None:
@@ -50,7 +61,7 @@ class Row:
         self.computed = 0
         self.drafted = 0
         self.table = BlockTable()
-        self.draws: RowDraws | None = None
+        self.sampling: SamplingState | None = None
         self.cancelled = False
         self._prompt_tokens = len(spec.prompt)
         self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
@@ -71,7 +82,7 @@ class Row:
         return len(self.tokens) - self._prompt_tokens
 
     def move(self, state: RowState) -> None:
-        """Goes on to ``state``."""
+        """Changes the state."""
         assert state in MOVES[self.state], f"a row cannot go from {self.state} to {state}"
         self.state = state
 
@@ -84,7 +95,7 @@ class Row:
         return self.end_by_tokens()
 
     def end_by_tokens(self) -> RowEnd | None:
-        """Whether the tokens so far are a whole answer: also true of a resumed row that lacked only its end."""
+        """Why the answer so far is complete, if so: also of a resumed row that lacks only its end."""
         if self.answered and self.tokens[-1] in self.spec.sampling.stop_token_ids:
             return RowEnd.STOP
         return RowEnd.LENGTH if self.room <= 0 else None
@@ -95,7 +106,7 @@ class Row:
         self.tokens.extend(token_ids)
         return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")
 
-    def closing(self, end: RowEnd, error: str = "") -> RowStep:
+    def end_step(self, end: RowEnd, error: str = "") -> RowStep:
         """The report of an end without a token."""
         return self._step(self.answered, (), (), end, error)
 
@@ -111,3 +122,86 @@ class Row:
         return RowStep(
             spec.request_id, spec.owner, spec.attempt, index, token_ids, logprobs, end, error
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """How many and how long rows an engine takes.
+
+    Attributes:
+        slots: most rows that run at once.
+        max_waiting: rows that may wait beside those.
+        context_tokens: longest row.
+        prefill_tokens: most tokens of prompts in a step.
+    """
+
+    slots: int
+    max_waiting: int
+    context_tokens: int
+    prefill_tokens: int
+
+
+class RequestIndex:
+    """The newest row of every request: admission, cancels and deadlines."""
+
+    def __init__(self, limits: RowLimits) -> None:
+        self._limits = limits
+        self._rows: dict[str, Row] = {}
+        self._arrivals = 0
+        self._scan_at = math.inf
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
+    def add(self, spec: RowSpec) -> tuple[Row, Row | None]:
+        """A new row, and the one of a lower attempt that it replaces; see `Engine.add`."""
+        old = self._rows.get(spec.request_id)
+        self._check(spec, old)
+        row = Row(spec, self._limits.context_tokens, self._arrivals)
+        self._arrivals += 1
+        self._rows[spec.request_id] = row
+        if row.end_by_tokens() is not None:
+            self._scan_at = -math.inf
+        elif spec.deadline is not None:
+            self._scan_at = min(self._scan_at, spec.deadline)
+        return row, old
+
+    def remove(self, row: Row) -> None:
+        """A row has ended."""
+        if self._rows.get(row.spec.request_id) is row:
+            del self._rows[row.spec.request_id]
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Marks rows; unknown ones are ignored."""
+        for request_id in request_ids:
+            row = self._rows.get(request_id)
+            if row is not None:
+                row.cancelled = True
+                self._scan_at = -math.inf
+
+    def due(self, now: float) -> list[tuple[Row, RowEnd]]:
+        """Rows that must not be computed any further, and why. Rows are scanned only when one may be due."""
+        if now < self._scan_at:
+            return []
+        ended = [(row, end) for row in self if (end := row.end_now(now)) is not None]
+        gone = {row for row, _ in ended}
+        deadlines = (row.spec.deadline for row in self if row not in gone)
+        self._scan_at = min((d for d in deadlines if d is not None), default=math.inf)
+        return ended
+
+    def _check(self, spec: RowSpec, old: Row | None) -> None:
+        if old is not None and spec.attempt <= old.spec.attempt:
+            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
+        if not spec.prompt:
+            raise RowInvalid("the prompt has no tokens")
+        context_tokens = self._limits.context_tokens
+        if len(spec.prompt) >= context_tokens:
+            raise RowTooLong(
+                f"a prompt of {len(spec.prompt)} tokens leaves no room for an answer "
+                f"in a context of {context_tokens}"
+            )
+        if old is None and len(self) >= self._limits.slots + self._limits.max_waiting:
+            raise EngineFull(f"all {len(self)} places for rows are taken")

@@ -6,18 +6,18 @@
     advance        the step has computed tokens of a row
     finish         a row has ended
 
-Rows are in the order of their urgency: the rank of their class, then their arrival. WAITING and PREEMPTED rows stand in
-the queue and hold nothing; RUNNING rows hold blocks for all their tokens. A step is planned like this:
+Rows are ordered by urgency: the rank of their class, then their arrival. WAITING and PREEMPTED rows are in the queue
+and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is planned like this:
 
 1. Every running row with one token to compute decodes. When no block is left for it, the least urgent running row is
-   preempted: it gives all its blocks back and returns to the queue, to be computed again (what is still in the prefix
-   cache is not).
+   preempted: its blocks are freed and it returns to the queue, to be computed again (except what is still in the prefix
+   cache).
 2. Prompts get up to ``prefill_tokens`` tokens, most urgent first, in chunks. A row joins from the queue when a slot and
    blocks for all its tokens are there, and one more in reserve for every running row. For a row of a more urgent rank,
-   running rows of less urgent ranks are preempted. Nobody overtakes the head of the queue.
+   running rows of less urgent ranks are preempted. No row joins before the head of the queue.
 
-Nothing is ever stuck: the most urgent running row is never preempted for a less urgent one, so it ends some day; and
-alone a row always fits, because the cache holds at least one row as long as the context.
+Every row ends: the most urgent running row is never preempted for a less urgent one, and a row alone always fits,
+because the cache holds at least one row as long as the context.
 """
 
 import bisect
@@ -26,8 +26,7 @@ from typing import Final
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.protocol import RowEnd, RowSpec
-from model_workers.engine.roster import Limits, Roster
-from model_workers.engine.rows import Row, RowState
+from model_workers.engine.rows import RequestIndex, Row, RowLimits, RowState
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import CLASSES
 
@@ -38,7 +37,7 @@ LOAD_RANKS: Final = len(CLASSES)
 class Scheduler:
     """The rows of one engine. Knows no tensors."""
 
-    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, blocks: BlockManager, limits: RowLimits) -> None:
         assert blocks.num_blocks >= blocks.blocks_for(limits.context_tokens)
         self.blocks = blocks
         self.limits = limits
@@ -48,9 +47,9 @@ class Scheduler:
         self._queue: list[Row] = []
         self._queued = [worker_pb2.RankLoad() for _ in range(LOAD_RANKS)]
         self._running: list[Row] = []
-        self._rows = Roster(limits)
+        self._rows = RequestIndex(limits)
         self._plan: dict[Row, int] = {}
-        self._coming: set[bytes] = set()
+        self._computing: set[bytes] = set()
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
@@ -74,7 +73,7 @@ class Scheduler:
     def schedule(self) -> list[tuple[Row, int]]:
         """Plans a step: rows, and how many of their pending tokens to compute. Each is to be advanced or finished."""
         self.copies = []
-        self._coming.clear()
+        self._computing.clear()
         for row in tuple(self._running):
             if row.pending == 1 and row.state is RowState.RUNNING and self._make_room(row):
                 self._plan[row] = 1
@@ -83,7 +82,7 @@ class Scheduler:
         return list(plan.items())
 
     def widen(self, row: Row, tokens: int) -> bool:
-        """Makes room for ``tokens`` behind those of a planned row, if that costs nobody anything."""
+        """Makes room for ``tokens`` after those of a planned row, if free blocks suffice."""
         return self.blocks.grow(row.table, len(row.tokens) + tokens)
 
     def advance(self, row: Row, count: int) -> None:
@@ -97,7 +96,7 @@ class Scheduler:
         self._leave(row)
 
     def discard(self, row: Row) -> list[int]:
-        """Takes out a row whose content is not to be trusted; returns the blocks that nobody holds now."""
+        """Takes out a row whose cache content is not to be trusted; returns the blocks that are free now."""
         freed = self.blocks.discard(row.table)
         self._leave(row)
         return freed
@@ -136,7 +135,7 @@ class Scheduler:
         return load
 
     def _make_room(self, row: Row) -> bool:
-        """Blocks for all tokens of a running row, at the cost of less urgent ones; False: it was preempted itself."""
+        """Blocks for all tokens of a running row, preempting less urgent ones; False: it was preempted itself."""
         while not self.blocks.grow(row.table, len(row.tokens)):
             victim = self._running[-1]
             self._preempt(victim)
@@ -168,21 +167,21 @@ class Scheduler:
         self._plan[row] = count
         size = self.blocks.block_tokens
         first, end = row.computed // size, (row.computed + count) // size
-        self._coming.update(row.table.hashes[first:end])
+        self._computing.update(row.table.hashes[first:end])
         return count
 
     def _join(self, row: Row) -> bool:
-        """Takes the head of the queue in, at the cost of less urgent ranks if need be; whether that worked."""
-        if self.blocks.missing(row.table, row.tokens) in self._coming:
-            return False  # a row before it computes the very same block in this step: it is shared one step later
+        """Starts the head of the queue, preempting less urgent ranks if need be; False when it does not fit."""
+        if self.blocks.missing(row.table, row.tokens) in self._computing:
+            return False  # another row computes the same block in this step: it is shared one step later
         while (copies := self._open(row)) is None:
-            if not self._reclaims(row):
+            if not self._fits_after_preemption(row):
                 return False
             self._preempt(self._running[-1])
         self.copies += copies
         row.computed = self.blocks.cached_tokens(row.table, len(row.tokens))
         self._queue.pop(0)
-        self._queued_by(-1, row)
+        self._count_queued(-1, row)
         row.move(RowState.RUNNING)
         bisect.insort(self._running, row, key=_urgency)
         return True
@@ -192,8 +191,8 @@ class Scheduler:
             return None
         return self.blocks.open(row.table, row.tokens, reserve=len(self._running))
 
-    def _reclaims(self, row: Row) -> bool:
-        """Whether ``row`` would fit if all rows of less urgent ranks went."""
+    def _fits_after_preemption(self, row: Row) -> bool:
+        """Whether ``row`` would fit if all rows of less urgent ranks were preempted."""
         victims = [other for other in self._running if other.spec.rank > row.spec.rank]
         blocks = sum(len(other.table.blocks) for other in victims)
         stay = len(self._running) - len(victims)
@@ -211,9 +210,9 @@ class Scheduler:
 
     def _enqueue(self, row: Row) -> None:
         bisect.insort(self._queue, row, key=_urgency)
-        self._queued_by(1, row)
+        self._count_queued(1, row)
 
-    def _queued_by(self, rows: int, row: Row) -> None:
+    def _count_queued(self, rows: int, row: Row) -> None:
         queued = self._queued[_rank(row)]
         queued.waiting += rows
         queued.waiting_tokens += rows * len(row.tokens)
@@ -223,7 +222,7 @@ class Scheduler:
             self._running.remove(row)
         else:
             self._queue.remove(row)
-            self._queued_by(-1, row)
+            self._count_queued(-1, row)
         row.move(RowState.ENDED)
         self._rows.remove(row)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.forward import load_model
+from model_workers.engine.paged_model import RowChunk
 from model_workers.tiers.example import Example
 
 BLOCK_TOKENS = 32
@@ -45,11 +45,11 @@ class ServedModel:
             ]
         return [str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in found]
 
-    def _chunk(self, row: int, prompt: list[int], found: list[int]) -> Chunk:
+    def _chunk(self, row: int, prompt: list[int], found: list[int]) -> RowChunk:
         blocks = range(row * self._row_blocks, (row + 1) * self._row_blocks)
         if not found:
-            return Chunk(prompt, 0, blocks, 1)
-        return Chunk(found[-1:], len(prompt) + len(found) - 1, blocks, 1)
+            return RowChunk(prompt, 0, blocks, 1)
+        return RowChunk(found[-1:], len(prompt) + len(found) - 1, blocks, 1)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]:

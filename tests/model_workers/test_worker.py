@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from model_workers import loop
-from model_workers.engine.echo import EchoEngine
+from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
 from model_workers.worker import Worker
 from sluice.errors import BY_REASON

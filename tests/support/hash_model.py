@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
-from model_workers.engine.speculation.speculator import Speculator
+from model_workers.engine.speculation import Speculator
 from tests.support.rows import Answers, drive, row_spec
 
 VOCABULARY = 64
@@ -47,7 +47,7 @@ class HashModel:
     def __post_init__(self) -> None:
         self.cells: dict[tuple[int, int], bytes] = {}
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         tokens = [len(chunk.tokens) for chunk in chunks]
         self.largest_prefill = max(self.largest_prefill, sum(n for n in tokens if n > 1))
         if any(OOM_TOKEN in chunk.tokens for chunk in chunks):
@@ -71,7 +71,9 @@ class HashModel:
             for place in range(self.block_tokens):
                 self.cells.pop((block, place), None)
 
-    def _computed(self, chunk: Chunk, written: dict[tuple[int, int], bytes]) -> list[list[float]]:
+    def _computed(
+        self, chunk: RowChunk, written: dict[tuple[int, int], bytes]
+    ) -> list[list[float]]:
         assert len(chunk.tokens) > 0
         assert chunk.start + len(chunk.tokens) <= self.context_tokens
         state = self.cells[self._cell(chunk, chunk.start - 1)] if chunk.start else b""
@@ -87,7 +89,7 @@ class HashModel:
             for state in states[len(states) - chunk.logits :]
         ]
 
-    def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
+    def _cell(self, chunk: RowChunk, position: int) -> tuple[int, int]:
         block = chunk.blocks[position // self.block_tokens]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_tokens

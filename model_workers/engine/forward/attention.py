@@ -1,21 +1,35 @@
-"""Attention over the paged cache for one step at a time; this one runs on any device, and was made for CPUs."""
+"""Attention over the paged cache, for one step at a time, on any device; made for CPUs.
 
-from collections.abc import Sequence
+Chunks of few tokens (decoding) and chunks of prompts (prefill) are computed in different ways:
+
+- Decode: single tokens, without copying the cache. Both halves of attention are weighted sums of table rows, which is
+  what `torch.embedding_bag` computes, with the rows found by index and summed in registers: a score for all tokens of a
+  block is the sum over the head size of (query number) x (row of that block's keys, tokens innermost); the answer is
+  the sum over tokens of (probability) x (that token's value). Each sum has a fixed order, so a row's numbers do not
+  depend on the other rows of the batch. docs/decisions/paged-attention-cpu.md says what else was measured.
+- Prefill: the row's blocks are gathered once, and the products are plain matrix products. Queries go in pieces, each
+  against the keys up to its own end: the scores of a piece stay in the processor's cache, and half of a causal product
+  is never computed.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk
-from model_workers.engine.forward.bags import Bags, Visible
-from model_workers.engine.forward.gathered import Gathered
-from model_workers.engine.forward.pages import LayerShape, Pages
-from model_workers.engine.forward.step import pack
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
+from model_workers.engine.forward.packing import Ints, PackedChunk, pack
+from model_workers.engine.paged_model import RowChunk
+
+PIECE_TOKENS: Final = 128
+"""Most queries of a piece in prefill."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ModelInputs:
     """What a model needs of a step, on its device.
 
     Attributes:
@@ -29,13 +43,13 @@ class Inputs:
 
 
 class Attention(Protocol):
-    """Owns the pages, and knows what the current step writes and sees."""
+    """Owns the KV cache, and knows what the current step writes and sees."""
 
     @property
-    def pages(self) -> Pages:
-        """The cache."""
+    def cache(self) -> KvCache:
+        """Keys and values of all layers."""
 
-    def begin(self, chunks: Sequence[Chunk]) -> Inputs:
+    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """Starts a step."""
 
     def attend(
@@ -54,20 +68,187 @@ class Attention(Protocol):
         """
 
 
+class VisibleBlocks:
+    """Which blocks each token sees, and the mask inside them; for one length of the sliding window.
+
+    Attributes:
+        tokens: how many query tokens.
+        blocks_max: most blocks of a token.
+        counts: blocks each token sees.
+        blocks: their numbers, token by token.
+        hidden: 0 or minus infinity, [tokens, 1, blocks_max * block_tokens].
+    """
+
+    def __init__(self, chunks: Sequence[PackedChunk], window: int | None, cache: KvCache) -> None:
+        block_tokens = cache.block_tokens
+        rows: list[int] = []
+        firsts: list[int] = []
+        starts: list[int] = []
+        positions: list[int] = []
+        for chunk in chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                first = 0 if window is None else max(0, position - window + 1)
+                block = first // block_tokens
+                seen = chunk.blocks[block : position // block_tokens + 1]
+                rows.extend(seen)
+                starts.append(len(seen))
+                firsts.append(first - block * block_tokens)
+                positions.append(position - block * block_tokens)
+        self.tokens = len(positions)
+        self.counts = np.array(starts)
+        self.blocks = np.array(rows)
+        self.blocks_max = int(self.counts.max())
+        place = np.arange(self.blocks_max * block_tokens)
+        hides = (place > np.array(positions)[:, None]) | (place < np.array(firsts)[:, None])
+        mask = torch.zeros(hides.shape, dtype=cache.dtype)
+        mask.masked_fill_(torch.from_numpy(hides), -torch.inf)
+        self.hidden = mask[:, None].to(cache.device)
+
+
+class PagedDecodeAttention:
+    """The index arrays of one step, for layers of one shape."""
+
+    def __init__(self, visible: VisibleBlocks, shape: LayerShape, cache: KvCache) -> None:
+        block_tokens, device = cache.block_tokens, cache.device
+        self._shape = shape
+        self._visible = visible
+        self._block_tokens = block_tokens
+        heads, group = shape.heads, shape.heads // shape.kv_heads
+        # One pair for every block that a head of a token sees: [tokens, heads, blocks seen], ragged.
+        counts = np.repeat(visible.counts, heads)
+        asking = np.repeat(np.arange(len(counts)), counts)
+        within = np.arange(len(asking)) - np.repeat(_before(counts), counts)
+        row = np.repeat(np.repeat(_before(visible.counts), heads), counts) + within
+        place = visible.blocks[row] * shape.kv_heads + asking % heads // group
+        self._asking = torch.from_numpy(asking).to(device)
+        self._pairs = torch.from_numpy(asking * visible.blocks_max + within).to(device)
+        self._key_rows = _rows(place, shape.key_size).to(device)
+        self._value_rows = _rows(place, block_tokens).to(device)
+        width = np.minimum(np.arange(visible.blocks_max), counts[:, None])
+        offsets = (_before(counts)[:, None] + width).ravel() * shape.key_size
+        self._key_offsets = _with_end(offsets, len(place) * shape.key_size).to(device)
+        tokens = _before(counts) * block_tokens
+        self._value_offsets = _with_end(tokens, len(place) * block_tokens).to(device)
+
+    def attend(self, query: Tensor, layer_cache: tuple[Tensor, Tensor]) -> Tensor:
+        """The answers [tokens, heads, value size] to scaled queries [tokens, heads, key size]."""
+        keys, values = layer_cache
+        shape, visible = self._shape, self._visible
+        weights = query.reshape(-1, shape.key_size).index_select(0, self._asking).view(-1)
+        scores = _weighted_sums(
+            keys.view(-1, self._block_tokens), self._key_rows, self._key_offsets, weights
+        ).view(visible.tokens, shape.heads, -1)
+        if shape.softcap is not None:
+            scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+        shares = torch.softmax(scores.add_(visible.hidden), -1)
+        shares = shares.view(-1, self._block_tokens).index_select(0, self._pairs).view(-1)
+        answers = _weighted_sums(
+            values.view(-1, shape.value_size), self._value_rows, self._value_offsets, shares
+        )
+        return answers.view(visible.tokens, shape.heads, shape.value_size)
+
+
+def _before(counts: Ints) -> Ints:
+    """Exclusive running sums."""
+    return np.cumsum(counts) - counts
+
+
+def _rows(place: Ints, size: int) -> Tensor:
+    """Numbers of the ``size`` table rows behind each place."""
+    rows = place.astype(np.int32)[:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
+    return torch.from_numpy(rows.ravel())
+
+
+def _with_end(offsets: Ints, end: int) -> Tensor:
+    return torch.from_numpy(np.append(offsets, end).astype(np.int32))
+
+
+def _weighted_sums(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+    return torch.embedding_bag(
+        table, rows, offsets, False, 0, False, weights, include_last_offset=True
+    )[0]
+
+
+class PrefillAttention:
+    """One chunk, in layers of one shape."""
+
+    def __init__(self, chunk: PackedChunk, shape: LayerShape, cache: KvCache) -> None:
+        block_tokens = cache.block_tokens
+        self.chunk = chunk
+        self._shape = shape
+        end = chunk.start + chunk.count
+        first = 0
+        if shape.window is not None:
+            first = max(0, chunk.start - shape.window + 1) // block_tokens
+        blocks = list(chunk.blocks[first : -(-end // block_tokens)])
+        self._blocks = torch.tensor(blocks, device=cache.device)
+        # Positions of the first key and of the first query, counted from the first gathered block.
+        self._queries_from = chunk.start - first * block_tokens
+        masks = (self._mask(piece, cache.dtype) for piece in self._pieces())
+        self._hidden = [mask.to(cache.device) for mask in masks]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer_cache: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """The answers [tokens, heads, value size] to the chunk's scaled queries [tokens, heads, key size]."""
+        keys, values = self._keys_values(key, value, layer_cache)
+        kv_heads, softcap = self._shape.kv_heads, self._shape.softcap
+        asked = query.view(len(query), kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
+        answers = query.new_empty(len(query), kv_heads, asked.shape[1], values.shape[-1])
+        for piece, hidden in zip(self._pieces(), self._hidden, strict=True):
+            part = asked[:, :, piece.start : piece.stop]
+            seen = hidden.shape[-1]
+            scores = torch.matmul(part.flatten(1, 2), keys[:, :, :seen])
+            if softcap is not None:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores.view(*part.shape[:3], seen).add_(hidden)
+            found = torch.matmul(torch.softmax(scores, -1).flatten(1, 2), values[:, :seen])
+            answers[piece.start : piece.stop] = found.view(*part.shape[:3], -1).permute(2, 0, 1, 3)
+        return answers.flatten(1, 2)
+
+    def _keys_values(
+        self, key: Tensor, value: Tensor, layer_cache: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first that is seen."""
+        if self.chunk.start == 0:
+            return key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
+        keys, values = (table.index_select(0, self._blocks) for table in layer_cache)
+        return keys.permute(1, 2, 0, 3).flatten(2), values.transpose(0, 1).flatten(1, 2)
+
+    def _pieces(self) -> Iterator[range]:
+        for start in range(0, self.chunk.count, PIECE_TOKENS):
+            yield range(start, min(start + PIECE_TOKENS, self.chunk.count))
+
+    def _mask(self, piece: range, dtype: torch.dtype) -> Tensor:
+        """0 or minus infinity, [queries, keys up to the last query]."""
+        asking = torch.arange(piece.start, piece.stop)[:, None] + self._queries_from
+        place = torch.arange(piece.stop + self._queries_from)
+        hidden = place > asking
+        if self._shape.window is not None:
+            hidden |= place <= asking - self._shape.window
+        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+
+
 class PagedAttention:
-    """See `Attention`: short chunks as `Bags`, prompts as `Gathered`."""
+    """See `Attention`: short chunks by `PagedDecodeAttention`, longer ones by `PrefillAttention`."""
 
-    def __init__(self, pages: Pages) -> None:
-        self.pages = pages
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
 
-    def begin(self, chunks: Sequence[Chunk]) -> Inputs:
+    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""
-        self._step = step = pack(chunks, self.pages.block_tokens)
+        self._step = step = pack(chunks, self.cache.block_tokens)
         self._blocks, self._offsets = self._tensor(step.blocks), self._tensor(step.offsets)
-        self._visible: dict[int | None, Visible] = {}
-        self._short: dict[LayerShape, Bags] = {}
-        self._long: dict[LayerShape, list[Gathered]] = {}
-        return Inputs(*(self._tensor(part) for part in (step.tokens, step.positions, step.wanted)))
+        self._visible: dict[int | None, VisibleBlocks] = {}
+        self._short: dict[LayerShape, PagedDecodeAttention] = {}
+        self._long: dict[LayerShape, list[PrefillAttention]] = {}
+        return ModelInputs(
+            *(self._tensor(part) for part in (step.tokens, step.positions, step.wanted))
+        )
 
     def attend(
         self,
@@ -79,29 +260,52 @@ class PagedAttention:
         scaling: float,
     ) -> Tensor:
         """See `Attention.attend`."""
-        self.pages.write(layer, self._blocks, self._offsets, key, value)
-        pages, shape = self.pages.of(layer), self.pages.shapes[layer]
+        self.cache.write(layer, self._blocks, self._offsets, key, value)
+        layer_cache, shape = self.cache.of(layer), self.cache.shapes[layer]
         query = query * scaling
         parts = []
         if self._step.short:
-            part = query[: self._step.short_tokens]
-            parts.append(self._bags(shape).attend(part, pages))
-        for chunk in self._gathered(shape):
-            place = slice(chunk.span.first, chunk.span.first + chunk.span.count)
-            parts.append(chunk.attend(query[place], key[place], value[place], pages))
+            decoding = query[: self._step.short_tokens]
+            parts.append(self._decode(shape).attend(decoding, layer_cache))
+        for prompt in self._prefill(shape):
+            part = slice(prompt.chunk.first, prompt.chunk.first + prompt.chunk.count)
+            parts.append(prompt.attend(query[part], key[part], value[part], layer_cache))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _tensor(self, values: object) -> Tensor:
-        return torch.as_tensor(values, device=self.pages.device)
+        return torch.as_tensor(values, device=self.cache.device)
 
-    def _bags(self, shape: LayerShape) -> Bags:
+    def _decode(self, shape: LayerShape) -> PagedDecodeAttention:
         if shape.window not in self._visible:
-            self._visible[shape.window] = Visible(self._step.short, shape.window, self.pages)
+            self._visible[shape.window] = VisibleBlocks(self._step.short, shape.window, self.cache)
         if shape not in self._short:
-            self._short[shape] = Bags(self._visible[shape.window], shape, self.pages)
+            self._short[shape] = PagedDecodeAttention(
+                self._visible[shape.window], shape, self.cache
+            )
         return self._short[shape]
 
-    def _gathered(self, shape: LayerShape) -> list[Gathered]:
+    def _prefill(self, shape: LayerShape) -> list[PrefillAttention]:
         if shape not in self._long:
-            self._long[shape] = [Gathered(s, shape, self.pages) for s in self._step.long]
+            self._long[shape] = [PrefillAttention(s, shape, self.cache) for s in self._step.long]
         return self._long[shape]
+
+
+class CachedModel:
+    """What models over the paged cache share; see `PagedModel`."""
+
+    def __init__(self, attention: Attention, context_tokens: int, vocab_size: int) -> None:
+        self.block_tokens = attention.cache.block_tokens
+        self.num_blocks = attention.cache.num_blocks
+        self.context_tokens = context_tokens
+        self.vocab_size = vocab_size
+        self._attention = attention
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel.copy_blocks`."""
+        if pairs:
+            self._attention.cache.copy(pairs)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """See `PagedModel.clear_blocks`."""
+        if blocks:
+            self._attention.cache.clear(blocks)

@@ -1,15 +1,21 @@
-"""Attention over the paged cache on CUDA, by the flash kernel that torch has for block tables.
+"""Attention over the paged cache on CUDA, by the flash kernel that torch has for block tables; and CUDA graphs.
 
-What the kernel asks for (torch 2.13; `flash_fits` checks it): pages [blocks, block tokens, kv heads, size] with a
+What the kernel asks for (torch 2.13; `flash_fits` checks it): a cache [blocks, block tokens, kv heads, size] with a
 multiple of 256 tokens, half precision, head sizes up to 256 in steps of 8, no cap on scores. Keys of a row are never
 split between thread blocks: with the automatic split the kernel gives NaN now and then over block tables
 (github.com/pytorch/torchtitan/issues/3235), and without it a row's numbers do not depend on the other rows.
 
-A step's index arrays are made on the host and go over in two copies from pinned memory, without waiting for the device.
+A step's index arrays are made on the host and copied in two transfers from pinned memory, without waiting for the
+device.
+
+CUDA graphs make one launch out of the hundreds of kernels of a decoding step. A graph has fixed shapes and fixed
+addresses. So there is one per batch size of `SIZES`, captured when it is first needed, with arrays of its own; a step
+is copied into the arrays of the next larger size, and the rows of padding write into a block of the cache that is never
+read.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Final
 
@@ -18,13 +24,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from model_workers.engine.batch import Chunk
-from model_workers.engine.forward.attention import Inputs
-from model_workers.engine.forward.pages import LayerShape, Pages
-from model_workers.engine.forward.step import Ints, pack
+from model_workers.engine.forward.attention import ModelInputs
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
+from model_workers.engine.forward.packing import Ints, pack
+from model_workers.engine.paged_model import RowChunk
 
-PAGE_TOKENS: Final = 256
+FLASH_BLOCK_TOKENS: Final = 256
 """The kernel takes blocks of multiples of this."""
+
+SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of the captured steps; larger steps run without a graph."""
+
+Compute = Callable[[ModelInputs], Tensor]
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
+"""Takes a computation; returns what repeats it, and where its result lies afterwards."""
 
 
 def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> bool:
@@ -42,13 +55,13 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
     )
 
 
-class FlashPages(Pages):
-    """Keys and values [blocks, block tokens, kv heads, size]; one block more than told, for rows that only fill up."""
+class FlashKvCache(KvCache):
+    """Keys and values [blocks, block tokens, kv heads, size]; one block more than told, for rows of padding."""
 
     def write_slots(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Stores tokens, key and value [tokens, kv heads, size]; a slot is block x block tokens + offset."""
-        for page, new in zip(self.of(layer), (key, value), strict=True):
-            page.view(-1, *page.shape[2:]).index_copy_(0, slots, new)
+        for table, new in zip(self.of(layer), (key, value), strict=True):
+            table.view(-1, *table.shape[2:]).index_copy_(0, slots, new)
 
     def _keys(self, shape: LayerShape) -> Tensor:
         return self._zeros(self.num_blocks + 1, self.block_tokens, shape.kv_heads, shape.key_size)
@@ -58,11 +71,11 @@ class FlashPages(Pages):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FlashLayout:
     """One step as the kernel wants it, on the host (`Ints`) or on the device (`Tensor`).
 
     Attributes:
-        wide: tokens, positions, slots, wanted, one behind the other, 64 bits.
+        wide: tokens, positions, slots, wanted, one after the other, 64 bits.
         narrow: ends of queries and of keys (each from 0), keys of each row, block tables; 32 bits.
         tokens, wanted, rows: how many.
         longest_query, longest_keys: of a row.
@@ -76,10 +89,10 @@ class Layout:
     longest_query: int
     longest_keys: int
 
-    def inputs(self) -> Inputs:
+    def inputs(self) -> ModelInputs:
         """The model's part."""
         tokens, positions, _, wanted = self._wide()
-        return Inputs(tokens, positions, wanted)
+        return ModelInputs(tokens, positions, wanted)
 
     def slots(self) -> Tensor:
         """Where keys and values go."""
@@ -100,35 +113,35 @@ class Layout:
         return parts
 
 
-def lay_out(chunks: Sequence[Chunk], block_tokens: int) -> Layout:
+def lay_out(chunks: Sequence[RowChunk], block_tokens: int) -> FlashLayout:
     """The arrays of a step, on the host."""
     step = pack(chunks, block_tokens)
-    spans = (*step.short, *step.long)
-    queries = np.array([span.count for span in spans])
-    keys = np.array([span.start + span.count for span in spans])
+    places = (*step.short, *step.long)
+    queries = np.array([place.count for place in places])
+    keys = np.array([place.start + place.count for place in places])
     width = -(-int(keys.max()) // block_tokens)
-    table = np.zeros((len(spans), width), dtype=np.int32)
-    for row, span in enumerate(spans):
-        seen = span.blocks[: -(-int(keys[row]) // block_tokens)]
+    table = np.zeros((len(places), width), dtype=np.int32)
+    for row, place in enumerate(places):
+        seen = place.blocks[: -(-int(keys[row]) // block_tokens)]
         table[row, : len(seen)] = seen
     slots = step.blocks * block_tokens + step.offsets
-    return Layout(
+    return FlashLayout(
         wide=np.concatenate((step.tokens, step.positions, slots, step.wanted)),
         narrow=_narrow(queries, keys, table),
         tokens=len(step.tokens),
         wanted=len(step.wanted),
-        rows=len(spans),
+        rows=len(places),
         longest_query=int(queries.max()),
         longest_keys=int(keys.max()),
     )
 
 
 def lay_out_decode(
-    chunks: Sequence[Chunk], rows: int, width: int, block_tokens: int, spare: int
-) -> Layout:
-    """The arrays of a step of single tokens, filled up to ``rows`` rows and tables of ``width`` blocks.
+    chunks: Sequence[RowChunk], rows: int, width: int, block_tokens: int, spare: int
+) -> FlashLayout:
+    """The arrays of a step of single tokens, padded to ``rows`` rows and tables of ``width`` blocks.
 
-    Rows that only fill up see one token, in the block ``spare``.
+    Rows of padding see one token, in the block ``spare``.
     """
     wide = np.zeros((4, rows), dtype=np.int64)
     wide[2] = spare * block_tokens
@@ -138,7 +151,7 @@ def lay_out_decode(
         block, offset = divmod(chunk.start, block_tokens)
         wide[:3, row] = chunk.tokens[0], chunk.start, chunk.blocks[block] * block_tokens + offset
         table[row, : block + 1] = chunk.blocks[: block + 1]
-    return Layout(
+    return FlashLayout(
         wide=wide.ravel(),
         narrow=_narrow(np.ones(rows, dtype=np.int64), wide[1] + 1, table),
         tokens=rows,
@@ -152,47 +165,39 @@ def lay_out_decode(
 class FlashAttention:
     """See `Attention`. ``kernel`` is `varlen_attn`."""
 
-    def __init__(self, pages: FlashPages, kernel: Callable[..., Any] = varlen_attn) -> None:
-        self.pages = pages
+    def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] = varlen_attn) -> None:
+        self.cache = cache
         self._kernel = kernel
 
-    def begin(self, chunks: Sequence[Chunk]) -> Inputs:
+    def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""
-        return self.use(self.upload(lay_out(chunks, self.pages.block_tokens)))
+        return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
 
-    def use(self, layout: Layout) -> Inputs:
+    def use(self, layout: FlashLayout) -> ModelInputs:
         """Starts a step whose arrays are on the device already."""
         self._layout = layout
         self._slots = layout.slots()
         self._rows = layout.rows_of_keys()
         return layout.inputs()
 
-    def upload(self, layout: Layout) -> Layout:
+    def upload(self, layout: FlashLayout) -> FlashLayout:
         """The same on the device."""
-        return Layout(
-            self.sent(layout.wide),
-            self.sent(layout.narrow),
-            layout.tokens,
-            layout.wanted,
-            layout.rows,
-            layout.longest_query,
-            layout.longest_keys,
-        )
+        return replace(layout, wide=self._sent(layout.wide), narrow=self._sent(layout.narrow))
 
-    def sent(self, values: Any) -> Tensor:
+    def _sent(self, values: Any) -> Tensor:
         """Host values on the device, copied without waiting for it."""
         host = torch.from_numpy(values)
-        if self.pages.device.type == "cuda":
+        if self.cache.device.type == "cuda":
             host = host.pin_memory()
-        return host.to(self.pages.device, non_blocking=True)
+        return host.to(self.cache.device, non_blocking=True)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float
     ) -> Tensor:
         """See `Attention.attend`."""
-        self.pages.write_slots(layer, self._slots, key, value)
-        keys, values = self.pages.of(layer)
-        window = self.pages.shapes[layer].window
+        self.cache.write_slots(layer, self._slots, key, value)
+        keys, values = self.cache.of(layer)
+        window = self.cache.shapes[layer].window
         query_ends, key_ends, lengths, table = self._rows
         answers: Tensor = self._kernel(
             query,
@@ -215,3 +220,73 @@ class FlashAttention:
 def _narrow(queries: Ints, keys: Ints, table: Any) -> Any:
     ends = (np.append(0, np.cumsum(counts)) for counts in (queries, keys))
     return np.concatenate((*ends, keys, table.ravel())).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """One captured step: its arrays, what repeats it, and its logits."""
+
+    layout: FlashLayout
+    replay: Callable[[], Any]
+    logits: Tensor
+
+
+class DecodeGraphs:
+    """The graphs of one model. ``compute`` runs it on inputs of the attention's current layout."""
+
+    def __init__(
+        self,
+        attention: FlashAttention,
+        compute: Compute,
+        context_tokens: int,
+        capture: Capture | None = None,
+    ) -> None:
+        self._attention = attention
+        self._compute = compute
+        self._width = -(-context_tokens // attention.cache.block_tokens)
+        self._capture = capture or CudaCapture()
+        self._captured: dict[int, CapturedStep] = {}
+
+    def run(self, chunks: Sequence[RowChunk]) -> Tensor | None:
+        """Logits of a step, or None where it is not one of single tokens in a captured size."""
+        if len(chunks) > SIZES[-1] or any(len(c.tokens) != 1 or c.logits != 1 for c in chunks):
+            return None
+        size = next(size for size in SIZES if size >= len(chunks))
+        if size not in self._captured:
+            self._captured[size] = self._captured_step(size)
+        captured = self._captured[size]
+        step = self._attention.upload(self._laid_out(chunks, size))
+        captured.layout.wide.copy_(step.wide, non_blocking=True)
+        captured.layout.narrow.copy_(step.narrow, non_blocking=True)
+        captured.replay()
+        return captured.logits[: len(chunks)]
+
+    def _laid_out(self, chunks: Sequence[RowChunk], size: int) -> FlashLayout:
+        cache = self._attention.cache
+        return lay_out_decode(chunks, size, self._width, cache.block_tokens, cache.num_blocks)
+
+    def _captured_step(self, size: int) -> CapturedStep:
+        layout = self._attention.upload(self._laid_out((), size))
+        replay, logits = self._capture(lambda: self._compute(self._attention.use(layout)))
+        return CapturedStep(layout, replay, logits)
+
+
+class CudaCapture:
+    """Captures into CUDA graphs that share their memory: only one runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
+        """See `Capture`."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # first-time set-up must not be captured
+            for _ in range(2):
+                compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = compute()
+        self._pool = graph.pool()
+        return graph.replay, logits

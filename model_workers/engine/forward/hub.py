@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
-from model_workers.engine.batch import Chunk
-from model_workers.engine.forward.attention import Attention, Inputs
+from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
+from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.linear import make_linear
-from model_workers.engine.forward.pages import LayerShape
+from model_workers.engine.paged_model import RowChunk
 from sluice.settings import SettingsError
 
 ATTENTION: Final = "sluice_paged"
@@ -21,8 +21,8 @@ ATTENTION: Final = "sluice_paged"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a layer asks of attention; tensors as in `Attention.attend`."""
+class AttentionCall:
+    """One layer's call of attention; tensors as in `Attention.attend`."""
 
     layer: int
     query: Tensor
@@ -33,7 +33,7 @@ class Asked:
     window: int | None
 
 
-_answer: ContextVar[Callable[[Asked], Tensor]] = ContextVar("answer")
+_attend: ContextVar[Callable[[AttentionCall], Tensor]] = ContextVar("attend")
 
 
 def attention_function(
@@ -53,7 +53,7 @@ def attention_function(
         raise SettingsError(f"{type(module).__name__}: attention takes more than keys and values")
     if not (others.get("is_causal") or getattr(module, "is_causal", True)):
         raise SettingsError(f"{type(module).__name__}: attention looks ahead")
-    asked = Asked(
+    call = AttentionCall(
         layer=module.layer_idx,
         query=query[0].transpose(0, 1),
         key=key[0].transpose(0, 1),
@@ -62,15 +62,15 @@ def attention_function(
         softcap=softcap,
         window=sliding_window,
     )
-    return _answer.get()(asked)[None], None
+    return _attend.get()(call)[None], None
 
 
 AttentionInterface.register(ATTENTION, attention_function)
 
 
-def run(model: Any, answer: Callable[[Asked], Tensor], inputs: Inputs) -> Tensor:
-    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is what ``answer`` says."""
-    token = _answer.set(answer)
+def run(model: Any, attend: Callable[[AttentionCall], Tensor], inputs: ModelInputs) -> Tensor:
+    """Logits [wanted, vocabulary] of packed tokens; each layer's attention is computed by ``attend``."""
+    token = _attend.set(attend)
     try:
         output = model(
             input_ids=inputs.tokens[None],
@@ -79,33 +79,33 @@ def run(model: Any, answer: Callable[[Asked], Tensor], inputs: Inputs) -> Tensor
             logits_to_keep=inputs.wanted,
         )
     finally:
-        _answer.reset(token)
+        _attend.reset(token)
     logits: Tensor = output.logits
     return logits[0]
 
 
 def layer_shapes(model: Any) -> list[LayerShape]:
-    """What each layer of a model keeps, found by running it on one token.
+    """The shape of each layer's cache, found by running the model on one token.
 
     Raises:
         SettingsError: not every layer attends through the interface.
     """
     shapes: dict[int, LayerShape] = {}
 
-    def note(asked: Asked) -> Tensor:
-        heads, kv_heads = asked.query.shape[1], asked.key.shape[1]
-        sizes = asked.key.shape[2], asked.value.shape[2]
-        shapes[asked.layer] = LayerShape(heads, kv_heads, *sizes, asked.window, asked.softcap)
-        return asked.value.repeat_interleave(heads // kv_heads, 1)  # a token that sees only itself
+    def record(call: AttentionCall) -> Tensor:
+        heads, kv_heads = call.query.shape[1], call.key.shape[1]
+        sizes = call.key.shape[2], call.value.shape[2]
+        shapes[call.layer] = LayerShape(heads, kv_heads, *sizes, call.window, call.softcap)
+        return call.value.repeat_interleave(heads // kv_heads, 1)  # a token that sees only itself
 
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
         with torch.inference_mode():
-            run(model, note, Inputs(zero, zero, zero))
+            run(model, record, ModelInputs(zero, zero, zero))
     except SettingsError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # What models do that have attention of their own and miss the mask they are used to.
+        # Raised by models with attention code of their own that needs a mask.
         raise SettingsError(f"{type(model).__name__}: does not run without a mask") from error
     if sorted(shapes) != list(range(model.config.num_hidden_layers)):
         raise SettingsError(f"{type(model).__name__}: not every layer keeps keys and values")
@@ -117,7 +117,7 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 
 
 def replace_linear_layers(model: Any, quantization: str) -> None:
-    """Makes a model's linear layers ours (`make_linear`), in place. The output layer is never quantized."""
+    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -127,38 +127,24 @@ def replace_linear_layers(model: Any, quantization: str) -> None:
                 setattr(parent, name, make_linear(weight, child.bias, kind))
 
 
-class HubModel:
+class HubModel(CachedModel):
     """See `PagedModel`. ``model`` was loaded with `ATTENTION`."""
 
     def __init__(self, model: Any, attention: Attention, context_tokens: int) -> None:
-        self.block_tokens = attention.pages.block_tokens
-        self.num_blocks = attention.pages.num_blocks
-        self.context_tokens = context_tokens
-        self.vocab_size = int(model.config.vocab_size)
+        super().__init__(attention, context_tokens, int(model.config.vocab_size))
         self._model = model
-        self._attention = attention
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         """See `PagedModel.forward`."""
         inputs = self._attention.begin(chunks)
-        return run(self._model, self._answer, inputs).float()
+        return run(self._model, self._attend, inputs).float()
 
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel.copy_blocks`."""
-        if pairs:
-            self._attention.pages.copy(pairs)
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """See `PagedModel.clear_blocks`."""
-        if blocks:
-            self._attention.pages.clear(blocks)
-
-    def _answer(self, asked: Asked) -> Tensor:
+    def _attend(self, call: AttentionCall) -> Tensor:
         return self._attention.attend(
-            asked.layer,
-            asked.query,
-            asked.key,
-            asked.value,
-            scaling=asked.scaling,
+            call.layer,
+            call.query,
+            call.key,
+            call.value,
+            scaling=call.scaling,
         )

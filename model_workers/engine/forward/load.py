@@ -6,18 +6,23 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model_workers.engine.batch import PagedModel
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS
 from model_workers.engine.forward.attention import Attention, PagedAttention
-from model_workers.engine.forward.flash import PAGE_TOKENS, FlashAttention, FlashPages, flash_fits
+from model_workers.engine.forward.flash import (
+    FLASH_BLOCK_TOKENS,
+    FlashAttention,
+    FlashKvCache,
+    flash_fits,
+)
 from model_workers.engine.forward.hub import (
     ATTENTION,
     HubModel,
     layer_shapes,
     replace_linear_layers,
 )
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape, bytes_per_block
 from model_workers.engine.forward.llama import FusedModel, is_fused
-from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
+from model_workers.engine.paged_model import PagedModel
 from sluice.settings import SettingsError
 
 LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
@@ -49,7 +54,7 @@ class LoadedModel:
         return bytes_per_block(self._shapes, block_tokens, self.dtype)
 
     def paged(self, num_blocks: int, block_tokens: int) -> PagedModel:
-        """The model on an empty cache. Once: the weights are laid out anew for it, and not kept twice.
+        """The model on an empty cache. Only once: the weights are re-arranged for it, and not kept twice.
 
         Raises:
             SettingsError: the cache could not hold one row.
@@ -66,20 +71,20 @@ class LoadedModel:
 
     def block_tokens(self) -> int:
         """A good size of blocks on this device."""
-        return PAGE_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
+        return FLASH_BLOCK_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
 
     def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
-        kind = FlashPages if self._has_flash() else Pages
-        if kind is FlashPages and block_tokens % PAGE_TOKENS:
-            raise SettingsError(f"block_tokens: on this device a multiple of {PAGE_TOKENS}")
-        pages = kind(
+        kind = FlashKvCache if self._has_flash() else KvCache
+        if kind is FlashKvCache and block_tokens % FLASH_BLOCK_TOKENS:
+            raise SettingsError(f"block_tokens: on this device a multiple of {FLASH_BLOCK_TOKENS}")
+        cache = kind(
             self._shapes,
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             dtype=self.dtype,
             device=self.device,
         )
-        return FlashAttention(pages) if isinstance(pages, FlashPages) else PagedAttention(pages)
+        return FlashAttention(cache) if isinstance(cache, FlashKvCache) else PagedAttention(cache)
 
     def _has_flash(self) -> bool:
         return flash_fits(self._shapes, self.dtype, self.device)
@@ -133,10 +138,10 @@ def read_config(path: str) -> Any:
 
 
 def read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
-    """The model of transformers, with our attention in it.
+    """The model of transformers, with our attention function.
 
     Raises:
-        SettingsError: the model does not ask transformers' attention interface.
+        SettingsError: the model does not use transformers' attention interface.
     """
     try:
         return AutoModelForCausalLM.from_pretrained(

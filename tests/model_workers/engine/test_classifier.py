@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from model_workers.engine.classifier import ClassifierEngine
 from model_workers.engine.protocol import RowEnd, Sampling
-from model_workers.engine.scheduler import Limits
+from model_workers.engine.rows import RowLimits
 from tests.support.rows import Answers, drive, row_spec
 
 SAMPLING = Sampling(max_tokens=5, logprobs=True, top_logprobs=8, stop_token_ids=frozenset({1, 2}))
@@ -20,7 +20,7 @@ class Parity:
 
 
 def engine(judge: Parity, *, slots: int = 4, prefill: int = 64) -> ClassifierEngine:
-    return ClassifierEngine(judge, Limits(slots, 8, 64, prefill))
+    return ClassifierEngine(judge.logprobs, RowLimits(slots, 8, 64, prefill))
 
 
 def test_a_row_is_one_token_with_all_labels() -> None:

@@ -13,8 +13,7 @@ from model_workers.engine.protocol import (
     RowTooLong,
     Sampling,
 )
-from model_workers.engine.roster import Limits
-from model_workers.engine.rows import Row, RowState
+from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.scheduler import Scheduler
 from sluice.internal.v1 import worker_pb2
 from tests.support.rows import row_spec
@@ -30,7 +29,9 @@ def scheduler(
     context: int = 32,
     prefill: int = 16,
 ) -> Scheduler:
-    return Scheduler(BlockManager(num_blocks, SIZE), Limits(slots, max_waiting, context, prefill))
+    return Scheduler(
+        BlockManager(num_blocks, SIZE), RowLimits(slots, max_waiting, context, prefill)
+    )
 
 
 def step(core: Scheduler, token: int = 1) -> dict[str, int]:

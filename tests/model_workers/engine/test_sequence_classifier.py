@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
+from model_workers.engine.classifier import load_classifier
 from model_workers.engine.protocol import RowEnd, RowTooLong, Sampling
-from model_workers.engine.sequence_classifier import load_classifier
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.rows import row_spec
@@ -81,7 +81,7 @@ def test_a_row_longer_than_the_context_is_refused(folder: Path) -> None:
     engine = load_classifier(settings(folder))
     with pytest.raises(RowTooLong):
         engine.add(row_spec("r", [2] * CONTEXT, JUDGED), 0.0)
-    with pytest.raises(SettingsError, match="context_tokens: the model has room for 64"):
+    with pytest.raises(SettingsError, match="context_tokens is 65, the model allows at most 64"):
         load_classifier(settings(folder, context_tokens=65))
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.forward.attention import PagedAttention
-from model_workers.engine.forward.pages import LayerShape, Pages
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape
+from model_workers.engine.paged_model import RowChunk
 
 NUM_BLOCKS = 64
 KEY_SIZE, VALUE_SIZE = 16, 8
@@ -30,7 +30,7 @@ class Rows:
     ) -> None:
         torch.manual_seed(0)
         self.shape = LayerShape(*heads, KEY_SIZE, VALUE_SIZE, window, softcap)
-        pages = Pages(
+        pages = KvCache(
             [self.shape],
             num_blocks=NUM_BLOCKS,
             block_tokens=block_tokens,
@@ -46,7 +46,9 @@ class Rows:
 
     def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Computes (row, start, end) together; the answers come back in that order."""
-        chunks = [Chunk(range(start, end), start, self.blocks[row], 1) for row, start, end in parts]
+        chunks = [
+            RowChunk(range(start, end), start, self.blocks[row], 1) for row, start, end in parts
+        ]
         inputs = self.attention.begin(chunks)
         order = sorted(range(len(parts)), key=lambda i: parts[i][2] - parts[i][1] > 16)
         packed = [
@@ -140,7 +142,7 @@ def test_a_shared_block_serves_two_rows() -> None:
 @pytest.mark.parametrize("count", [1, 20])
 def test_what_another_row_left_in_a_block_is_not_seen(count: int) -> None:
     rows = Rows((30,))
-    for pages in rows.attention.pages.of(0):
+    for pages in rows.attention.cache.of(0):
         pages.fill_(1e4)
     rows.attend([(0, 0, 30 - count)])
     found = rows.attend([(0, 30 - count, 30)])[0]

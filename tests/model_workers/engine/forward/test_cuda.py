@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk, PagedModel
 from model_workers.engine.forward import load_model
-from model_workers.engine.forward.flash import PAGE_TOKENS
+from model_workers.engine.forward.flash import FLASH_BLOCK_TOKENS
+from model_workers.engine.paged_model import PagedModel, RowChunk
 from tests.support.tiny_models import VOCABULARY, save_model
 
 pytestmark = [
@@ -49,11 +49,11 @@ def stepped(model: PagedModel, block_tokens: int, context: int) -> Tensor:
     for row, length, table in zip(rows, lengths, tables, strict=True):
         middle = length // 2
         if middle:
-            model.forward([Chunk(row[:middle], 0, table, 0)])
-        found.append(model.forward([Chunk(row[middle:length], middle, table, 1)]).cpu())
+            model.forward([RowChunk(row[:middle], 0, table, 0)])
+        found.append(model.forward([RowChunk(row[middle:length], middle, table, 1)]).cpu())
     for step in range(8):
         chunks = [
-            Chunk(row[length + step : length + step + 1], length + step, table, 1)
+            RowChunk(row[length + step : length + step + 1], length + step, table, 1)
             for row, length, table in zip(rows, lengths, tables, strict=True)
         ]
         found.append(model.forward(chunks).cpu())
@@ -75,10 +75,10 @@ def test_logits_are_those_of_the_cpu(folder: Path, dtype: str) -> None:
 
 def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
-    model = loaded.paged(8 * CONTEXT // PAGE_TOKENS, PAGE_TOKENS)
+    model = loaded.paged(8 * CONTEXT // FLASH_BLOCK_TOKENS, FLASH_BLOCK_TOKENS)
     for row in range(5):
-        model.forward([Chunk(range(20 + row), 0, (row,), 0)])
-    chunks = [Chunk((7,), 20 + row, (row,), 1) for row in range(5)]
+        model.forward([RowChunk(range(20 + row), 0, (row,), 0)])
+    chunks = [RowChunk((7,), 20 + row, (row,), 1) for row in range(5)]
     together = model.forward(chunks).clone()
     alone = torch.cat([model.forward([chunk]).clone() for chunk in chunks])
     torch.testing.assert_close(alone, together, atol=2e-2, rtol=2e-2)
@@ -86,8 +86,8 @@ def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
 
 def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
-    model = loaded.paged(8, PAGE_TOKENS)
-    chunks = [[Chunk(range(30), 0, (0,), 1)], [Chunk((3,), 30, (0,), 1)]]
+    model = loaded.paged(8, FLASH_BLOCK_TOKENS)
+    chunks = [[RowChunk(range(30), 0, (0,), 1)], [RowChunk((3,), 30, (0,), 1)]]
     for step in chunks:
         model.forward(step)
     torch.cuda.synchronize()

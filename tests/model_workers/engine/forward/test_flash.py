@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.forward import load_model
-from model_workers.engine.forward.flash import FlashAttention, FlashPages, flash_fits
-from model_workers.engine.forward.graphs import SIZES, DecodeGraphs
+from model_workers.engine.forward.flash import (
+    SIZES,
+    DecodeGraphs,
+    FlashAttention,
+    FlashKvCache,
+    flash_fits,
+)
+from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.llama import FusedModel
-from model_workers.engine.forward.pages import LayerShape
+from model_workers.engine.paged_model import RowChunk
 from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model
 
 BLOCK_TOKENS = 8
@@ -89,7 +94,7 @@ def models(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, FusedMo
     folder = str(save_model(tmp_path, request.param))
     plain = load_model(folder, device="cpu").paged(NUM_BLOCKS, BLOCK_TOKENS)
     loaded = load_model(folder, device="cpu")
-    pages = FlashPages(
+    pages = FlashKvCache(
         loaded._shapes,
         num_blocks=NUM_BLOCKS,
         block_tokens=BLOCK_TOKENS,
@@ -121,7 +126,7 @@ def test_logits_are_those_of_the_cpu_path(models: tuple[Any, FusedModel, Replays
         for row, count in enumerate(sizes):
             if count:
                 tokens = rows[row][done[row] : done[row] + count]
-                chunks.append(Chunk(tokens, done[row], tables[row], 1))
+                chunks.append(RowChunk(tokens, done[row], tables[row], 1))
                 done[row] += count
         torch.testing.assert_close(
             flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4
@@ -129,7 +134,7 @@ def test_logits_are_those_of_the_cpu_path(models: tuple[Any, FusedModel, Replays
     assert (replays.captured, replays.replayed) == (2, 3)
     flash.copy_blocks([(tables[0][0], tables[1][0])])
     flash.clear_blocks([tables[2][0]])
-    keys = flash._attention.pages.keys[0]
+    keys = flash._attention.cache.keys[0]
     assert torch.equal(keys[tables[0][0]], keys[tables[1][0]])
     assert not keys[tables[2][0]].any()
 
@@ -138,8 +143,8 @@ def test_filling_up_writes_only_into_the_spare_block(
     models: tuple[Any, FusedModel, Replays],
 ) -> None:
     _, flash, _ = models
-    flash.forward([Chunk((5,), 0, (row,), 1) for row in range(3)])
-    keys = flash._attention.pages.keys[0]
+    flash.forward([RowChunk((5,), 0, (row,), 1) for row in range(3)])
+    keys = flash._attention.cache.keys[0]
     written = keys.flatten(1).any(1)
     assert written.nonzero().flatten().tolist() == [0, 1, 2, NUM_BLOCKS]
 
@@ -148,9 +153,9 @@ def test_larger_steps_and_drafts_run_without_a_graph(
     models: tuple[Any, FusedModel, Replays],
 ) -> None:
     _, flash, replays = models
-    flash.forward([Chunk((1, 2), 0, (0,), 2)])
-    flash.forward([Chunk((1,), 0, (0,), 0)])
-    flash.forward([Chunk((1,), 0, (row % NUM_BLOCKS,), 1) for row in range(SIZES[-1] + 1)])
+    flash.forward([RowChunk((1, 2), 0, (0,), 2)])
+    flash.forward([RowChunk((1,), 0, (0,), 0)])
+    flash.forward([RowChunk((1,), 0, (row % NUM_BLOCKS,), 1) for row in range(SIZES[-1] + 1)])
     assert replays.captured == 0
 
 

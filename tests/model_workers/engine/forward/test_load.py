@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MptConfig
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.forward import load_model
+from model_workers.engine.paged_model import RowChunk
 from sluice.settings import SettingsError
 from tests.support.tiny_models import CONTEXT, save_model
 
@@ -94,7 +94,7 @@ def test_eight_bit_weights_answer_nearly_the_same(family: str, tmp_path: Path) -
     for quantization in ("none", "int8"):
         loaded = load_model(folder, device="cpu", context_tokens=64, quantization=quantization)
         model = loaded.paged(4, 32)
-        found.append(model.forward([Chunk(range(50), 0, (0, 1), 50)]))
+        found.append(model.forward([RowChunk(range(50), 0, (0, 1), 50)]))
     exact, quantized = found
     assert not torch.equal(exact, quantized)
     difference = (exact - quantized).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()

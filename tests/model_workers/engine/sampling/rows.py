@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from model_workers.engine.protocol import RowSpec, Sampling
-from model_workers.engine.sampling.row import RowDraws
-from model_workers.engine.sampling.sampler import Ask, Drawn, Sampler
+from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
+from model_workers.engine.sampling.state import SamplingState
 
 SIZE = 12
 
@@ -18,7 +18,9 @@ def logits(*rows: Sequence[float]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def opened(prompt: Sequence[int] = (0,), produced: Sequence[int] = (), **sampling: Any) -> RowDraws:
+def opened(
+    prompt: Sequence[int] = (0,), produced: Sequence[int] = (), **sampling: Any
+) -> SamplingState:
     return Sampler().open(spec(prompt, produced, **sampling))
 
 
@@ -27,11 +29,11 @@ def spec(prompt: Sequence[int] = (0,), produced: Sequence[int] = (), **sampling:
     return RowSpec("row", "owner", 0, tuple(prompt), tuple(produced), chosen)
 
 
-def draw(scores: torch.Tensor, *rows: RowDraws) -> list[Drawn]:
-    return Sampler().draw(scores, [Ask(row) for row in rows])
+def draw(scores: torch.Tensor, *rows: SamplingState) -> list[DrawResult]:
+    return Sampler().draw(scores, [DrawRequest(row) for row in rows])
 
 
-def tokens(scores: torch.Tensor, *rows: RowDraws) -> list[int]:
+def tokens(scores: torch.Tensor, *rows: SamplingState) -> list[int]:
     """The single token of each row."""
     return [token for drawn in draw(scores, *rows) for token in drawn.token_ids]
 

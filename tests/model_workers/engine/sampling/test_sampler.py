@@ -17,10 +17,10 @@ from transformers import (
 )
 
 from model_workers.engine.protocol import RowInvalid
-from model_workers.engine.sampling import cuts, shaped
-from model_workers.engine.sampling.row import RowDraws
-from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, Ask, Drawn, Sampler
-from model_workers.engine.sampling.uniform import uniform
+from model_workers.engine.sampling import distribution
+from model_workers.engine.sampling.distribution import uniform
+from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
+from model_workers.engine.sampling.state import SamplingState
 from tests.model_workers.engine.sampling.rows import (
     SIZE,
     ListGrammars,
@@ -101,8 +101,8 @@ def test_what_can_be_drawn_is_what_the_processors_of_transformers_leave(
         repetition_penalty=penalty,
     )
     (position,) = state.positions(())
-    tempered = shaped._tempered(shaped._ruled(scores.clone(), [position]), [position])
-    found = cuts.cut(tempered, [position.sampling]).softmax(-1)
+    tempered = distribution._tempered(distribution._ruled(scores.clone(), [position]), [position])
+    found = distribution.cut(tempered, [position.sampling]).softmax(-1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -127,7 +127,7 @@ def test_presence_and_frequency_count_the_answer(
         value - presence * (counts[t] > 0) - frequency * counts[t] for t, value in enumerate(row)
     ]
     state = opened([3, 4], produced, presence_penalty=presence, frequency_penalty=frequency)
-    found = shaped._ruled(logits(row), list(state.positions(())))[0]
+    found = distribution._ruled(logits(row), list(state.positions(())))[0]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
 
 
@@ -144,7 +144,7 @@ MIXED: Sequence[dict[str, Any]] = (
 )
 
 
-def mixed() -> list[RowDraws]:
+def mixed() -> list[SamplingState]:
     sampler = Sampler(ListGrammars())
     return [sampler.open(spec([1, 2, 3], **changes)) for changes in MIXED]
 
@@ -170,7 +170,7 @@ def test_a_row_opened_in_the_middle_goes_on_alike(
     whole = sampler.open(spec([4, 1], **changes))
     drawn: list[int] = []
     for row in scores:
-        step = sampler.draw(row[None], [Ask(whole)])[0]
+        step = sampler.draw(row[None], [DrawRequest(whole)])[0]
         if step.error or drawn[-1:] == [0]:
             break
         drawn += step.token_ids
@@ -179,7 +179,7 @@ def test_a_row_opened_in_the_middle_goes_on_alike(
     again = [
         token
         for row in scores[cut_at : len(drawn)]
-        for token in sampler.draw(row[None], [Ask(resumed)])[0].token_ids
+        for token in sampler.draw(row[None], [DrawRequest(resumed)])[0].token_ids
     ]
     assert drawn[:cut_at] + again == drawn
 
@@ -198,7 +198,7 @@ def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) ->
     logprobs = []
     stops = changes.get("stop_token_ids", frozenset())
     while len(produced) < 12:
-        step = sampler.draw(behind(produced)[None], [Ask(plain)])[0]
+        step = sampler.draw(behind(produced)[None], [DrawRequest(plain)])[0]
         if step.error:
             break
         produced += step.token_ids
@@ -215,7 +215,7 @@ def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) ->
                 st.integers(0, SIZE - 1)
             )
         rows = [behind([*found, *drafted[:i]]) for i in range(len(drafted) + 1)]
-        step = sampler.draw(torch.stack(rows), [Ask(drafting, drafted)])[0]
+        step = sampler.draw(torch.stack(rows), [DrawRequest(drafting, drafted)])[0]
         assert step.token_ids
         assert step.error == ""
         found += step.token_ids
@@ -227,14 +227,14 @@ def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) ->
 def test_drafted_and_plain_rows_share_a_draw() -> None:
     one, other = opened(), opened(temperature=1.0, seed=9, top_k=1)
     scores = logits([0, 9, 0], [0, 0, 9], [9, 0, 0], [0, 9, 0])
-    found = Sampler().draw(scores, [Ask(one, (1, 1)), Ask(other)])
+    found = Sampler().draw(scores, [DrawRequest(one, (1, 1)), DrawRequest(other)])
     assert [drawn.token_ids for drawn in found] == [(1, 2), (1,)]
 
 
 def test_nothing_follows_a_stop_token() -> None:
     row = opened(stop_token_ids=frozenset({1}))
-    found = Sampler().draw(logits([0, 9, 0], [0, 0, 9]), [Ask(row, (1,))])
-    assert found == [Drawn((1,))]
+    found = Sampler().draw(logits([0, 9, 0], [0, 0, 9]), [DrawRequest(row, (1,))])
+    assert found == [DrawResult((1,))]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -247,8 +247,8 @@ def test_an_answer_that_is_too_short_cannot_stop(temperature: float) -> None:
 
 def test_drafts_reach_over_the_border_of_min_tokens() -> None:
     row = opened(min_tokens=1, stop_token_ids=frozenset({1}))
-    found = Sampler().draw(logits([0, 9, 1], [0, 9, 1]), [Ask(row, (2,))])
-    assert found == [Drawn((2, 1))]
+    found = Sampler().draw(logits([0, 9, 1], [0, 9, 1]), [DrawRequest(row, (2,))])
+    assert found == [DrawResult((2, 1))]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
@@ -300,15 +300,15 @@ def test_a_row_without_a_distribution_has_an_error_and_leaves_the_others(
     wrong: float, changes: dict[str, Any]
 ) -> None:
     found = draw(logits([0, wrong, 1], [0, 2, 1]), opened(**changes), opened(**changes))
-    assert found[0] == Drawn(error=NO_DISTRIBUTION)
+    assert found[0] == DrawResult(error=NO_DISTRIBUTION)
     assert found[1].token_ids
     assert not found[1].error
 
 
 def test_an_error_behind_a_draft_leaves_the_tokens_before_it() -> None:
     row = opened()
-    found = Sampler().draw(logits([0, 9], [math.nan, 0]), [Ask(row, (1,))])
-    assert found == [Drawn((1,), error=NO_DISTRIBUTION)]
+    found = Sampler().draw(logits([0, 9], [math.nan, 0]), [DrawRequest(row, (1,))])
+    assert found == [DrawResult((1,), error=NO_DISTRIBUTION)]
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:

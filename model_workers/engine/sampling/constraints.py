@@ -1,19 +1,19 @@
-"""Constrained decoding with llguidance: JSON schemas and regular expressions over a model's tokens."""
+"""Constrained decoding: which tokens may come next in an answer that must match a JSON schema or a regular expression.
+
+llguidance compiles the constraints; it works on a model's tokens, not on text.
+"""
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
-from transformers.utils.hub import cached_file
 
 from model_workers.engine.protocol import RowInvalid, Sampling
-from model_workers.engine.sampling.matcher import MatcherError
 from sluice.constraints import (
     ConstraintInvalid,
     compile_grammar,
@@ -22,28 +22,56 @@ from sluice.constraints import (
     regex_grammar,
 )
 
-log = logging.getLogger(__name__)
+
+class MatcherError(Exception):
+    """A matcher cannot go on; the message says why in one sentence."""
+
+
+class Matcher(Protocol):
+    """How one answer may continue. Owned by its row."""
+
+    def mask(self) -> NDArray[np.int32]:
+        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens behind the last word may not.
+
+        Raises:
+            MatcherError: that cannot be computed within the limits.
+        """
+
+    def take(self, token_ids: Sequence[int]) -> int:
+        """Appends ``token_ids`` up to the first that is not allowed; returns how many.
+
+        Raises:
+            MatcherError: what follows is over the limits; the matcher cannot be used any more.
+        """
+
+    def give_back(self, count: int) -> None:
+        """Takes back the last ``count`` tokens."""
+
 
 CACHE_SIZE: Final = 64
 """Compiled grammars that are kept, those used last."""
 
-RENEW_TOKENS: Final = 32
-"""Tokens between two times that a row may start again; what needs it more often costs all rows too much."""
+RESTART_TOKENS: Final = 32
+"""Least tokens between two restarts of a row's matcher; more would delay all rows too much."""
 
 _CANNOT: Final = "the constraint cannot be held"
 _END: Final = "<|end of a constrained answer|>"
 
 
-class TokenGrammars:
-    """`Grammars` of one model's tokenizer."""
+class ConstraintCompiler:
+    """Makes the matchers of one model's tokenizer, and keeps compiled grammars. Not thread-safe."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
-        """``tokenizer`` has one token beside the model's, its end of text: see `load_grammars`."""
+        """``tokenizer`` has one token beside the model's, its end of text: see `load_constraints`."""
         self._tokenizer = tokenizer
-        self._compiled: dict[tuple[str | None, str | None], Grammar] = {}
+        self._compiled: dict[tuple[str | None, str | None], CompiledGrammar] = {}
 
     def open(self, sampling: Sampling) -> "TokenMatcher":
-        """See `Grammars.open`."""
+        """A matcher at the start of an answer.
+
+        Raises:
+            RowInvalid: the constraint cannot be held by this worker.
+        """
         key = (sampling.json_schema, sampling.regex)
         grammar = self._compiled.pop(key, None) or self._compile(sampling)
         self._compiled[key] = grammar
@@ -51,18 +79,18 @@ class TokenGrammars:
             del self._compiled[next(iter(self._compiled))]
         return TokenMatcher(grammar, sampling.stop_token_ids)
 
-    def _compile(self, sampling: Sampling) -> "Grammar":
+    def _compile(self, sampling: Sampling) -> "CompiledGrammar":
         try:
             if sampling.json_schema is not None:
-                return Grammar(json_grammar(sampling.json_schema), self._tokenizer)
+                return CompiledGrammar(json_grammar(sampling.json_schema), self._tokenizer)
             assert sampling.regex is not None, "a row without a constraint has no matcher"
-            return Grammar(regex_grammar(sampling.regex), self._tokenizer)
+            return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:
             raise RowInvalid(f"{_CANNOT}: {error}") from error
 
 
-class Grammar:
-    """A compiled grammar. Its matchers share what they find out about it, and the limit on how much that may be."""
+class CompiledGrammar:
+    """A grammar. Its matchers share cached parser states and the limit on how many there may be."""
 
     def __init__(self, text: str, tokenizer: LLTokenizer) -> None:
         """Raises ConstraintInvalid."""
@@ -71,28 +99,29 @@ class Grammar:
         self._start = compile_grammar(text, tokenizer)
 
     def matcher(self) -> LLMatcher:
-        """A new one, at the start of an answer."""
+        """A new matcher, at the start of an answer."""
         return self._start.deep_copy()
 
-    def renew(self) -> None:
-        """Forgets what was found out."""
+    def reset(self) -> None:
+        """Drops the cached parser states."""
         self._start = compile_grammar(self._text, self.tokenizer)
 
 
 class TokenMatcher:
-    """`Matcher` over llguidance. Any stop token ends an answer, and only where it is complete.
+    """`Matcher` over llguidance. Any stop token ends an answer, and only where the answer is complete.
 
-    When a limit is met that rows share, the row starts again from its tokens; it fails where it soon meets it again.
+    When the limit that rows share is exceeded, the matcher restarts from the row's tokens; the row fails when that
+    happens again within `RESTART_TOKENS`.
     """
 
-    def __init__(self, grammar: Grammar, stop_token_ids: frozenset[int]) -> None:
+    def __init__(self, grammar: CompiledGrammar, stop_token_ids: frozenset[int]) -> None:
         self._grammar = grammar
         self._matcher = grammar.matcher()
         self._end = grammar.tokenizer.eos_token
         self._stops = sorted(stop_token_ids)
         self._words = (max(self._end, *self._stops) >> 5) + 1
         self._taken: list[int] = []
-        self._renewed_at = -RENEW_TOKENS
+        self._restarted_at = -RESTART_TOKENS
         self._ended = False
 
     def mask(self) -> NDArray[np.int32]:
@@ -102,7 +131,7 @@ class TokenMatcher:
         if self._ended:
             return mask
         fill_next_token_bitmask(self._matcher, words)
-        if self._renewed():
+        if self._restarted():
             fill_next_token_bitmask(self._matcher, words)
             if self._matcher.is_error():
                 self._fail()
@@ -136,25 +165,25 @@ class TokenMatcher:
         if token_id >= self._end:
             return False
         taken = self._matcher.try_consume_tokens([token_id])
-        if self._renewed():
+        if self._restarted():
             taken = self._matcher.try_consume_tokens([token_id])
             if self._matcher.is_error():
                 self._fail()
         self._taken += [token_id] * taken
         return taken == 1
 
-    def _renewed(self) -> bool:
-        """Whether the matcher was in error, and had to start again; it is behind the same tokens then.
+    def _restarted(self) -> bool:
+        """Restarts the matcher after an error, with the same tokens taken; whether there was one.
 
         Raises:
-            MatcherError: it had to only just before.
+            MatcherError: the last restart was less than `RESTART_TOKENS` ago.
         """
         if not self._matcher.is_error():
             return False
-        if len(self._taken) < self._renewed_at + RENEW_TOKENS:
+        if len(self._taken) < self._restarted_at + RESTART_TOKENS:
             self._fail()
-        self._renewed_at = len(self._taken)
-        self._grammar.renew()
+        self._restarted_at = len(self._taken)
+        self._grammar.reset()
         self._matcher = self._grammar.matcher()
         self._matcher.try_consume_tokens(self._taken)
         return True
@@ -163,31 +192,18 @@ class TokenMatcher:
         raise MatcherError(f"{_CANNOT}: {reason_of(self._matcher)}")
 
 
-def find_grammars(path: str) -> TokenGrammars | None:
-    """The grammars of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
-    file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-    if file is None:
-        log.warning("%s: no tokenizer.json, so answers cannot be held to a schema or a regex", path)
-        return None
-    try:
-        return load_grammars(Path(file))
-    except ValueError as error:
-        log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
-        return None
-
-
-def load_grammars(tokenizer_file: Path) -> TokenGrammars:
-    """The grammars of a model, by its ``tokenizer.json``.
+def load_constraints(tokenizer_file: Path) -> ConstraintCompiler:
+    """The compiler of a model's constraints, by its ``tokenizer.json``.
 
     Raises:
         ValueError: the library does not know how tokens of this kind become text.
     """
     tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    return TokenGrammars(with_end(tokenizer))
+    return ConstraintCompiler(with_end(tokenizer))
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:
-    """The tokenizer with one token more, which stands for every stop token of a row in its masks."""
+    """The tokenizer with one more token, which stands for every stop token of a row in its masks."""
     added = tokenizer.get("added_tokens") or []
     ids = [*_vocabulary(tokenizer["model"]), *(token["id"] for token in added)]
     end = {

@@ -1,17 +1,17 @@
 import torch
 
-from model_workers.engine.forward.pages import LayerShape, Pages, bytes_per_block
+from model_workers.engine.forward.kv_cache import KvCache, LayerShape, bytes_per_block
 
 SHAPES = (LayerShape(4, 2, 6, 6), LayerShape(4, 1, 3, 5))
 
 
-def pages() -> Pages:
-    return Pages(
+def pages() -> KvCache:
+    return KvCache(
         SHAPES, num_blocks=5, block_tokens=4, dtype=torch.float32, device=torch.device("cpu")
     )
 
 
-def filled() -> Pages:
+def filled() -> KvCache:
     full = pages()
     for tensor in (*full.keys, *full.values):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape))

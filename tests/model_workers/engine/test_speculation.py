@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_workers.engine.batch import Chunk
 from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowEnd, RowSpec, Sampling
 from model_workers.engine.sampling.sampler import Sampler
-from model_workers.engine.speculation.payoff import Payoff
-from model_workers.engine.speculation.speculator import Speculator
+from model_workers.engine.speculation import SpeculationController, Speculator
 from tests.support.hash_model import (
     NAN_TOKEN,
     VOCABULARY,
@@ -27,10 +26,10 @@ from tests.support.hash_model import (
 from tests.support.rows import Answers, drive, row_spec
 
 
-class Always(Payoff):
+class Always(SpeculationController):
     """Drafts whether it pays or not."""
 
-    def wants(self, rows: int) -> bool:
+    def should_draft(self, rows: int) -> bool:
         return True
 
 
@@ -40,7 +39,7 @@ def drafting(
     model: HashModel | None = None,
     tokens: int = 3,
     catch_up: int = 16,
-    payoff: Payoff | None = None,
+    controller: SpeculationController | None = None,
     slots: int = 4,
     prefix_cache: bool = True,
 ) -> PagedEngine:
@@ -53,7 +52,7 @@ def drafting(
         draft_tokens=tokens,
         catch_up_tokens=catch_up,
         clock=lambda: float(next(clock)),
-        payoff=payoff or Always(),
+        controller=controller or Always(),
     )
     model = model or HashModel(draft.num_blocks)
     return hash_engine(model, slots=slots, prefix_cache=prefix_cache, speculator=speculator)
@@ -140,7 +139,7 @@ def test_a_resumed_row_goes_on_as_without_drafts() -> None:
 
 def test_a_draft_that_breaks_is_given_up() -> None:
     class Broken(HashModel):
-        def forward(self, chunks: Sequence[Chunk]) -> None:  # type: ignore[override]
+        def forward(self, chunks: Sequence[RowChunk]) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
 
     engine = drafting(Broken())
@@ -162,7 +161,7 @@ def test_a_row_without_numbers_leaves_nothing_in_either_cache() -> None:
 
 def test_drafting_starts_only_after_it_was_measured_to_pay() -> None:
     draft = HashModel()
-    engine = drafting(draft, payoff=Payoff())
+    engine = drafting(draft, controller=SpeculationController())
     engine.add(row_spec("r", [1, 2], Sampling(60)), 0.0)
     sizes = [len(step.token_ids) for _ in range(40) for step in engine.step(0.0)]
     assert sizes[:10] == [1] * 10

@@ -7,29 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_workers.engine.batch import Chunk
-from model_workers.engine.runner import Runner
+from model_workers.engine.paged_model import FaultIsolator, RowChunk
 from tests.support.hash_model import HashModel
 
 
 class Fragile(HashModel):
     """Raises where a chunk begins with a bad token; logits are the first tokens of the chunks."""
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         if any(chunk.tokens[0] < 0 for chunk in chunks):
             raise RuntimeError("out of memory" if len(chunks) % 2 else "a fault")
         firsts = [float(chunk.tokens[0]) for chunk in chunks for _ in range(chunk.logits)]
         return torch.tensor(firsts)[:, None].expand(-1, self.vocab_size)
 
 
-def chunks(tokens: Sequence[int], logits: Sequence[int]) -> list[Chunk]:
-    return [Chunk([token], 0, [0], n) for token, n in zip(tokens, logits, strict=True)]
+def chunks(tokens: Sequence[int], logits: Sequence[int]) -> list[RowChunk]:
+    return [RowChunk([token], 0, [0], n) for token, n in zip(tokens, logits, strict=True)]
 
 
 @given(st.lists(st.tuples(st.integers(-2, 9), st.integers(0, 3)), min_size=1, max_size=20))
 def test_only_the_chunks_that_break_a_step_are_lost(pairs: list[tuple[int, int]]) -> None:
     tokens, wanted = zip(*pairs, strict=True)
-    logits, broken = Runner(Fragile()).forward(chunks(tokens, wanted))
+    logits, broken = FaultIsolator(Fragile()).forward(chunks(tokens, wanted))
     assert set(broken) == {place for place, token in enumerate(tokens) if token < 0}
     assert logits.shape[1] == 64
     assert logits[:, 0].tolist() == [t for t, n in pairs if t >= 0 for _ in range(n)]
@@ -39,6 +38,6 @@ def test_a_lack_of_memory_is_named_and_the_fault_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        _, broken = Runner(Fragile()).forward(chunks([1, -1, 2, 3], [1] * 4))
+        _, broken = FaultIsolator(Fragile()).forward(chunks([1, -1, 2, 3], [1] * 4))
     assert broken == {1: "the worker has not enough memory to compute this row"}
     assert len(caplog.records) == 1

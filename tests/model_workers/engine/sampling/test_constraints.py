@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from model_workers.engine.checkpoint import find_constraints
 from model_workers.engine.protocol import RowInvalid
-from model_workers.engine.sampling import grammars as module
-from model_workers.engine.sampling.grammars import (
-    Grammar,
-    TokenGrammars,
+from model_workers.engine.sampling import constraints as module
+from model_workers.engine.sampling.constraints import (
+    CompiledGrammar,
+    ConstraintCompiler,
     TokenMatcher,
-    find_grammars,
-    load_grammars,
+    load_constraints,
 )
-from model_workers.engine.sampling.sampler import Ask, Sampler
+from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from tests.model_workers.engine.sampling.rows import spec
 
 FILE = Path(module.__file__).parents[2] / "models" / "small" / "tokenizer.json"
@@ -38,12 +38,12 @@ BUDGET = 400
 
 
 @pytest.fixture(scope="module")
-def grammars() -> TokenGrammars:
-    return load_grammars(FILE)
+def grammars() -> ConstraintCompiler:
+    return load_constraints(FILE)
 
 
 def answer(
-    grammars: TokenGrammars, seed: int, produced: Sequence[int] = (), **sampling: Any
+    grammars: ConstraintCompiler, seed: int, produced: Sequence[int] = (), **sampling: Any
 ) -> list[int]:
     """The whole answer of a model whose logits are random, but depend on the token before."""
     sampler = Sampler(grammars)
@@ -54,7 +54,7 @@ def answer(
         before = tokens[-1] if tokens else 7
         logits = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed ^ before)) * 3
         logits[BLANKS] -= 6
-        (drawn,) = sampler.draw(logits[None], [Ask(row)])
+        (drawn,) = sampler.draw(logits[None], [DrawRequest(row)])
         assert not drawn.error
         tokens += drawn.token_ids
     return tokens
@@ -117,7 +117,7 @@ SCHEMAS = st.recursive(
 @settings(deadline=None, max_examples=60)
 @given(SCHEMAS, st.integers(0, 2**20), st.floats(0, 1))
 def test_answers_are_what_the_schema_accepts(
-    grammars: TokenGrammars, schema: dict[str, Any], seed: int, share: float
+    grammars: ConstraintCompiler, schema: dict[str, Any], seed: int, share: float
 ) -> None:
     text = json.dumps(schema)
     tokens = answer(grammars, seed, json_schema=text)
@@ -148,7 +148,7 @@ REGEXES = st.lists(PIECES, max_size=5).map("".join)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(REGEXES, min_size=1, max_size=3), st.integers(0, 2**20), st.floats(0, 1))
 def test_answers_are_what_the_regex_matches(
-    grammars: TokenGrammars, parts: list[str], seed: int, share: float
+    grammars: ConstraintCompiler, parts: list[str], seed: int, share: float
 ) -> None:
     regex = "|".join(parts)
     tokens = answer(grammars, seed, regex=regex)
@@ -160,7 +160,7 @@ def test_answers_are_what_the_regex_matches(
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**20), st.data())
 def test_masks_are_the_same_behind_drafts(
-    grammars: TokenGrammars, seed: int, data: st.DataObject
+    grammars: ConstraintCompiler, seed: int, data: st.DataObject
 ) -> None:
     """Drafts that the grammar takes, drafts that it does not, and ends among them leave the matcher where it was."""
     chosen = spec(regex="(?:ab|c)[0-9]{1,3}(?:é|x){0,5}", stop_token_ids=STOPS).sampling
@@ -179,16 +179,18 @@ def test_masks_are_the_same_behind_drafts(
     assert not matcher.mask().any()
 
 
-def test_greedy_answers_are_held_as_well(grammars: TokenGrammars) -> None:
+def test_greedy_answers_are_held_as_well(grammars: ConstraintCompiler) -> None:
     tokens = answer(grammars, 3, temperature=0.0, regex="[0-9]{3} (?:units|tickets)")
     assert re.fullmatch("[0-9]{3} (?:units|tickets)", text_of(tokens))
 
 
-def test_a_row_that_can_end_at_once(grammars: TokenGrammars) -> None:
+def test_a_row_that_can_end_at_once(grammars: ConstraintCompiler) -> None:
     assert len(answer(grammars, 3, regex="")) == 1
 
 
-def test_a_stop_token_does_not_come_before_the_answer_is_complete(grammars: TokenGrammars) -> None:
+def test_a_stop_token_does_not_come_before_the_answer_is_complete(
+    grammars: ConstraintCompiler,
+) -> None:
     row = grammars.open(spec(regex="ab", stop_token_ids=STOPS).sampling)
     assert row.take([END]) == 0
     assert row.take(TOKENIZER.encode("ab").ids) > 0
@@ -200,18 +202,18 @@ def test_a_stop_token_does_not_come_before_the_answer_is_complete(grammars: Toke
     "changes", [{"regex": "(a"}, {"json_schema": "[]"}, {"json_schema": '{"not": {}}'}]
 )
 def test_a_constraint_that_cannot_be_held_is_refused(
-    grammars: TokenGrammars, changes: dict[str, Any]
+    grammars: ConstraintCompiler, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(RowInvalid, match="cannot be held"):
         Sampler(grammars).open(spec(stop_token_ids=STOPS, **changes))
 
 
-def test_what_grows_over_the_limits_ends_its_row_only(grammars: TokenGrammars) -> None:
+def test_what_grows_over_the_limits_ends_its_row_only(grammars: ConstraintCompiler) -> None:
     sampler = Sampler(grammars)
     large = sampler.open(spec(regex="(a{1000}){1000}", stop_token_ids=STOPS))
     other = sampler.open(spec(regex="b+", stop_token_ids=STOPS))
     for _ in range(4):
-        found = sampler.draw(torch.zeros(2, WIDTH), [Ask(large), Ask(other)])
+        found = sampler.draw(torch.zeros(2, WIDTH), [DrawRequest(large), DrawRequest(other)])
         assert not found[1].error
         if found[0].error:
             break
@@ -219,11 +221,11 @@ def test_what_grows_over_the_limits_ends_its_row_only(grammars: TokenGrammars) -
 
 
 def test_rows_do_not_use_up_what_a_grammar_may_find_out(
-    grammars: TokenGrammars, monkeypatch: pytest.MonkeyPatch
+    grammars: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewals = []
-    renew = Grammar.renew
-    monkeypatch.setattr(Grammar, "renew", lambda self: (renewals.append(1), renew(self)))
+    renew = CompiledGrammar.reset
+    monkeypatch.setattr(CompiledGrammar, "reset", lambda self: (renewals.append(1), renew(self)))
     regex = r"(\w{1,20} ){1,60}"
     for seed in range(12):
         row, pick = grammars.open(spec(regex=regex, stop_token_ids=STOPS).sampling), Random(seed)
@@ -244,10 +246,10 @@ def allowed_by(row: TokenMatcher) -> list[int]:
 
 
 def test_only_the_newest_grammars_are_kept(
-    grammars: TokenGrammars, monkeypatch: pytest.MonkeyPatch
+    grammars: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CACHE_SIZE", 2)
-    few = TokenGrammars(grammars._tokenizer)
+    few = ConstraintCompiler(grammars._tokenizer)
     for regex in ("a", "b", "a", "c"):
         few.open(spec(regex=regex, stop_token_ids=STOPS).sampling)
     assert [regex for _, regex in few._compiled] == ["a", "c"]
@@ -258,13 +260,13 @@ def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> No
     model = {"type": "WordLevel", "vocab": {"w0": 0, "w1": 1}, "unk_token": "w0"}
     file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ValueError, match="decoder"):
-        load_grammars(file)
-    assert find_grammars(str(tmp_path)) is None
+        load_constraints(file)
+    assert find_constraints(str(tmp_path)) is None
 
 
 def test_a_model_without_tokenizer(tmp_path: Path) -> None:
-    assert find_grammars(str(tmp_path)) is None
+    assert find_constraints(str(tmp_path)) is None
 
 
 def test_a_shipped_model_has_grammars() -> None:
-    assert find_grammars(str(FILE.parent)) is not None
+    assert find_constraints(str(FILE.parent)) is not None

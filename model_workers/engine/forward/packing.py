@@ -1,6 +1,6 @@
-"""One step as arrays: chunks packed one behind the other, without padding.
+"""One step as arrays: chunks packed one after the other, without padding.
 
-Chunks of few tokens (decoding, verification of drafts) come first, prompts behind them: the two are attended to in
+Chunks of few tokens (decoding, verification of drafts) come first, prompts after them: attention computes the two in
 different ways. Everything is computed on the host, before the first layer.
 """
 
@@ -12,16 +12,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from model_workers.engine.batch import Chunk
+from model_workers.engine.paged_model import RowChunk
 
 SHORT_TOKENS: Final = 16
-"""Chunks up to this length are computed token by token in bags."""
+"""Chunks up to this length are computed token by token, by decode attention."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PackedChunk:
     """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``."""
 
     first: int
@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PackedStep:
     """The packed arrays.
 
     Attributes:
@@ -47,24 +47,24 @@ class Step:
     blocks: Ints
     offsets: Ints
     wanted: Ints
-    short: tuple[Span, ...]
-    long: tuple[Span, ...]
+    short: tuple[PackedChunk, ...]
+    long: tuple[PackedChunk, ...]
     short_tokens: int
 
 
-def pack(chunks: Sequence[Chunk], block_tokens: int) -> Step:
+def pack(chunks: Sequence[RowChunk], block_tokens: int) -> PackedStep:
     """Packs chunks; at least one."""
     order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].tokens) > SHORT_TOKENS)
-    spans: dict[int, Span] = {}
+    spans: dict[int, PackedChunk] = {}
     first = 0
     for index in order:
         chunk = chunks[index]
-        spans[index] = Span(first, len(chunk.tokens), chunk.start, chunk.blocks)
+        spans[index] = PackedChunk(first, len(chunk.tokens), chunk.start, chunk.blocks)
         first += len(chunk.tokens)
     packed = [spans[index] for index in order]
     positions = _positions(packed)
     short = tuple(span for span in packed if span.count <= SHORT_TOKENS)
-    return Step(
+    return PackedStep(
         tokens=_ints(chain.from_iterable(chunks[index].tokens for index in order)),
         positions=positions,
         blocks=_blocks(packed, block_tokens),
@@ -80,16 +80,16 @@ def _ints(values: "chain[int] | list[int]") -> Ints:
     return np.fromiter(values, dtype=np.int64)
 
 
-def _positions(spans: Sequence[Span]) -> Ints:
+def _positions(spans: Sequence[PackedChunk]) -> Ints:
     return _ints(chain.from_iterable(range(s.start, s.start + s.count) for s in spans))
 
 
-def _blocks(spans: Sequence[Span], block_tokens: int) -> Ints:
+def _blocks(spans: Sequence[PackedChunk], block_tokens: int) -> Ints:
     return _ints(
         [s.blocks[p // block_tokens] for s in spans for p in range(s.start, s.start + s.count)]
     )
 
 
-def _wanted(chunks: Sequence[Chunk], spans: dict[int, Span]) -> Ints:
+def _wanted(chunks: Sequence[RowChunk], spans: dict[int, PackedChunk]) -> Ints:
     ends = ((spans[i].first + spans[i].count, chunk.logits) for i, chunk in enumerate(chunks))
     return _ints(chain.from_iterable(range(end - logits, end) for end, logits in ends))

@@ -1,8 +1,8 @@
 """The memory of a paged KV cache.
 
-One tensor per layer for keys and one for values, addressed by block. Keys lie with their tokens innermost, so that a
-score is a weighted sum over the head size just as an answer is a weighted sum over tokens: `bags.py` needs both.
-(`flash.py` has pages in the order of its kernel.)
+One tensor per layer for keys and one for values, addressed by block. Keys are stored with their tokens innermost, so
+that a score is a weighted sum over the head size just as an answer is a weighted sum over tokens: decode attention in
+`attention.py` needs both. (`flash.py` has a cache in the layout of its kernel.)
 
 What earlier rows left in a block is masked, not erased: it must be finite, because a masked NaN is still NaN.
 """
@@ -20,7 +20,7 @@ class LayerShape:
 
     Attributes:
         window: a token sees this many tokens, itself included; None: all before it.
-        softcap: scores are bent to stay between plus and minus this; None: they are not.
+        softcap: scores are squashed by tanh to between plus and minus this; None: they are not.
     """
 
     heads: int
@@ -40,7 +40,7 @@ def bytes_per_block(shapes: Sequence[LayerShape], block_tokens: int, dtype: torc
     return sum(s.values_per_token() for s in shapes) * block_tokens * dtype.itemsize
 
 
-class Pages:
+class KvCache:
     """Keys [blocks, kv heads, key size, block tokens] and values [blocks, kv heads, block tokens, value size]."""
 
     def __init__(

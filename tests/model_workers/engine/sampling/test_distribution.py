@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.engine.sampling import uniform as module
-from model_workers.engine.sampling.uniform import uniform
+from model_workers.engine.sampling import distribution as module
+from model_workers.engine.sampling.distribution import uniform
 
 DRAWS = 4096
 

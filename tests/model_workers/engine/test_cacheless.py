@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from model_workers.engine.echo import EchoEngine
+from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowEnd, Sampling, TokenLogprobs
 from tests.support.rows import Answers, drive, row_spec
 
@@ -80,5 +80,5 @@ def test_logprobs_are_those_of_a_certain_answer() -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, model_workers.engine.echo, model_workers.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, model_workers.engine.cacheless, model_workers.worker; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,108 @@
+"""The interface between the engine's decisions and its tensors: what a step computes, and the model that does."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk:
+    """Consecutive tokens of one row.
+
+    Attributes:
+        tokens: at least one.
+        start: position of the first of them in the row; all positions before it are in the cache.
+        blocks: the row's block table: block ``i`` holds positions ``i * block_tokens`` to
+            ``(i + 1) * block_tokens - 1``. Long enough for ``start + len(tokens)`` positions, may be longer.
+        logits: for how many of the last tokens logits are wanted: 0 inside a prompt, 1 at its end and in decoding, more
+            where drafted tokens are verified.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    logits: int
+
+
+class PagedModel(Protocol):
+    """A model with a paged KV cache. Not thread-safe.
+
+    Attributes:
+        block_tokens: tokens of a block.
+        num_blocks: blocks of the cache; their numbers are 0 to ``num_blocks - 1``.
+        context_tokens: longest row.
+        vocab_size: width of the logits.
+    """
+
+    block_tokens: int
+    num_blocks: int
+    context_tokens: int
+    vocab_size: int
+
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+        """Computes all chunks packed, without padding, and writes their keys and values into the cache.
+
+        Returns:
+            float32 logits, shape (sum of ``chunk.logits``, vocab_size), in the order of the chunks, on the model's
+            device. Valid until the next call.
+        """
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks, (from, to), in all layers: copy on write."""
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zeroes whole blocks in all layers: what a row whose numbers broke left behind (a masked NaN is still NaN)."""
+
+
+log = logging.getLogger(__name__)
+
+
+class FaultIsolator:
+    """Runs a paged model. A step that raises is computed again in halves, until only the chunks that break it fail."""
+
+    def __init__(self, model: PagedModel) -> None:
+        self.model = model
+
+    def forward(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, str]]:
+        """See `PagedModel.forward`.
+
+        Returns:
+            Logits of the chunks that could be computed, in their order; and by place those that could not, with one
+            sentence each.
+        """
+        try:
+            return self.model.forward(chunks), {}
+        except Exception as error:
+            # The other rows must not fail with it. Computing a chunk twice writes the same values again.
+            log.exception("a step of %d chunks failed", len(chunks))
+            return self._isolate(chunks, error)
+
+    def _isolate(
+        self, chunks: Sequence[RowChunk], error: Exception
+    ) -> tuple[Tensor, dict[int, str]]:
+        torch.cuda.empty_cache()
+        if len(chunks) == 1:
+            return torch.empty(0, self.model.vocab_size), {0: _reason(error)}
+        middle = len(chunks) // 2
+        first, broken = self._retry(chunks[:middle])
+        first = first.clone()  # valid until the next call only
+        second, more = self._retry(chunks[middle:])
+        broken |= {middle + place: reason for place, reason in more.items()}
+        parts = [part for part in (first, second) if len(part)]
+        return torch.cat(parts) if parts else first, broken
+
+    def _retry(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, str]]:
+        try:
+            return self.model.forward(chunks), {}
+        except Exception as error:  # logged by the first attempt
+            return self._isolate(chunks, error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
+        return "the worker has not enough memory to compute this row"
+    return f"the model failed on this row: {type(error).__name__}"

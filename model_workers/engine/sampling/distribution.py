@@ -1,0 +1,237 @@
+"""The distribution at positions that need more than the most probable token, and draws from it.
+
+In this order: what the constraint and ``min_tokens`` rule out; repetition, presence and frequency penalties;
+temperature; log-probabilities; top-k, top-p, min-p; draw. docs/sampling.md is the reference.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_workers.engine.protocol import Sampling, TokenLogprobs
+from model_workers.engine.sampling.state import SamplingPosition
+
+NO_TOKEN: Final = -1
+"""Stands for a token where there is no distribution to draw from."""
+
+Token = tuple[int, TokenLogprobs | None]
+
+_MASK: Final = (1 << 64) - 1
+_GAMMA: Final = 0x9E3779B97F4A7C15
+
+
+def draw_shaped(
+    logits: Tensor, tokens: Tensor, positions: Sequence[SamplingPosition], shaped: Sequence[int]
+) -> list[Token]:
+    """The tokens of all positions, drawn from their distributions where ``shaped`` says.
+
+    Args:
+        tokens: the most probable ones, or `NO_TOKEN`.
+    """
+    rows = _on_device(np.array(shaped), logits.device)
+    chosen = [positions[i] for i in shaped]
+    scores = _tempered(_ruled(logits[rows], chosen), chosen)
+    drawn = torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, _drawn(scores, chosen))
+    tokens = tokens.index_copy(0, rows, drawn)
+    return _read(tokens, scores, drawn, positions, shaped)
+
+
+def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
+    """The logits after constraints, ``min_tokens`` and penalties; changes ``scores``."""
+    allowed = [(row, p.allowed) for row, p in enumerate(positions) if p.allowed is not None]
+    if allowed:
+        rows = _on_device(np.array([row for row, _ in allowed]), scores.device)
+        words = _on_device(np.stack([mask for _, mask in allowed]), scores.device)
+        scores[rows] = scores[rows].masked_fill(~_bits(words, scores.shape[-1]), -torch.inf)
+    ruled_out = [(row, token) for row, p in enumerate(positions) for token in p.ruled_out]
+    if ruled_out:
+        place = _on_device(np.array(ruled_out).T.copy(), scores.device)
+        scores[place[0], place[1]] = -torch.inf
+    _penalize(scores, positions)
+    return scores
+
+
+def _bits(words: Tensor, size: int) -> Tensor:
+    """Bits of int32 words (rows, words) as booleans (rows, size), least significant first; missing bits are false."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    bits = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1).bool()[:, :size]
+    return torch.nn.functional.pad(bits, (0, size - bits.shape[-1]))
+
+
+def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
+    """Makes tokens that a row already has less likely; changes ``scores`` (positions, vocabulary; contiguous) in place.
+
+    The repetition penalty counts prompt and answer (Keskar et al., 2019: CTRL); presence and frequency penalties count
+    the answer alone, as in OpenAI's API.
+    """
+    size = scores.shape[-1]
+    places, divisors, losses = [], [], []
+    for row, position in enumerate(positions):
+        if position.token_counts is None:
+            continue
+        tokens, counts = position.token_counts.tokens, position.token_counts.counts
+        sampling = position.sampling
+        places.append(tokens + row * size)
+        divisors.append(np.full(len(tokens), sampling.repetition_penalty, np.float32))
+        present = sampling.presence_penalty * (counts > 0)
+        losses.append((present + sampling.frequency_penalty * counts).astype(np.float32))
+    if not places:
+        return
+    where = _on_device(np.concatenate(places), scores.device)
+    divisor = _on_device(np.concatenate(divisors), scores.device)
+    loss = _on_device(np.concatenate(losses), scores.device)
+    flat = scores.view(-1)
+    before = flat[where]
+    flat[where] = torch.where(before > 0, before / divisor, before * divisor) - loss
+
+
+def _tempered(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
+    """Scores with the highest at 0, so that no temperature takes it to infinity; NaN where nothing is left."""
+    temperature = [1.0 if p.greedy else p.sampling.temperature for p in positions]
+    return (scores - scores.amax(dim=-1, keepdim=True)) / _column(temperature, scores)
+
+
+def _drawn(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
+    highest, tokens = scores.max(dim=-1)
+    tokens = torch.where(highest.isfinite(), tokens, NO_TOKEN)
+    random = [i for i, position in enumerate(positions) if not position.greedy]
+    if not random:
+        return tokens
+    rows = _on_device(np.array(random), scores.device)
+    chosen = [positions[i] for i in random]
+    drawn = _inverted(cut(scores[rows], [p.sampling for p in chosen]), chosen)
+    return tokens.index_copy(0, rows, torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, drawn))
+
+
+def cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """``scores`` (rows, vocabulary) with minus infinity for the tokens that top-k, top-p and min-p leave out.
+
+    A cut is a threshold on the score: tokens of exactly the same score stay or go together, so the result does not
+    depend on how a device breaks ties. The highest score of a row is never left out. Nucleus sampling: Holtzman et al.,
+    2020; min-p: Nguyen et al., 2024.
+    """
+    ranked = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
+    if ranked:
+        rows = _on_device(np.array(ranked), scores.device)
+        lowest = _lowest_ranked(scores[rows], [samplings[i] for i in ranked])
+        lowest = scores.new_full((len(samplings), 1), -torch.inf).index_copy(0, rows, lowest)
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    if any(s.min_p for s in samplings):
+        share = _column([s.min_p for s in samplings], scores)
+        scores = scores.masked_fill(scores < scores.amax(-1, True) + share.log(), -torch.inf)
+    return scores
+
+
+def _lowest_ranked(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The lowest score that top-k and then top-p keep, shape (rows, 1)."""
+    size = scores.shape[-1]
+    ordered = _ordered(scores, max(s.top_k or size for s in samplings))
+    top_k = _column([s.top_k or size for s in samplings], scores)
+    # 2 is never reached, whatever the sum is rounded to.
+    top_p = _column([s.top_p if s.top_p < 1 else 2.0 for s in samplings], scores)
+    outside = torch.arange(ordered.shape[-1], device=scores.device) >= top_k
+    share = ordered.masked_fill(outside, -torch.inf).double().softmax(dim=-1)
+    # A token stays when those before it do not reach top_p yet.
+    outside |= share.cumsum(dim=-1) - share >= top_p
+    return ordered.masked_fill(outside, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def _ordered(scores: Tensor, count: int) -> Tensor:
+    """The ``count`` highest scores of each row, highest first."""
+    if count < scores.shape[-1]:
+        return scores.topk(count, dim=-1).values
+    if scores.device.type == "cpu":
+        # numpy sorts values with vector instructions, many times faster than torch sorts values and places.
+        return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+    return scores.sort(dim=-1, descending=True).values
+
+
+def _inverted(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
+    """Where the cumulative distribution, in the order of token ids and in double precision, passes the random number.
+
+    In that order a difference in the last bit of a probability moves the borders by as little; in the order of
+    probability two nearly equal tokens could change places.
+    """
+    cumulated = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    total = cumulated[:, -1:].contiguous()
+    numbers = np.array([uniform(p.sampling.seed, p.index) for p in positions])
+    targets = _on_device(numbers, scores.device).unsqueeze(-1) * total
+    # Rounding may put a target onto the total: the last token with a probability takes it.
+    last = torch.searchsorted(cumulated, total, right=False)
+    tokens = torch.searchsorted(cumulated, targets, right=True)
+    return torch.minimum(tokens, last).squeeze(-1)
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone, 53 bits of it."""
+    state = _mixed((seed + _GAMMA) & _MASK)
+    return (_mixed((state + (index + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
+
+
+def _mixed(state: int) -> int:
+    """The output function of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def _read(
+    tokens: Tensor,
+    scores: Tensor,
+    drawn: Tensor,
+    positions: Sequence[SamplingPosition],
+    shaped: Sequence[int],
+) -> list[Token]:
+    """Tokens and log-probabilities on the host, in one copy."""
+    wanted = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
+    if not wanted:
+        return [(token_id, None) for token_id in tokens.tolist()]
+    tops = [positions[shaped[i]].sampling.top_logprobs for i in wanted]
+    rows = _on_device(np.array(wanted), scores.device)
+    pack = _pack_logprobs(scores[rows], drawn[rows], min(max(tops), scores.shape[-1]))
+    values = torch.cat([tokens.double(), pack.flatten()]).tolist()
+    found: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
+    for start, i, top in zip(count(len(positions), pack.shape[-1]), wanted, tops, strict=False):
+        logprobs = _unpack_logprobs(values[start : start + pack.shape[-1]], top)
+        found[shaped[i]] = (found[shaped[i]][0], logprobs)
+    return found
+
+
+def _pack_logprobs(scores: Tensor, tokens: Tensor, top: int) -> Tensor:
+    """What `_unpack_logprobs` reads, in doubles, which hold token ids exactly: shape (rows, 1 + 2 * top).
+
+    Args:
+        scores: of the distribution, shape (rows, vocabulary).
+        tokens: the drawn ones; what is below 0 counts as 0.
+    """
+    logprobs = scores.double().log_softmax(dim=-1)
+    own = logprobs.gather(-1, tokens.clamp_min(0).unsqueeze(-1))
+    best = logprobs.topk(top, dim=-1)
+    return torch.cat([own, best.values, best.indices.double()], dim=-1)
+
+
+def _unpack_logprobs(values: Sequence[float], top: int) -> TokenLogprobs:
+    """One row of `_pack_logprobs`, cut to ``top`` alternatives. Tokens that are ruled out are not among them."""
+    most = len(values) // 2
+    pairs = zip(values[1 : 1 + top], values[1 + most :], strict=False)
+    found = tuple((int(token_id), value) for value, token_id in pairs if value > -math.inf)
+    return TokenLogprobs(values[0], found)
+
+
+def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """``values`` as a tensor, copied without waiting for the device: that needs pinned memory."""
+    tensor = torch.from_numpy(values)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """``values`` in float32, shape (rows, 1), on the device of ``like``."""
+    return _on_device(np.array(values, np.float32), like.device).unsqueeze(-1)

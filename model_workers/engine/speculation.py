@@ -1,0 +1,331 @@
+"""Speculative decoding: a small model drafts tokens on a cache of its own, the large one verifies them in one pass.
+
+Exactness. The large model computes the last token of a row and the drafted ones in one chunk, and the sampler draws at
+each position from the large model's logits with the random number of (seed, index), as it always does. A drafted token
+is accepted when it is the one that is drawn; the first that is not is replaced by it, and what follows is dropped. So
+every token is the one that an engine without drafts would have drawn. The small model draws with the same random
+numbers: then equal distributions give equal tokens.
+
+The small model's cache has as many blocks as that of the large one, and both use the same block tables. A shared block
+may be unknown to the small model, or be about to change under it: that makes drafts wrong, never answers. `Speculator`
+remembers by hash what the small model has in a block, and has it compute what is missing.
+
+Whether to draft is decided by measurements. A step with drafts costs more time and gives more tokens than one without.
+Its gain is
+
+    tokens of a row in a step with drafts * time of a step without / time of a step with
+
+How many drafts are accepted depends on the two models and on the text; how long a step takes also on how many rows are
+in it. So the tokens are one mean, and the times are kept for 1, 2, 3 to 4, 5 to 8, ... rows. Both follow the recent
+past.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.protocol import Sampling
+from model_workers.engine.rows import Row
+from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from model_workers.engine.sampling.state import SamplingState
+
+SKIPPED: Final = 2
+"""First measurements of a kind that do not count: libraries initialize for new shapes."""
+SAMPLES: Final = 8
+"""Measurements of a kind before they are used."""
+REFRESH_STEPS: Final = 64
+"""Where drafting pays, one step in so many goes without, so that the comparison stays true."""
+PAUSE_STEPS: Final = 256
+"""Where it does not pay, steps until it is tried again; twice as many after every attempt that did not pay."""
+PAUSE_STEPS_MAX: Final = 16384
+GAIN_MIN: Final = 1.05
+"""Least gain: measurements are noisy, and switching costs time too."""
+_WEIGHT: Final = 1 / 16
+
+
+@dataclass
+class RecentMean:
+    """The mean of the recent past."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Takes a measurement."""
+        self.count += 1
+        known = self.count - SKIPPED
+        if known > 0:
+            self.value += (value - self.value) * max(1 / known, _WEIGHT)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough measurements."""
+        return self.count >= SKIPPED + SAMPLES
+
+
+@dataclass
+class _StepTimes:
+    """Seconds of a step at about so many rows, without drafts and with."""
+
+    plain: RecentMean = field(default_factory=RecentMean)
+    drafted: RecentMean = field(default_factory=RecentMean)
+    steps: int = 0
+    pause: int = PAUSE_STEPS // 2
+    tried_at: int = 0
+
+
+class SpeculationController:
+    """Decides before every step whether to draft; is updated with what the step took."""
+
+    def __init__(self) -> None:
+        self._tokens_per_row = RecentMean()
+        self._times: dict[int, _StepTimes] = {}
+
+    def should_draft(self, rows: int) -> bool:
+        """Whether the next step of ``rows`` drafts."""
+        times = self._of(rows)
+        times.steps += 1
+        if not times.plain.is_known:
+            return False
+        if not times.drafted.is_known:
+            return True
+        if self.gain(rows) > GAIN_MIN:
+            return times.steps % REFRESH_STEPS != 0
+        if times.steps - times.tried_at >= times.pause:
+            times.drafted = RecentMean()
+            return True
+        return False
+
+    def add_plain(self, rows: int, seconds: float) -> None:
+        """Adds a step without drafts."""
+        self._of(rows).plain.add(seconds)
+
+    def add_drafted(
+        self, rows: int, tokens: int, seconds: float, *, catching_up: bool = False
+    ) -> bool:
+        """Adds a step with drafts that gave so many tokens. True when that ends an attempt.
+
+        Args:
+            catching_up: the small model had prompts to compute. An attempt does not count such steps, because at its
+            start
+                all rows need them; later they are part of the cost of every new row.
+        """
+        times = self._of(rows)
+        was_known = times.drafted.is_known
+        if catching_up and not was_known:
+            return False
+        self._tokens_per_row.add(tokens / rows)
+        times.drafted.add(seconds)
+        if was_known or not times.drafted.is_known:
+            return False
+        pays = self.gain(rows) > GAIN_MIN
+        times.pause = PAUSE_STEPS if pays else min(2 * times.pause, PAUSE_STEPS_MAX)
+        times.tried_at = times.steps
+        return True
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Of a step with drafts; 0 before the first is measured."""
+        return self._tokens_per_row.value
+
+    def gain(self, rows: int) -> float:
+        """Tokens per second with drafts by those without; 0 where it is not known."""
+        times = self._of(rows)
+        if not times.plain.is_known or not times.drafted.is_known:
+            return 0.0
+        return self.tokens_per_row * times.plain.value / max(times.drafted.value, 1e-9)
+
+    def _of(self, rows: int) -> _StepTimes:
+        return self._times.setdefault((rows - 1).bit_length(), _StepTimes())
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RowDraft:
+    """The draft for one row in a step.
+
+    Attributes:
+        limit: most tokens to draft.
+    """
+
+    row: Row
+    limit: int
+    sampling: SamplingState
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the small model has not computed yet."""
+        return len(self.row.tokens) + len(self.tokens) - self.row.drafted
+
+    def chunk(self, tokens_max: int) -> RowChunk:
+        """What the small model has to compute next, at most ``tokens_max`` of it."""
+        row = self.row
+        count = min(self.missing, tokens_max)
+        wanted = 1 if count == self.missing else 0
+        missing = row.tokens[row.drafted :] + self.tokens[max(0, row.drafted - len(row.tokens)) :]
+        return RowChunk(missing[:count], row.drafted, row.table.blocks, wanted)
+
+
+class Speculator:
+    """Owns the small model. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: PagedModel,
+        sampler: Sampler,
+        *,
+        vocab_size: int,
+        draft_tokens: int,
+        catch_up_tokens: int,
+        clock: Callable[[], float],
+        controller: SpeculationController | None = None,
+    ) -> None:
+        """Makes one that drafts up to ``draft_tokens`` a step.
+
+        Args:
+            vocab_size: of the large model; the two may differ in tokens that no tokenizer knows.
+            catch_up_tokens: most tokens of prompts that the small model computes in a step.
+            clock: monotonic seconds.
+            controller: decides when to draft.
+        """
+        self.controller = controller or SpeculationController()
+        self._model = model
+        self._sampler = sampler
+        self._vocab_size = min(vocab_size, model.vocab_size)
+        self._draft_tokens = draft_tokens
+        self._catch_up_tokens = catch_up_tokens
+        self._clock = clock
+        self._content: dict[int, bytes] = {}
+        self._broken = False
+        self._budget = 0
+        self._began = 0.0
+        self._caught_up = True
+
+    def draft(self, rows: Sequence[Row], widen: Callable[[Row, int], bool]) -> dict[Row, list[int]]:
+        """Drafted next tokens of rows that decode; none where drafting does not pay.
+
+        Args:
+            widen: makes room for so many tokens after those of a row, or returns False.
+        """
+        self._began = self._clock()
+        self._caught_up = True
+        self._budget = self._catch_up_tokens
+        if self._broken or not rows or not self.controller.should_draft(len(rows)):
+            return {}
+        drafts = [draft for row in rows if (draft := self._open(row, widen)) is not None]
+        try:
+            for _ in range(self._draft_tokens):
+                self._extend([draft for draft in drafts if len(draft.tokens) < draft.limit])
+        except Exception:
+            # Drafts are optional: the engine continues without them.
+            log.exception("drafting failed and is switched off")
+            self._broken = True
+            return {}
+        return {draft.row: draft.tokens for draft in drafts if draft.tokens}
+
+    def measure(self, rows: Sequence[Row], drafts: dict[Row, list[int]], tokens: int) -> None:
+        """The rows of the last `draft` have drawn ``tokens``. Not called when other rows were computed in the step."""
+        seconds = self._clock() - self._began
+        if not drafts:
+            self.controller.add_plain(len(rows), seconds)
+        elif self.controller.add_drafted(
+            len(rows), tokens, seconds, catching_up=not self._caught_up
+        ):
+            log.info(
+                "drafting gives %.2f tokens per row and step, at %d rows a gain of %.2f",
+                self.controller.tokens_per_row,
+                len(rows),
+                self.controller.gain(len(rows)),
+            )
+
+    def accept(self, row: Row) -> None:
+        """A row has drawn: drafted tokens beyond that are dropped."""
+        row.drafted = min(row.drafted, len(row.tokens) - 1)
+        table = row.table
+        full = min(row.drafted // self._model.block_tokens, len(table.hashes))
+        for place in reversed(range(min(full, len(table.blocks)))):
+            block, digest = table.blocks[place], table.hashes[place]
+            if self._content.get(block) == digest:
+                break
+            self._content[block] = digest
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Clears ``blocks``, whose content is not to be trusted."""
+        self._forget(blocks)
+        self._model.clear_blocks(blocks)
+
+    def _open(self, row: Row, widen: Callable[[Row, int], bool]) -> RowDraft | None:
+        limit = min(self._draft_tokens, row.room - 1)
+        if limit < 1 or len(row.tokens) + limit > self._model.context_tokens:
+            return None
+        if max(row.tokens[row.drafted :]) >= self._vocab_size or not widen(row, limit):
+            return None
+        if row.drafted == 0:
+            row.drafted = self._known_tokens(row)
+        produced = tuple(row.tokens[len(row.spec.prompt) :])
+        spec = replace(row.spec, produced=produced, sampling=_plain(row.spec.sampling))
+        return RowDraft(row, limit, SamplingState(spec, None))
+
+    def _known_tokens(self, row: Row) -> int:
+        """Tokens at the front of a new row that the small model has in its blocks."""
+        known = 0
+        for block, digest in zip(row.table.blocks, row.table.hashes, strict=False):
+            if self._content.get(block) != digest:
+                break
+            known += self._model.block_tokens
+        return min(known, len(row.tokens) - 1)
+
+    def _extend(self, drafts: Sequence[RowDraft]) -> None:
+        """One more token for each draft whose row the small model has caught up with."""
+        work = [(draft, chunk) for draft in drafts if (chunk := self._chunk(draft)) is not None]
+        if not work:
+            return
+        logits = self._model.forward([chunk for _, chunk in work])
+        drawing = [draft for draft, chunk in work if chunk.logits]
+        if not drawing:
+            return
+        logits = logits[:, : self._vocab_size]
+        drawn = self._sampler.draw(logits, [DrawRequest(draft.sampling) for draft in drawing])
+        for draft, found in zip(drawing, drawn, strict=True):
+            draft.tokens += found.token_ids
+            if found.error or found.token_ids[-1] in draft.sampling.stop_token_ids:
+                draft.limit = len(draft.tokens)
+
+    def _chunk(self, draft: RowDraft) -> RowChunk | None:
+        """What the small model computes next; None when the row has to catch up, and others do that already."""
+        short = self._draft_tokens + 1
+        if draft.missing > short:
+            self._caught_up = False
+            if self._budget <= 0:
+                return None
+        chunk = draft.chunk(max(self._budget, short))
+        if len(chunk.tokens) > short:
+            self._budget -= len(chunk.tokens)
+        size = self._model.block_tokens
+        end = chunk.start + len(chunk.tokens)
+        self._forget(chunk.blocks[chunk.start // size : -(-end // size)])
+        draft.row.drafted = end
+        return chunk
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._content.pop(block, None)
+
+
+def _plain(sampling: Sampling) -> Sampling:
+    """How drafts are drawn: without penalties and constraints, which count the accepted tokens alone."""
+    return replace(
+        sampling,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logprobs=False,
+        top_logprobs=0,
+        json_schema=None,
+        regex=None,
+    )
