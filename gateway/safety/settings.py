@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from gateway.safety.actions import Action, Choice
-from gateway.safety.guards.patterns import PatternError, compile_pattern
+from gateway.safety.patterns import PatternError, compiled
 
 _RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
 
@@ -115,7 +115,7 @@ class GuardSettings(_Section):
     def _compiles(cls, pattern: str | None) -> str | None:
         if pattern is not None:
             try:
-                compile_pattern(pattern)
+                compiled(pattern)
             except PatternError as error:
                 raise ValueError(str(error)) from None
         return pattern

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from gateway.safety.guards.patterns import compile_pattern
+from gateway.safety.patterns import compiled
 from gateway.safety.settings import GuardSettings
 
 
@@ -265,8 +265,8 @@ class PatternReader:
     """`VerdictReader` of a custom prompt: one pattern for objections, one for the rest."""
 
     def __init__(self, unsafe: str, safe: str) -> None:
-        self._unsafe = compile_pattern(unsafe)
-        self._safe = compile_pattern(safe)
+        self._unsafe = compiled(unsafe, any_case=True, captures=True)
+        self._safe = compiled(safe, any_case=True)
 
     def read(self, said: Said) -> GuardVerdict:
         """See `VerdictReader.read`."""

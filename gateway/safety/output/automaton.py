@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from gateway.safety.output.charsets import CharSet, cases, is_ascii_word
 from gateway.safety.output.positions import Positions, When, positions_of
-from gateway.safety.output.syntax import PatternError, Place
 from gateway.safety.output.view import seen_as
 from gateway.safety.output.watched import UNBOUNDED, WatchedRule, WordList, WordNode
+from gateway.safety.patterns import Assertion, CharSet, PatternError, cases, is_ascii_word
+from gateway.safety.rules.spec import RuleError
 
 STATES_MAX: Final = 20_000
 """States kept; when there are more, all are forgotten and made again as needed."""
@@ -152,7 +152,7 @@ class Automaton:
                 positions = positions_of(pattern)
                 head_chars = len(positions_of(head).chars) if head else 0
             except PatternError as error:
-                raise PatternError(f"{rule.id}: {error}") from None
+                raise RuleError(rule.id, error.reason, error.position) from None
             self._place(rule, positions, head_chars)
 
     def _place(self, rule: WatchedRule, positions: Positions, head_chars: int) -> None:
@@ -320,9 +320,9 @@ def _places(before: int, now: int) -> tuple[int, ...]:
 
 
 def _by_place(links: dict[int, When], base: int) -> tuple[int, int, int]:
-    plain = _bits((p for p, when in links.items() if when in (None, Place.EDGE)), base)
-    over = _bits((p for p, when in links.items() if when is Place.BOUNDARY), base)
-    inside = _bits((p for p, when in links.items() if when is Place.NO_BOUNDARY), base)
+    plain = _bits((p for p, when in links.items() if when in (None, Assertion.EDGE)), base)
+    over = _bits((p for p, when in links.items() if when is Assertion.BOUNDARY), base)
+    inside = _bits((p for p, when in links.items() if when is Assertion.NO_BOUNDARY), base)
     return plain, over, inside
 
 

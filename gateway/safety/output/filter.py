@@ -111,7 +111,7 @@ def output_rules(
         words: words that ``scanner`` finds as whole words, those of deny and allow lists.
 
     Raises:
-        PatternError: a pattern cannot be followed in a stream; the message names the rule.
+        RuleError: a pattern cannot be followed in a stream; the message names the rule.
     """
     settings, table = policy.settings.output, policy.output_actions
     if not settings.enabled:

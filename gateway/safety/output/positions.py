@@ -9,22 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.safety.output.charsets import CharSet
-from gateway.safety.output.syntax import (
-    At,
+from gateway.safety.patterns import (
+    Alternation,
+    Assertion,
     Char,
-    Choice,
+    CharSet,
+    Concat,
     Node,
     PatternError,
-    Place,
     Repeat,
-    Sequence_,
-    ends_lazily,
+    Zero,
     parse,
 )
 
-When = Place | None
-"""The place that must be there on the way; None: none must."""
+When = Assertion | None
+"""The assertion that must hold on the way; None: none must."""
 Empty = When | Literal[False]
 """Where a part can match nothing; False: nowhere."""
 
@@ -85,10 +84,10 @@ class _Builder:
 
     def top(self, node: Node) -> Part:
         """The part of the whole pattern; notes the lazy repeats on the way."""
-        if isinstance(node, Choice):
+        if isinstance(node, Alternation):
             return self._either([self.top(option) for option in node.options])
-        parts = node.parts if isinstance(node, Sequence_) else (node,)
-        lazy = ends_lazily(parts)
+        parts = node.parts if isinstance(node, Concat) else (node,)
+        lazy = _ends_lazily(parts)
         if lazy is None:
             return self.part(node)
         head = self._joined([self.part(part) for part in parts[:lazy]])
@@ -103,11 +102,11 @@ class _Builder:
     def part(self, node: Node) -> Part:
         if isinstance(node, Char):
             return self._char(node.chars)
-        if isinstance(node, At):
-            return Part(node.place)
-        if isinstance(node, Sequence_):
+        if isinstance(node, Zero):
+            return Part(node.assertion)
+        if isinstance(node, Concat):
             return self._joined([self.part(part) for part in node.parts])
-        if isinstance(node, Choice):
+        if isinstance(node, Alternation):
             return self._either([self.part(option) for option in node.options])
         return self._repeated(node)
 
@@ -195,9 +194,9 @@ class _Builder:
 def _size(node: Node) -> int:
     if isinstance(node, Char):
         return 1
-    if isinstance(node, Sequence_):
+    if isinstance(node, Concat):
         return sum(map(_size, node.parts))
-    if isinstance(node, Choice):
+    if isinstance(node, Alternation):
         return sum(map(_size, node.options))
     if isinstance(node, Repeat):
         times = node.high if node.high is not None else max(node.low, 1)
@@ -228,9 +227,9 @@ def _both(left: When, right: When) -> Empty:
     """Both places at once; False for a boundary where there must be none."""
     if left == right or right is None:
         return left
-    if left is None or left is Place.EDGE:
+    if left is None or left is Assertion.EDGE:
         return right
-    return left if right is Place.EDGE else False
+    return left if right is Assertion.EDGE else False
 
 
 def _both_empty(left: Empty, right: Empty) -> Empty:
@@ -245,3 +244,13 @@ def _any_empty(left: Empty, right: Empty) -> Empty:
     if right is False:
         return left
     return left if left == right else None
+
+
+def _ends_lazily(parts: Sequence[Node]) -> int | None:
+    """Index of the lazy repeat after which a sequence ends as soon as it can, or None."""
+    lazy = [
+        at
+        for at, part in enumerate(parts)
+        if isinstance(part, Repeat) and part.lazy and part.high != 1
+    ]
+    return lazy[-1] if lazy else None

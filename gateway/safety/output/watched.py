@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.safety.output.charsets import is_ascii_word
 from gateway.safety.output.view import seen_as
+from gateway.safety.patterns import is_ascii_word
 from gateway.safety.rules.spec import LOOKAHEAD, LOOKBEHIND, RuleSpec
 
 UNBOUNDED: Final = sys.maxsize

@@ -18,8 +18,9 @@ from typing import Final
 import re2
 
 from gateway.safety.findings import Finding, Severity
+from gateway.safety.patterns import compiled
 from gateway.safety.rules.lexicon import Lexicon
-from gateway.safety.rules.scanner import RuleScanner, Subject, compile_pattern
+from gateway.safety.rules.scanner import RuleScanner, Subject
 from gateway.safety.rules.spec import Span
 
 PAYLOAD_BYTES_MAX: Final = 8 << 10
@@ -139,7 +140,7 @@ class Payloads:
     def __init__(self, scanner: RuleScanner, lexicon: Lexicon) -> None:
         self._scanner = scanner
         self._lexicon = lexicon
-        self._runs = [(f"encoding.{e.name}", e, compile_pattern(e.name, e.run)) for e in ENCODINGS]
+        self._runs = [(f"encoding.{e.name}", e, compiled(e.run.encode())) for e in ENCODINGS]
 
     def findings(self, subject: Subject, hints: Iterable[str]) -> list[Finding]:
         """What hides in ``subject``; ``hints`` of `RuleScanner.look` say which encodings occur."""

@@ -22,12 +22,11 @@ from functools import cached_property
 from typing import Final
 
 import hyperscan
-import re2
 
 from gateway.safety.findings import Finding
+from gateway.safety.patterns import PatternError, compiled, width_of
 from gateway.safety.rules.scoring import Sign, judge, weigh
 from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
-from gateway.safety.rules.syntax import width_of
 from gateway.safety.rules.validators import VALIDATORS
 
 _TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
@@ -151,9 +150,6 @@ def _culprit(named: Sequence[tuple[str, str]]) -> RuleError | None:
 
 
 _WORD: Final = re.compile(rb"[A-Za-z0-9]+")
-_MEMORY_MAX: Final = (
-    64 << 20
-)  # bytes of automaton states per pattern; beyond it RE2 goes on without them, still linear
 
 
 class CompiledForm:
@@ -164,8 +160,11 @@ class CompiledForm:
         self.spec = spec
         self.form = form
         self.hint = _hint_of(spec, form)
-        self.width = _checked(spec, form)
-        self._regex = compile_pattern(spec.id, form.pattern)
+        try:
+            self.width = _checked(spec, form)
+            self._regex = compiled(form.pattern.encode())
+        except PatternError as error:
+            raise RuleError(spec.id, error.reason, error.position) from None
         self._validate: Validator = VALIDATORS[spec.validator]
         self._context = _context_of(spec) if form.in_context else None
 
@@ -202,29 +201,15 @@ class CompiledForm:
         )
 
 
-def compile_pattern(rule: str, pattern: str) -> "re2._Regexp[bytes]":
-    """``pattern`` for UTF-8 bytes. Raises `RuleError`."""
-    options = re2.Options()
-    options.log_errors = False
-    options.never_capture = True
-    options.max_mem = _MEMORY_MAX
-    try:
-        return re2.compile(pattern.encode(), options=options)
-    except re2.error as error:
-        raise RuleError(rule, f"the engine refuses the pattern: {error}", 0) from None
-
-
 def _checked(spec: RuleSpec, form: Form) -> int:
     """The longest match, in characters."""
-    width = width_of(spec.id, form.pattern)
+    width = width_of(form.pattern)
     if width.most > spec.max_length:
-        raise RuleError(
-            spec.id,
-            f"matches of up to {width.most} characters exceed max_length {spec.max_length}",
-            0,
+        raise PatternError(
+            f"matches of up to {width.most} characters exceed max_length {spec.max_length}", 0
         )
     if form.hint:
-        width_of(spec.id, form.hint)
+        width_of(form.hint)
     if form.in_context and not spec.context:
         raise RuleError(spec.id, "a form in context needs context words")
     if spec.validator not in VALIDATORS:

@@ -31,7 +31,7 @@ class Form:
     """One pattern of a rule."""
 
     pattern: str
-    """Linear-time syntax with bounded repeats only, see `gateway.safety.rules.syntax`."""
+    """Linear-time syntax with bounded repeats only, see `gateway.safety.patterns`."""
     in_context: bool = False
     """It counts only behind one of the rule's context words."""
     weight: int = 0

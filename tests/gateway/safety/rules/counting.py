@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.safety import patterns
 from gateway.safety.findings import Finding
 from gateway.safety.rules import payloads, scanner
 from gateway.safety.rules.limits import TextLimits
@@ -37,7 +38,7 @@ class CountedRules:
         self._work = Work()
         with pytest.MonkeyPatch.context() as patch:
             for module in (scanner, payloads):
-                patch.setattr(module, "compile_pattern", self._counted(scanner.compile_pattern))
+                patch.setattr(module, "compiled", self._counted(patterns.compiled))
             self._rules = RuleSet(specs, limits=limits or TextLimits())
 
     def scan(self, text: str) -> tuple[list[Finding], Work]:
@@ -65,8 +66,8 @@ class CountedRules:
             patch.setattr(payloads, "payload_of", counted_payload)
             return self._rules.scan(text), Work(**vars(work))
 
-    def _counted(self, compile_pattern: Any) -> Any:
-        return lambda *args: _Regex(compile_pattern(*args), self._work)
+    def _counted(self, compiled: Any) -> Any:
+        return lambda *args: _Regex(compiled(*args), self._work)
 
 
 class _Regex:

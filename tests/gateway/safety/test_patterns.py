@@ -1,4 +1,4 @@
-"""Which patterns are accepted, and that a refusal names the rule and the place."""
+"""Which patterns are accepted, how long their matches get, and that a refusal names the place."""
 
 import re
 
@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
+from gateway.safety.patterns import PatternError, Width, parse, width_of
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import Form, RuleError, RuleSpec
-from gateway.safety.rules.syntax import Width, width_of
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,11 @@ from gateway.safety.rules.syntax import Width, width_of
         (r"\x41\x{1f600}\p{L}\pN", 4, 4),
         (r"^\d{3}$|é", 1, 3),
         (r"a{2,4}?", 2, 4),
+        (r"(?P<n>a)(?<m>b)?", 1, 2),
     ],
 )
 def test_width_of_accepted_patterns(pattern: str, least: int, most: int) -> None:
-    assert width_of("r", pattern) == Width(least, most)
+    assert width_of(pattern) == Width(least, most)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +61,45 @@ def test_width_of_accepted_patterns(pattern: str, least: int, most: int) -> None
         ("a\\", 2),
     ],
 )
-def test_refused_with_rule_and_position(pattern: str, position: int) -> None:
-    with pytest.raises(RuleError) as caught:
-        width_of("acme.rule", pattern)
-    assert (caught.value.rule, caught.value.position) == ("acme.rule", position)
-    assert "acme.rule" in str(caught.value)
+def test_refused_with_the_position(pattern: str, position: int) -> None:
+    with pytest.raises(PatternError) as caught:
+        width_of(pattern)
+    assert caught.value.position == position
+    assert str(caught.value).startswith(f"position {position}: ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(", "too early|not closed"),
+        (")", "without its opening"),
+        ("a(?=b)", "look-around"),
+        ("(?<=a)b", "look-around"),
+        (r"(a)\1", "back-reference"),
+        ("a{3,2}", "n <= m"),
+        ("a{1,200000}", "n <= m <= 1000"),
+        ("a*+b", "possessive"),
+        ("[z-a]", "backwards"),
+        (r"[a-\d]", "backwards"),
+        ("[[:alpha:]]", "bracket inside"),
+        (r"\x{110000}", "code point"),
+        (r"\x4", "two hexadecimal"),
+        (r"\Qa\E", "escape"),
+        ("(" * 60 + "a" + ")" * 60, "groups inside"),
+    ],
+)
+def test_refused_with_the_reason(pattern: str, reason: str) -> None:
+    with pytest.raises(PatternError, match=reason):
+        parse(pattern)
 
 
 @settings(max_examples=200)
 @given(st.text(alphabet=r"ab(|)?{}2,[]^\d.*+:", max_size=12))
 def test_what_is_accepted_has_the_width_it_says(pattern: str) -> None:
     try:
-        width = width_of("r", pattern)
+        width = width_of(pattern)
         found = re.search(pattern, "abab2,:d^]}" * 3)
-    except (RuleError, re.error):
+    except (PatternError, re.error):
         return
     assert found is None or width.least <= len(found.group()) <= width.most
 
@@ -104,4 +130,4 @@ def test_two_rules_with_one_id_are_refused() -> None:
 def test_default_rules_stay_within_their_lengths() -> None:
     for spec in default_rules():
         for form in spec.forms:
-            assert width_of(spec.id, form.pattern).most <= spec.max_length
+            assert width_of(form.pattern).most <= spec.max_length

@@ -1,4 +1,4 @@
-"""What patterns are understood, and what they may hold."""
+"""The automaton follows every match of a pattern, character by character."""
 
 import re
 import warnings
@@ -9,47 +9,29 @@ import re2
 from hypothesis import given, settings
 
 from gateway.safety.output.automaton import Automaton, StreamWatch
-from gateway.safety.output.syntax import PatternError, parse
 from gateway.safety.output.watched import WatchedRule
+from gateway.safety.rules.spec import RuleError
 
-REFUSED = {
-    "(": "ends too early|missing",
-    ")": "unmatched",
-    "a(?=b)": "look-around",
-    "a(?!b)": "look-around",
-    "(?<=a)b": "look-around",
-    r"(a)\1": "not known",
-    "a{3,2}": "bounds",
-    "a{1,200000}": "bounds",
-    "a*+b": "possessive",
-    "*a": "repeats nothing",
-    "[z-a]": "range",
-    "[a": "too early",
-    "[[:nope:]]": "no class",
-    r"\x{110000}": "code point",
-    "a*": "empty",
-    "": "empty",
-    r"\b": "empty",
-    "(" * 60 + "a" + ")" * 60: "groups inside",
-    "a{600}" * 11: "written out",
-}
 PATTERNS = (
     r"\bab{1,3}c\b", r"a(?:b|cd)*e", r"(?i)k[s-u]+", r"[^a-c\s]{2}x", r"\Aab|ba\z", r"a.c", r"(?s)a.c",
-    r"a??b+?c", r"x{2,}y", r"\d+[.]\d{1,3}", r"[[:alpha:]]_[\w-]", r"\Qa.b\E+", r"\x41\x{42}", r"\pL1", r"a\Bb\b",
-    r"(?P<n>a)(?<m>b)|c(?i:d)e", r"(?i)ſ?s", r"a{,2}", r"(?m)^a$", r"(a|ab)(c|bcd)", r"a[\s\S]*?b|c",
+    r"a??b+?c", r"x{2,}y", r"\d+[.]\d{1,3}", r"[A-Za-z]_[\w-]", r"(?:a\.b)+", r"\x41\x{42}", r"\pL1", r"a\Bb\b",
+    r"(?P<n>a)(?<m>b)|c(?i:d)e", r"(?i)ſ?s", r"(?m)^a$", r"(a|ab)(c|bcd)", r"a[\s\S]*?b|c",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", REFUSED)
-def test_what_cannot_be_followed_is_refused(pattern: str) -> None:
-    with pytest.raises(PatternError, match=REFUSED[pattern]) as caught:
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("a(?=b)", "position 1: look-around"),
+        ("a*", "empty"),
+        ("", "empty"),
+        (r"\b", "empty"),
+        ("a{600}" * 11, "written out"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(RuleError, match=rf"^rule some\.rule.*{reason}"):
         Automaton([WatchedRule("some.rule", (pattern,))])
-    assert str(caught.value).startswith("some.rule: ")
-
-
-def test_the_place_of_a_mistake_is_named() -> None:
-    with pytest.raises(PatternError, match=r"^at character 4: "):
-        parse("ab*+c")
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,8 +53,6 @@ def test_a_match_is_never_missed(pattern: str, text: str) -> None:
 
 
 def python_pattern(pattern: str) -> "re.Pattern[str] | None":
-    if "{," in pattern:  # a plain brace for RE2
-        return None
     try:
         with warnings.catch_warnings(action="error"):
             return re.compile(pattern.replace(r"\z", r"\Z"))
@@ -89,7 +69,7 @@ def test_a_letter_outside_ascii_has_all_its_cases() -> None:
 
 
 def test_repeats_too_long_to_write_out_follow_more_not_less() -> None:
-    automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,5000}>",), 5002)])
+    automaton = Automaton([WatchedRule("r", (r"<[a-z ]{3,1000}>",), 1002)])
     watch = StreamWatch(automaton)
     watch.feed("so <" + "a " * 600)
     assert watch.free_to == 3
