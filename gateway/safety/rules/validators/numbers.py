@@ -1,16 +1,11 @@
-"""Validators of numbers with check digits or a strict structure.
-
-How long an IBAN is, by country. Source: SWIFT, IBAN registry, release 101.
-
-Who issues payment cards: ranges of leading digits and the lengths in use.
-
-Source: ISO/IEC 7812 issuer identification numbers as the schemes publish them.
-"""
+"""Validators of numbers with check digits or a strict structure."""
 
 import re
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
-from stdnum import luhn, verhoeff
+from stdnum import luhn, numdb, verhoeff
 from stdnum.de import idnr
 from stdnum.exceptions import ValidationError
 from stdnum.fr import nir
@@ -20,63 +15,6 @@ from stdnum.in_ import pan
 from stdnum.us import ssn
 
 from gateway.safety.rules.spec import LOOKBEHIND, RuleMatch, Span
-
-_TABLE: Final = """
-AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 DK18 DO28
-EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23 IQ23 IS26
-IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27 MT31 MU30 NI28
-NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25
-SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30
-"""
-
-IBAN_LENGTHS: Final = {entry[:2]: int(entry[2:]) for entry in _TABLE.split()}
-"""Letters and digits, country code and check digits included."""
-
-
-_RANGES: Final = (
-    # first, last (as many digits as they have), lengths
-    (4, 4, (13, 16, 19)),  # Visa
-    (51, 55, (16,)),  # Mastercard
-    (2221, 2720, (16,)),
-    (34, 34, (15,)),  # American Express
-    (37, 37, (15,)),
-    (6011, 6011, (16, 17, 18, 19)),  # Discover
-    (644, 649, (16, 17, 18, 19)),
-    (65, 65, (16, 17, 18, 19)),
-    (300, 305, (14, 16, 17, 18, 19)),  # Diners Club
-    (3095, 3095, (14, 16, 17, 18, 19)),
-    (36, 36, (14, 16, 17, 18, 19)),
-    (38, 39, (14, 16, 17, 18, 19)),
-    (3528, 3589, (16, 17, 18, 19)),  # JCB
-    (62, 62, (16, 17, 18, 19)),  # UnionPay
-    (81, 81, (16, 17, 18, 19)),
-    (2200, 2204, (16, 17, 18, 19)),  # Mir
-    (5018, 5018, (12, 13, 14, 15, 16, 17, 18, 19)),  # Maestro
-    (5020, 5020, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (5038, 5038, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (5893, 5893, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (6304, 6304, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (6759, 6759, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (6761, 6763, (12, 13, 14, 15, 16, 17, 18, 19)),
-    (60, 60, (16,)),  # RuPay
-    (82, 82, (16,)),
-    (508, 508, (16,)),
-    (9792, 9792, (16,)),  # Troy
-)
-
-
-def is_issued(number: str) -> bool:
-    """Whether a known issuer has numbers that start so and are that long."""
-    return any(
-        first <= int(number[: len(str(first))]) <= last and len(number) in lengths
-        for first, last, lengths in _BY_FIRST_DIGIT.get(number[0], ())
-    )
-
-
-_BY_FIRST_DIGIT: Final = {
-    str(digit): tuple(row for row in _RANGES if str(row[0])[0] == str(digit)) for digit in range(10)
-}
-
 
 _SEPARATORS: Final = str.maketrans("", "", " -./")
 _GROUPINGS: Final = frozenset(
@@ -91,6 +29,38 @@ _REST_BEHIND: Final = re.compile(r" [0-9]{2}(?![0-9]|[/.:,-][0-9])")
 _YEARS: Final = re.compile(r"(?:(?:19|20)[0-9]{2})+\Z")
 _NINO_NEVER: Final = frozenset({"BG", "GB", "KN", "NK", "NT", "TN", "ZZ"})
 _WEIGHTS: Final = (7, 3, 1)
+_BBAN_PART: Final = re.compile(r"(\d+)!")
+
+
+def _issuers() -> dict[str, list[tuple[int, int, frozenset[int]]]]:
+    """By first digit: first and last number of a range of leading digits, and lengths."""
+    text = files("gateway.safety").joinpath("data/card_issuers.txt").read_text(encoding="utf-8")
+    by_digit: dict[str, list[tuple[int, int, frozenset[int]]]] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            span, lengths, _ = line.split(maxsplit=2)
+            first, _, last = span.partition("-")
+            row = int(first), int(last or first), frozenset(map(int, lengths.split(",")))
+            by_digit.setdefault(first[0], []).append(row)
+    return by_digit
+
+
+_ISSUERS: Final = _issuers()
+
+
+def is_issued(number: str) -> bool:
+    """Whether a known issuer has numbers that start so and are that long."""
+    return any(
+        first <= int(number[: len(str(first))]) <= last and len(number) in lengths
+        for first, last, lengths in _ISSUERS.get(number[0], ())
+    )
+
+
+@cache
+def iban_length(country: str) -> int:
+    """Letters and digits of an IBAN of ``country``, check digits included; 0: the country has none."""
+    found = numdb.get("iban").info(country)[0][1]
+    return 4 + sum(map(int, _BBAN_PART.findall(found["bban"]))) if found else 0
 
 
 def digits_of(value: str) -> str:
@@ -126,7 +96,7 @@ def payment_card(found: RuleMatch) -> Span | None:
 
 def iban(found: RuleMatch) -> Span | None:
     """The length of its country, MOD 97 and the country's own structure."""
-    length = IBAN_LENGTHS.get(found.value[:2].upper())
+    length = iban_length(found.value[:2].upper())
     end = _end_of(found.value, length) if length else 0
     if not end or (found.text[found.start + end : found.start + end + 1] or " ").isalnum():
         return None
