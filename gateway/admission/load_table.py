@@ -1,4 +1,4 @@
-"""Which models can answer now, and how soon, as the batchers report it."""
+"""The load of every model: workers, queues and expected waits, as the batchers report them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,82 +7,77 @@ from typing import Final
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 
 EXPIRY_S: Final = 3.5
-"""A batcher that was silent for this long is forgotten, seconds."""
+"""A report older than this is not used any more."""
 
 
 @dataclass(frozen=True)
 class ClassLoad:
-    """State of one class of one model over all batchers."""
+    """The load of one class of one model over all batchers."""
 
     queued: int = 0
-    """Tasks that wait, those that no batcher has taken included."""
+    """Tasks that wait, including those that no batcher has taken."""
     task_tokens: float = 0.0
-    """Prompt and expected answer of one of them on average; 0: not known."""
+    """Mean length of their prompts and expected answers; 0: not known."""
     wait_s: float = 0.0
-    """How long a task that came at the time of the report would wait for a worker."""
+    """Expected wait for a worker of a task that arrives at the time of the report."""
     service_s: float = 0.0
-    """How long answers take with a worker; 0: not known."""
+    """How long a worker takes for an answer; 0: not known."""
 
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """State of one model over all batchers."""
+    """The load of one model over all batchers."""
 
     workers: int = 0
     slots: int = 0
     running: int = 0
     queued: int = 0
     tokens_per_s: float = 0.0
-    """Tokens of waiting tasks that the workers get through; 0: not known."""
+    """Throughput of the workers in tokens of waiting tasks; 0: not known."""
     reported_at: float = 0.0
-    """When the oldest of the reports came."""
+    """When the oldest of the reports arrived."""
     classes: Mapping[str, ClassLoad] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
-        """Whether somebody can answer."""
+        """Whether a worker is alive."""
         return self.workers > 0
 
     def of_class(self, priority_class: str) -> ClassLoad:
-        """State of one class; without a word of it nothing waits."""
+        """The load of one class; nothing waits in a class that is not reported."""
         return self.classes.get(priority_class, ClassLoad())
-
-
-@dataclass(frozen=True)
-class _Entry:
-    report: BatcherReport
-    came_at: float
-
-    def live(self, now: float) -> bool:
-        return self.came_at + EXPIRY_S > now
 
 
 class ModelLoadTable:
     """The last report of every batcher."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._reports: dict[str, tuple[BatcherReport, float]] = {}
+        """With the time of arrival, by batcher."""
 
     def update(self, report: BatcherReport, now: float) -> None:
-        """Replaces what the batcher said before."""
+        """Replaces the previous report of the batcher."""
         if report.leaving:
-            self._entries.pop(report.batcher, None)
+            self._reports.pop(report.batcher, None)
         else:
-            self._entries[report.batcher] = _Entry(report, now)
+            self._reports[report.batcher] = report, now
 
     def expire(self, now: float) -> None:
-        """Forgets batchers that were silent for too long."""
-        for batcher in [b for b, entry in self._entries.items() if not entry.live(now)]:
-            del self._entries[batcher]
+        """Removes batchers that have been silent for `EXPIRY_S`."""
+        self._reports = {
+            batcher: (report, at)
+            for batcher, (report, at) in self._reports.items()
+            if at + EXPIRY_S > now
+        }
 
     def load(self, model: str, now: float) -> ModelLoad:
-        """State of ``model``. Batchers share the workers: only what waits in each of them, and its speed, adds up."""
+        """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
         found = [
-            (entry.came_at, report)
-            for entry in self._entries.values()
-            if entry.live(now)
-            for report in entry.report.models
-            if report.model == model
+            (at, entry)
+            for report, at in self._reports.values()
+            if at + EXPIRY_S > now
+            for entry in report.models
+            if entry.model == model
         ]
         reports = [report for _, report in found]
         return ModelLoad(
@@ -91,7 +86,7 @@ class ModelLoadTable:
             running=max((r.running for r in reports), default=0),
             queued=sum(r.queued for r in reports),
             tokens_per_s=sum(r.tokens_per_s for r in reports),
-            reported_at=min((came_at for came_at, _ in found), default=0.0),
+            reported_at=min((at for at, _ in found), default=0.0),
             classes=_classes(reports),
         )
 
@@ -109,7 +104,7 @@ def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
     tokens = sum(entry.queued_tokens for entry in entries)
     served = [entry.service_ms for entry in entries if entry.service_ms]
     return ClassLoad(
-        # What nobody has taken is the same for all of them.
+        # All batchers report the same backlog: the tasks that none of them has taken.
         queued=queued + max(entry.backlog for entry in entries),
         task_tokens=tokens / queued if queued else 0.0,
         # A task may come to any of them.

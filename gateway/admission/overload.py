@@ -1,24 +1,24 @@
-"""Admission by expected wait: what would miss its deadline goes to a smaller model if it may, else it is refused.
+"""Overload control by expected wait: a request that would miss its deadline is degraded to a smaller model or refused.
 
 A batcher reports how long a new task of each class would wait, and how long answers take. Between two reports the
-wait grows by what this gateway has sent since, and shrinks as time passes. While nothing waits nothing is refused: an
-estimate that nobody corrects would be believed for ever.
+estimate grows by the tasks that this gateway has sent since, and shrinks as time passes. While no task waits, no
+request is refused: without answers a wrong estimate would never be corrected.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.load_table import ClassLoad, ModelLoad, ModelLoadTable
+from gateway.admission.load_table import ModelLoadTable
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.wire.subjects import CLASSES, RANKS
 
 MARGIN: Final = 0.2
-"""Part of the time to the deadline that is kept for what the estimates do not know. At the very edge half of all
-answers would be late, each in the place of one in time."""
+"""Share of the time to the deadline that is kept in reserve for errors of the estimates. Without it half of the
+requests that are just admitted would be late, each instead of one in time."""
 
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 60.0
@@ -27,7 +27,7 @@ UNAVAILABLE_RETRY_S: Final = 1.0
 
 @dataclass(frozen=True)
 class SchedulingParams:
-    """What a request asks of a model's queue."""
+    """What the queue needs to know of a request."""
 
     priority_class: str
     deadline: float
@@ -36,7 +36,7 @@ class SchedulingParams:
 
 
 class _Sent:
-    """What this gateway has sent to a model since the batchers' reports, by class."""
+    """Tasks that this gateway has sent to a model since the batchers' reports, by class."""
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[float, int, float]] = deque()
@@ -59,7 +59,7 @@ class _Sent:
         return self._counts[RANKS[priority_class]]
 
     def tokens_ahead(self, priority_class: str) -> float:
-        """Of the class and of more urgent ones."""
+        """Of this class and the more urgent ones."""
         return sum(self._tokens[: RANKS[priority_class] + 1])
 
 
@@ -67,10 +67,10 @@ class OverloadControl:
     """Decides whether a model can still answer in time.
 
     Args:
-        fallbacks: by model, smaller ones in the order in which they are tried.
+        fallbacks: smaller models by model, in the order in which they are tried.
         tiers: by model.
         queue_max: tasks of a model and class that may wait.
-        breakers: which models are left alone.
+        breakers: circuit breakers of the models.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class OverloadControl:
         self._tiers = tiers
         self._queue_max = queue_max
         self._breakers = breakers
-        self._sent: dict[str, _Sent] = {}
+        self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
 
     def refuse_hopeless(
         self, models: Sequence[str], scheduling: SchedulingParams, now: float
     ) -> None:
-        """Spares a request the way to a model when none of ``models``, all that may answer it, could do so in time.
+        """Refuses a request early when none of ``models``, all that may answer it, could do so in time.
 
         Raises:
             ModelUnavailable, Overloaded: as `choose`.
@@ -111,13 +111,13 @@ class OverloadControl:
         """``plan``, or one with a smaller model that can answer in time.
 
         Raises:
-            ModelUnavailable: nobody serves the model now.
-            Overloaded: the answer would be late, or too much waits; says when to try again.
+            ModelUnavailable: no worker serves the model now.
+            Overloaded: the answer would be late, or the queue is full; with the time to retry.
         """
         problem = self.problem(plan.model, scheduling, now)
         if problem is None:
             return plan
-        # Where the safety policy sends a request it stays.
+        # The safety policy's choice of a model is never replaced.
         if scheduling.allow_degraded and plan.strategy != SAFETY:
             for model in self.fallbacks.get(plan.model, ()):
                 if self.problem(model, scheduling, now) is None:
@@ -125,32 +125,34 @@ class OverloadControl:
         raise problem
 
     def _degraded(self, plan: Plan, model: str, problem: str) -> Plan:
-        reason = f"{plan.reason}; degraded: {problem}"
-        first = Candidate(model, self._tiers[model], f"degraded: {problem}")
-        others = tuple(one for one in plan.candidates if one.model != model)
+        reason = f"degraded: {problem}"
+        first = Candidate(model, self._tiers[model], reason)
         return replace(
             plan,
             model=model,
             tier=first.tier,
-            reason=reason,
+            reason=f"{plan.reason}; {reason}",
             degraded=True,
-            candidates=(first, *others),
+            candidates=(first, *(one for one in plan.candidates if one.model != model)),
             cascade=None,
         )
 
     def sent(self, model: str, priority_class: str, tokens: int, now: float) -> None:
-        """A task of ``tokens`` tokens, prompt and longest answer, goes out now."""
+        """A task of ``tokens`` tokens, prompt and longest answer, is sent now."""
         self._breakers.sent(model, now)
         known = self._loads.load(model, now).of_class(priority_class).task_tokens
-        self._sent.setdefault(model, _Sent()).add(priority_class, known or tokens, now)
+        self._sent[model].add(priority_class, known or tokens, now)
 
     def wait_s(self, model: str, priority_class: str, now: float) -> float:
-        """How long a task that came now would wait for a worker."""
+        """Expected wait for a worker of a task that is sent now."""
         load = self._loads.load(model, now)
-        sent = self._sent.setdefault(model, _Sent())
+        sent = self._sent[model]
         sent.forget(load.reported_at)
-        state = load.of_class(priority_class)
-        return _wait_s(load, state, sent.tokens_ahead(priority_class), now)
+        reported_s = load.of_class(priority_class).wait_s
+        if not load.tokens_per_s:
+            return reported_s
+        sent_s = sent.tokens_ahead(priority_class) / load.tokens_per_s
+        return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
@@ -162,7 +164,8 @@ class OverloadControl:
         if not self._breakers.allows(model, now):
             retry_s = max(RETRY_MIN_S, self._breakers.retry_after_s(model, now))
             return ModelUnavailable(
-                f"{model} failed again and again and is left alone", retry_after_s=retry_s
+                f"{model} failed repeatedly: its circuit breaker is open",
+                retry_after_s=retry_s,
             )
         state = load.of_class(scheduling.priority_class)
         wait_s = self.wait_s(model, scheduling.priority_class, now)
@@ -174,13 +177,6 @@ class OverloadControl:
         if state.queued + sent.count(scheduling.priority_class) >= self._queue_max:
             return _overloaded(f"{self._queue_max} requests wait for {model}", wait_s)
         return None
-
-
-def _wait_s(load: ModelLoad, state: ClassLoad, sent_tokens: float, now: float) -> float:
-    if not load.tokens_per_s:
-        return state.wait_s
-    passed_s = now - load.reported_at
-    return max(0.0, state.wait_s + sent_tokens / load.tokens_per_s - passed_s)
 
 
 def _overloaded(message: str, retry_s: float) -> Overloaded:

@@ -1,10 +1,11 @@
-"""Watches the learned routers in force: feeds their monitors, and tells operators when one drifts.
+"""Drift of the learned routers in use: feeds their monitors; logs, counts and publishes a drift.
 
-The gateway's loop owns the monitors. Metrics are read on other threads, which look at single values only.
+The event loop owns the monitors. Metrics are read on other threads, which read single values only.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -43,8 +44,8 @@ Announce = Callable[[RouterDriftEvent], None]
 HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 """See `gateway.routing.router.Router.held_out`."""
 
-_WATCHED: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
-"""Strategies that keep an answer for what it says."""
+_CASCADES: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
+"""Strategies that keep or discard an answer by what it says."""
 _WORDS: Final[Mapping[int, str]] = {
     DRIFT_CHANGE_BEGAN: "began",
     DRIFT_CHANGE_ENDED: "ended",
@@ -52,8 +53,15 @@ _WORDS: Final[Mapping[int, str]] = {
 }
 
 
+_GAUGES: Final[Mapping[str, str]] = {
+    names.METRIC_INPUT_DRIFT: "Population stability index of predicted gains against those of held-out outcomes.",
+    names.METRIC_ACCURACY_BIAS: "Mean of outcome less predicted chance; below 0 the router is too optimistic.",
+    names.METRIC_BRIER: "Mean squared difference of outcome and predicted chance.",
+}
+
+
 class DriftMonitor:
-    """One monitor for each head in use.
+    """Monitors the heads of the learned routers in use.
 
     Args:
         announce: sends an event to operators; must not wait.
@@ -68,91 +76,67 @@ class DriftMonitor:
         self._events = meter.create_counter(
             names.METRIC_DRIFT_EVENTS, "{event}", "Drifts of learned routers that began or ended."
         )
-        meter.create_observable_gauge(
-            names.METRIC_INPUT_DRIFT,
-            [self._indices],
-            "",
-            "Population stability index of predicted gains against those of held-out outcomes.",
-        )
-        meter.create_observable_gauge(
-            names.METRIC_ACCURACY_BIAS,
-            [self._biases],
-            "",
-            "Mean of outcome less predicted chance; below 0 the router is too optimistic.",
-        )
-        meter.create_observable_gauge(
-            names.METRIC_BRIER,
-            [self._briers],
-            "",
-            "Mean squared difference of outcome and predicted chance.",
-        )
+        for name, description in _GAUGES.items():
+            observations = partial(self._observations, name)
+            meter.create_observable_gauge(name, [observations], "", description)
 
     def use(self, held_out: HeldOut, settings: DriftSettings) -> None:
-        """These heads are in force from now on; those that are so already go on with what they have seen."""
-        kept = {
-            by: self._monitors[by]
-            for by, gains in held_out.items()
-            if settings == self._settings
-            and by in self._monitors
-            and np.array_equal(gains, self._held_out[by])
-        }
+        """Monitors these heads from now on; the windows of those that have not changed are kept."""
+        monitors = {}
+        for by, gains in held_out.items():
+            old = self._monitors.get(by)
+            same = settings == self._settings and old and np.array_equal(gains, self._held_out[by])
+            monitors[by] = old if old and same else Monitor(gains, settings)
         for by, monitor in self._monitors.items():
-            if by not in kept:
+            if monitors.get(by) is not monitor:
                 self._retire(by, monitor.health)
-        new = {by: Monitor(gains, settings) for by, gains in held_out.items() if by not in kept}
-        self._monitors = {by: kept.get(by) or new[by] for by in held_out}
-        self._held_out, self._settings = held_out, settings
+        self._monitors, self._held_out, self._settings = monitors, held_out, settings
 
     def scored(self, score: HeadScore) -> None:
         """A head predicted something for a request."""
         monitor = self._monitors.get(score.by)
         if monitor is not None:
-            self._tell(score.by, monitor, monitor.predicted(score.gain))
+            self._report(score.by, monitor, monitor.predicted(score.gain))
 
-    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str = "") -> bool:
-        """A chance that the head ``by`` predicted came out as ``outcome``, both 0 to 1.
+    def observed(self, by: HeadKey, chance: float, outcome: float, request_id: str = "") -> None:
+        """The outcome, 0 to 1, of what ``by`` predicted with ``chance``; ignored when that head is not in use any more.
 
-        A later outcome of the same request replaces an earlier one; without ``request_id`` each counts. False: the head
-        is not in use any more.
+        A later outcome of the same request replaces an earlier one; without ``request_id`` each counts.
         """
         monitor = self._monitors.get(by)
-        if monitor is None:
-            return False
-        self._tell(by, monitor, monitor.observed(chance, outcome, request_id))
-        return True
+        if monitor is not None:
+            self._report(by, monitor, monitor.observed(chance, outcome, request_id))
 
     def graded(self, record: RequestRecord, grade: float) -> None:
-        """A caller graded the answer of a request, 0 to 1; held against what was predicted for the model that gave it.
+        """A caller's grade of an answer, 0 to 1: the outcome of what was predicted for the model that gave it.
 
-        The head that was asked last counts. In a cascade the prompt head does not: whether its small model's answer
-        was kept depends on that answer, so those that were kept are better than what it predicted for all.
+        It counts for the head that was asked last, but in a cascade not for the prompt head: a small model's answer is
+        kept because it looks good, so the kept ones are better than the prediction for all.
         """
-        scores, models = (
-            record.route.scores,
-            [one.model for one in record.attempts if not one.unused_reason],
-        )
+        scores = record.route.scores
+        models = [one.model for one in record.attempts if not one.unused_reason]
         if not scores or not models or record.error_reason:
             return
         last, model = scores[-1], models[-1]
         by = HeadKey(last.policy, last.version, word_of(RouterHead, last.head))
-        if by.head == PROMPT and word_of(RouteStrategy, record.route.strategy) in _WATCHED:
+        if by.head == PROMPT and word_of(RouteStrategy, record.route.strategy) in _CASCADES:
             return
         if model in last.chances:
             self.observed(by, last.chances[model], grade, record.request_id)
 
     def compared(self, plan: Plan, weak: str, agreement: float, row_id: str) -> None:
-        """A shadow told how far ``weak`` agrees with the strong model; counts where the settings say so.
+        """The outcome of a shadow: how far ``weak`` agrees with the strong model; counts where the settings say so.
 
-        Not in a cascade, for the reason given at `graded`.
+        It does not count in a cascade, for the reason given at `graded`.
         """
         prompt = next((score for score in plan.scores if score.by.head == PROMPT), None)
-        if not self._settings.shadows or prompt is None or plan.strategy in _WATCHED:
+        if not self._settings.shadows or prompt is None or plan.strategy in _CASCADES:
             return
         if weak in prompt.chances:
             self.observed(prompt.by, prompt.chances[weak], agreement, row_id)
 
     def health(self) -> GetRouterHealthResponse:
-        """Of every head in use."""
+        """The health of every head in use."""
         routers = [_health_message(by, monitor.health) for by, monitor in self._monitors.items()]
         return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
 
@@ -160,7 +144,7 @@ class DriftMonitor:
         for signal in health.drifted:
             self._event(by, health, signal, DRIFT_CHANGE_RETIRED)
 
-    def _tell(self, by: HeadKey, monitor: Monitor, change: Change | None) -> None:
+    def _report(self, by: HeadKey, monitor: Monitor, change: Change | None) -> None:
         if change is not None:
             kind = DRIFT_CHANGE_BEGAN if change.began else DRIFT_CHANGE_ENDED
             self._event(by, monitor.health, change.signal, kind)
@@ -184,24 +168,21 @@ class DriftMonitor:
             )
         )
 
-    def _indices(self, options: CallbackOptions) -> Iterable[Observation]:
-        for by, health in self._seen():
-            if health.inputs.index is not None:
-                yield Observation(health.inputs.index, _attributes(by))
+    def _observations(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+        # The mapping is replaced as a whole, never changed: other threads may iterate over it.
+        for by, monitor in self._monitors.items():
+            value = _measures(monitor.health)[name]
+            if value is not None:
+                yield Observation(value, _attributes(by))
 
-    def _biases(self, options: CallbackOptions) -> Iterable[Observation]:
-        for by, health in self._seen():
-            if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.bias, _attributes(by))
 
-    def _briers(self, options: CallbackOptions) -> Iterable[Observation]:
-        for by, health in self._seen():
-            if health.outcomes.found is not None:
-                yield Observation(health.outcomes.found.brier, _attributes(by))
-
-    def _seen(self) -> Iterator[tuple[HeadKey, Health]]:
-        # The mapping is replaced as a whole, never changed: other threads may walk it.
-        return ((by, monitor.health) for by, monitor in self._monitors.items())
+def _measures(health: Health) -> dict[str, float | None]:
+    found = health.outcomes.found
+    return {
+        names.METRIC_INPUT_DRIFT: health.inputs.index,
+        names.METRIC_ACCURACY_BIAS: None if found is None else found.bias,
+        names.METRIC_BRIER: None if found is None else found.brier,
+    }
 
 
 def _attributes(by: HeadKey) -> dict[str, AttributeValue]:
@@ -214,7 +195,7 @@ def _attributes(by: HeadKey) -> dict[str, AttributeValue]:
 
 
 def _log_fields(by: HeadKey, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
-    """What a line of the log says of a drift of ``signal``."""
+    """Fields of the log line about a drift of ``signal``."""
     yield from (("policy", by.policy), ("version", by.version), ("head", by.head))
     yield "signal", signal.value
     inputs, found = health.inputs, health.outcomes.found
@@ -227,7 +208,7 @@ def _log_fields(by: HeadKey, health: Health, signal: Signal) -> Iterator[tuple[s
 
 
 def _health_message(by: HeadKey, health: Health) -> RouterHealth:
-    """What callers of the API see."""
+    """The health of a head as the API returns it."""
     inputs, outcomes = health.inputs, health.outcomes
     accuracy = AccuracyDrift(state=_state(outcomes.state), rows=outcomes.rows)
     if outcomes.found is not None:

@@ -1,6 +1,6 @@
 import asyncio
 
-from gateway.admission.class_limiter import AT_ONCE, ClassLimiter
+from gateway.admission.class_limiter import CONCURRENT_MAX, ClassLimiter
 
 BOUND_S = 5.0
 
@@ -25,7 +25,11 @@ async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_ot
     calls = [asyncio.create_task(waiting(limiter, name, entered, leave)) for name in names]
     await settled()
     counts = {name: entered.count(name) for name in set(names)}
-    assert counts == {"bulk": AT_ONCE["bulk"], "standard": AT_ONCE["standard"], "interactive": 3}
+    assert counts == {
+        "bulk": CONCURRENT_MAX["bulk"],
+        "standard": CONCURRENT_MAX["standard"],
+        "interactive": 3,
+    }
     leave.set()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*calls)

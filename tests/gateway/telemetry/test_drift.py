@@ -166,7 +166,8 @@ def test_a_reload_keeps_what_is_known_of_the_same_artefact_and_forgets_another()
         heard.drift.use(heads, settings)
         assert [router.inputs.rows for router in heard.drift.health().routers] == [0]
         heard.score(newer, 0.0, count=3)
-    assert not heard.drift.observed(PROMPT_HEAD, 0.5, 1.0)
+    heard.drift.observed(PROMPT_HEAD, 0.5, 1.0)
+    assert outcome_rows(heard.drift) == {PROMPT: 0}
     heard.score(PROMPT_HEAD, 0.0)
     assert heard.events == []
 

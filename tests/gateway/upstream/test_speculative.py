@@ -211,7 +211,7 @@ async def test_second_rows_that_fail_open_the_breaker_and_then_none_begins(
             await wire.batcher.send(first, saying(wire, GOOD, -0.01, end=ROW_END_STOP))
             assert text_of(await events_of(call)) == GOOD
         record = await explained(wire, first.request_id)
-    assert "left alone" in record.attempts[0].single_start_reason
+    assert "circuit breaker is open" in record.attempts[0].single_start_reason
 
 
 async def test_who_comes_back_elsewhere_goes_on_with_one_model(wire: Wire) -> None:
