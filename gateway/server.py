@@ -20,7 +20,7 @@ from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
-from gateway.api.generate import Generator
+from gateway.api.generate import Generator, RequestObservers
 from gateway.api.health import SERVICE, Health
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
@@ -33,15 +33,14 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
+from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
-from gateway.streaming.replays import Replays
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from gateway.upstream.dispatch import Dispatch
-from gateway.upstream.escalation import Cascading
-from gateway.upstream.guard_client import Asking
-from gateway.upstream.model_rows import Rows
-from gateway.upstream.shadows import Shadowing
+from gateway.upstream.guard_client import GuardClient
+from gateway.upstream.nats_transport import NatsTransport
+from gateway.upstream.rows import Upstream
+from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import SetupError, ShuttingDown
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
@@ -87,9 +86,9 @@ class Gateway:
         self.address = limits.address
         self._settings = settings
         self._loads = ModelLoadTable()
-        self._dispatch = Dispatch(gateway_id)
-        replays = Replays(limits.replay_entries, limits.replay_s)
-        self.registry = Registry(self._dispatch.outbox, replays)
+        self._transport = NatsTransport(gateway_id)
+        replays = ReplayCache(limits.replay_entries, limits.replay_s)
+        self.registry = Registry(self._transport.outbox, replays)
         self._store = RecordStore(settings.records, settings.routing.outcomes)
         records = RecordBuilders(
             settings.records, self._store, catalog.facts, gateway_id, settings.currency
@@ -107,27 +106,21 @@ class Gateway:
         self._admission = admission
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
         self._drift.use(router.held_out, settings.routing.drift)
-        cascading = Cascading(self._overload, usage, EscalationLimiter(), self._drift)
-        rows = Rows(admission, self.registry, self._dispatch, limits.stall_s)
-        asking = Asking(rows, self._overload, usage)
-        self._shadowing = Shadowing(rows, self._overload, usage, self._store, self._drift)
+        upstream = Upstream(
+            admission, self._overload, usage, self.registry, self._transport, limits.stall_s
+        )
+        self._shadows = ShadowRunner(upstream, self._store, self._drift)
         generator = Generator(
             limits,
             ClassLimiter(),
-            admission,
-            self.registry,
-            self._dispatch,
-            records,
-            usage,
-            cascading,
-            asking,
-            self._shadowing,
-            self._drift,
-            RequestMetrics(meter),
+            upstream,
+            EscalationLimiter(),
+            GuardClient(upstream),
+            RequestObservers(records, RequestMetrics(meter), self._drift, self._shadows),
             tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
-        self._health = Health(self._loads, catalog.names, lambda: self._dispatch.connected)
+        self._health = Health(self._loads, catalog.names, lambda: self._transport.connected)
         self._server = self._make_server(limits.max_message_bytes)
 
     async def start(self) -> None:
@@ -139,13 +132,16 @@ class Gateway:
         """
         self._bind()
         client = await connect(
-            self._settings.nats, self._dispatch.gateway_id, self._dispatch.resync, PING_INTERVAL_S
+            self._settings.nats,
+            self._transport.gateway_id,
+            self._transport.on_reconnect,
+            PING_INTERVAL_S,
         )
         await self._start_store(client)
-        await self._dispatch.start(client, self.registry, self._loads)
+        await self._transport.start(client, self.registry, self._loads)
         await self._health.refresh(time.monotonic())
         await self._server.start()
-        _log.info("gateway %s serves on %s", self._dispatch.gateway_id, self.address)
+        _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
 
     async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
         """Requests that come from now on are routed by ``router``.
@@ -199,14 +195,14 @@ class Gateway:
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
-        await self._shadowing.close()
+        await self._shadows.close()
         await self._store.writer.flush(_RECORDS_S)
 
     async def close(self) -> None:
         """Closes the port, then NATS."""
         await self._server.stop(_CLOSE_S)
-        await self._dispatch.close()
-        _log.info("gateway %s closed", self._dispatch.gateway_id)
+        await self._transport.close()
+        _log.info("gateway %s closed", self._transport.gateway_id)
 
     async def _start_store(self, client: Client) -> None:
         try:

@@ -29,7 +29,7 @@ from gateway.safety.inspector import (
     verdict_on,
 )
 from gateway.safety.policy import Policy
-from gateway.streaming.endings import Hops
+from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.validation.conversation import Conversation, Turn
 from gateway.validation.requests import ValidRequest
@@ -117,9 +117,13 @@ class Admission:
         self._usage = usage
 
     async def admit(
-        self, request: ValidRequest, spans: CallSpans, hops: Hops, record: RecordBuilder
+        self,
+        request: ValidRequest,
+        spans: CallSpans,
+        timings: RequestTimings,
+        record: RecordBuilder,
     ) -> AdmittedRequest:
-        """Decides everything; the times go into ``hops``, the decisions into ``record``.
+        """Decides everything; the times go into ``timings``, the decisions into ``record``.
 
         Raises:
             SafetyBlocked: the policy does not let the prompt through.
@@ -128,16 +132,16 @@ class Admission:
             Overloaded: the answer would come after the deadline, or the queue is full.
         """
         scheduling = SchedulingParams(
-            request.priority_class, hops.arrived_at + request.timeout_s, request.allow_degraded
+            request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         models = self.catalog.answering if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
-        with _timed(spans, names.SPAN_SAFETY, hops, "safety_ms") as span:
+        with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
             prompt = await self._inspect(request, span, record)
-        with _timed(spans, names.SPAN_ROUTE, hops, "route_ms") as span:
+        with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
             plan = await self._route(request, prompt, scheduling, span, record)
-        with _timed(spans, names.SPAN_TOKENIZE, hops, "tokenize_ms") as span:
+        with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
             first = await self._prepare(request, prompt, plan.model)
             span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
             second = await self._prepare_second(request, prompt, plan, first)
@@ -305,9 +309,9 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
 
 
 @contextmanager
-def _timed(spans: CallSpans, name: str, hops: Hops, hop: _Hop) -> Iterator[Span]:
-    """The span of a hop; its duration goes into ``hops``."""
+def _timed(spans: CallSpans, name: str, timings: RequestTimings, hop: _Hop) -> Iterator[Span]:
+    """The span of a hop; its duration goes into ``timings``."""
     start = time.monotonic()
     with spans.hop(name) as span:
         yield span
-    setattr(hops, hop, (time.monotonic() - start) * 1000)
+    setattr(timings, hop, (time.monotonic() - start) * 1000)

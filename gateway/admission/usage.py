@@ -7,7 +7,7 @@ from gateway.admission.overload import OverloadControl
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Spending
 from gateway.routing.router import ModelFacts
-from gateway.streaming.leg import Leg
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
 
@@ -29,24 +29,26 @@ class UsageAccounting:
 
     def ended(self, tenant: str, stream: Stream, now: float) -> None:
         """A stream of ``tenant`` ended."""
-        for leg in stream.legs:
-            self.spending.add(tenant, self.cost(leg), now)
-            if leg is not stream.leg:
-                self._judge_aside(leg, now)
-        self.judge(stream.leg.model, stream.error, now)
+        for attempt in stream.attempts:
+            self.spending.add(tenant, self.cost(attempt), now)
+            if attempt is not stream.current:
+                self._judge_aside(attempt, now)
+        self.judge(stream.current.model, stream.error, now)
 
-    def _judge_aside(self, leg: Leg, now: float) -> None:
-        """What a leg says about its model where another one answered."""
-        if leg.error is not None:
-            self.judge(leg.model, leg.error, now)
-        elif leg.unused and not leg.assembler.heard:
-            self.breakers.abandoned(leg.model)
+    def _judge_aside(self, attempt: ModelAttempt, now: float) -> None:
+        """Judges the model of an attempt where another attempt gave the answer."""
+        if attempt.error is not None:
+            self.judge(attempt.model, attempt.error, now)
+        elif attempt.unused_reason and not attempt.assembler.has_frames:
+            self.breakers.abandoned(attempt.model)
         else:
-            self.breakers.succeeded(leg.model, now)  # it answered, if not well, or not to the end
+            self.breakers.succeeded(
+                attempt.model, now
+            )  # it answered, if not well, or not to the end
 
-    def cost(self, leg: Leg) -> float:
+    def cost(self, attempt: ModelAttempt) -> float:
         """Of a row so far."""
-        return self.models[leg.model].cost(leg.prompt_tokens, len(leg.transcript.token_ids))
+        return self.models[attempt.model].cost(attempt.prompt_tokens, attempt.completion_tokens)
 
     def judge(self, model: str, error: SluiceError | None, now: float) -> None:
         """What a row that has ended, with ``error`` or without, says about ``model``."""

@@ -2,57 +2,77 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from opentelemetry.trace import SpanKind, Tracer
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.admission.pipeline import Admission, AdmittedRequest
-from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.usage import UsageAccounting
+from gateway.api.call_attributes import (
+    end_attributes,
+    request_attributes,
+    started_attributes,
+    stream_attributes,
+)
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
-from gateway.safety.dry_run import move_labels
-from gateway.streaming.endings import Hops
-from gateway.streaming.leg import Leg
-from gateway.streaming.reader import Reader
-from gateway.streaming.registry import Registry
-from gateway.streaming.states import StreamState
+from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.streaming.delivery import Reader
+from gateway.streaming.idempotency import Replay
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
 from gateway.streaming.stream import Stream
-from gateway.streaming.ticket import Ticket
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
-from gateway.telemetry.spans import CallSpans, finding_attributes
-from gateway.upstream.dispatch import Dispatch
-from gateway.upstream.escalation import Cascading, Escalation
-from gateway.upstream.guard_client import Asking
-from gateway.upstream.guard_runner import Asked, Guarding
-from gateway.upstream.shadows import Ended, Shadowing
-from gateway.upstream.tasks import new_request_id, open_stream, started_of, task_of
+from gateway.telemetry.spans import CallSpans
+from gateway.upstream.escalation import Escalation
+from gateway.upstream.guard_client import GuardClient
+from gateway.upstream.guard_runner import GuardRunner
+from gateway.upstream.rows import RequestContext, Upstream
+from gateway.upstream.shadow_runner import ShadowRunner
+from gateway.upstream.tasks import already_complete, new_request_id, started_of
 from gateway.validation.requests import ValidRequest, tenant_of, validate
-from sluice.defaults import AUTO
 from sluice.errors import DeadlinePassed, SluiceError
-from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
-from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
-    FinishReason,
     GenerateRequest,
     GenerateResponse,
     Notice,
-    Started,
 )
-from sluice.wire import subjects
-from sluice.wire.enums import word_of
 
-_REPLAYED: Final = Notice(
-    kind=NOTICE_KIND_REPLAYED, message="the answer to an earlier request with this idempotency key"
+_REPLAYED: Final = GenerateResponse(
+    notice=Notice(
+        kind=NOTICE_KIND_REPLAYED,
+        message="the answer to an earlier request with this idempotency key",
+    )
 )
+
+
+@dataclass(frozen=True)
+class RequestObservers:
+    """What is recorded, counted and learned of every request."""
+
+    records: RecordBuilders
+    metrics: RequestMetrics
+    drift: DriftMonitor
+    shadows: ShadowRunner
+
+    def refused(self, request: ValidRequest, record: RecordBuilder, error: SluiceError) -> None:
+        """A valid request ended before it had a stream."""
+        record.finish_with_error(error)
+        self.metrics.refused(request.priority_class, error.reason)
+
+    def ended(self, context: RequestContext, cascade: Escalation | None, stream: Stream) -> None:
+        """The stream of an admitted request ended."""
+        score, plan = None if cascade is None else cascade.monitor.score, context.admitted.plan
+        if score is not None:
+            self.drift.scored(score)
+            context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
+        context.record.finish(stream)
+        self.shadows.ended(context, stream)
+        self.metrics.ended(context.request, stream)
 
 
 @dataclass(frozen=True)
@@ -61,35 +81,11 @@ class Generator:
 
     settings: GatewaySettings
     limiter: ClassLimiter
-    admission: Admission
-    registry: Registry
-    dispatch: Dispatch
-    records: RecordBuilders
-    usage: UsageAccounting
-    cascading: Cascading
-    asking: Asking
-    shadowing: Shadowing
-    drift: DriftMonitor
-    metrics: RequestMetrics
+    upstream: Upstream
+    escalations: EscalationLimiter
+    guards: GuardClient
+    observers: RequestObservers
     tracer: Tracer
-
-    def ended(
-        self,
-        request: ValidRequest,
-        admitted: AdmittedRequest,
-        record: RecordBuilder,
-        spans: CallSpans,
-        stream: Stream,
-    ) -> None:
-        """A stream ended: writes its record, and learns from it."""
-        if stream.ticket.cascade is not None:
-            stream.ticket.cascade.ended()
-        if stream.ticket.guards is not None:
-            stream.ticket.guards.close()
-        record.finish(stream)
-        self.usage.ended(request.tenant, stream, time.monotonic())
-        self.shadowing.ended(Ended(request, admitted, record, spans, stream))
-        self.metrics.ended(request, stream)
 
     async def answer(
         self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
@@ -105,22 +101,22 @@ class Generator:
 
 
 class _Call:
-    """The state of one call."""
+    """The state of one call. Its methods stand in the order in which they run."""
 
     def __init__(self, shared: Generator, spans: CallSpans, context: Any) -> None:
         self._shared = shared
-        self._registry = shared.registry
+        self._upstream = shared.upstream
+        self._registry = shared.upstream.registry
         self._spans = spans
         self._context = context
-        self._hops = Hops(arrived_at=time.monotonic())
-        self._news = asyncio.Event()
-        self._replayed = False
+        self._timings = RequestTimings(arrived_at=time.monotonic())
+        self._has_events = asyncio.Event()
 
     async def run(self, wire: GenerateRequest, tenant: str) -> None:
-        catalog, settings = self._shared.admission.catalog, self._shared.settings
+        catalog, settings = self._upstream.admission.catalog, self._shared.settings
         remaining_s = self._context.time_remaining()
         request = validate(wire, catalog, remaining_s, settings.default_timeout_s, tenant)
-        self._record_request(wire, request)
+        self._spans.server.set_attributes(request_attributes(request))
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self._answer(request)
@@ -128,213 +124,133 @@ class _Call:
             raise DeadlinePassed("the deadline passed before the answer was complete") from None
 
     async def _answer(self, request: ValidRequest) -> None:
-        stream = self._find(request)
-        if stream is None:
+        found = self._find(request)
+        if found is None:
             async with self._shared.limiter.slot(request.priority_class):
                 # Another call with the same key may have come while this one waited.
-                stream = self._find(request) or await self._admit(request)
-        self._replayed = stream.finished is not None and stream.first_frame_at is not None
-        limit = self._shared.settings.reader_buffer_tokens
-        reader = Reader(len(request.resume), limit, self._news.set)
-        self._registry.join(stream, reader, request.resume_model)
-        joined_at = time.monotonic()
-        try:
-            await self._deliver(stream, reader, request.resume_model)
-        except SluiceError as error:
-            raise error.of_request(stream.request_id) from error
-        finally:
-            self._registry.leave(stream, reader)
-            self._record_stream(stream, joined_at)
+                found = self._find(request) or await self._admit(request)
+        if isinstance(found, Replay):
+            await self._replay(request, found)
+        else:
+            await self._read(request, found)
 
-    def _find(self, request: ValidRequest) -> Stream | None:
+    def _find(self, request: ValidRequest) -> Stream | Replay | None:
         now = time.monotonic()
         return self._registry.find(
             request.key, request.fingerprint, request.resume, request.resume_model, now
         )
 
-    async def _admit(self, request: ValidRequest) -> Stream:
-        """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
-        record = self._shared.records.open(request, new_request_id(), self._spans.trace_id)
+    async def _admit(self, request: ValidRequest) -> Stream | Replay:
+        """A new stream, or the one that another call with the same key opened meanwhile."""
+        admission, observers = self._upstream.admission, self._shared.observers
+        record = observers.records.open(request, new_request_id(), self._spans.trace_id)
         try:
-            admitted = await self._shared.admission.admit(request, self._spans, self._hops, record)
+            admitted = await admission.admit(request, self._spans, self._timings, record)
         except SluiceError as error:
-            record.finish_with_error(error)
-            self._shared.metrics.refused(request.priority_class, error.reason)
+            observers.refused(request, record, error)
             raise error.of_request(record.request_id) from error
-        # Another call with the same key may have come while this one was tokenized.
         found = self._find(request)
         if found is not None:
             return found
         for score in admitted.plan.scores:
-            self._shared.drift.scored(score)
-        stream = self._open(request, admitted, record)
-        self._registry.open(stream)
-        if stream.ended:
-            self._registry.close(stream, time.monotonic())
-        else:
-            self._start(request, stream, admitted)
-        return stream
+            observers.drift.scored(score)
+        return self._open(RequestContext(request, admitted, record, self._spans, self._timings))
 
-    def _start(self, request: ValidRequest, stream: Stream, admitted: AdmittedRequest) -> None:
-        """The row and the checks of its prompt run side by side."""
-        if not stream.row_ended:
-            self._submit(request, stream, admitted.first)
-            self._registry.stand_by(stream, time.monotonic())
-        if stream.ticket.guards is not None:
-            stream.ticket.guards.begin(stream)
-
-    def _guards(self, request: ValidRequest, admitted: AdmittedRequest) -> Guarding | None:
-        if not admitted.guards:
-            return None
-        send = partial(self._submit_governed, request)
-        return Guarding(self._shared.asking, Asked(request, admitted, self._spans, send))
-
-    def _open(
-        self, request: ValidRequest, admitted: AdmittedRequest, record: RecordBuilder
-    ) -> Stream:
-        stall_s = self._shared.settings.stall_s
-        cascade = None
+    def _open(self, context: RequestContext) -> Stream:
+        """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
+        request, admitted = context.request, context.admitted
+        cascade = guards = None
         if admitted.second is not None:
-            send = partial(self._submit_second, request)
-            cascade = Escalation(self._shared.cascading, request, admitted, record, stall_s, send)
-        ticket = Ticket(
-            started=started_of(record.request_id, admitted, self._spans.trace_id),
-            deadline=self._hops.arrived_at + request.timeout_s,
+            cascade = Escalation(self._upstream, self._shared.escalations, context)
+        if admitted.guards:
+            guards = GuardRunner(self._shared.guards, context)
+        spec = StreamSpec(
+            started=started_of(context.request_id, admitted, self._spans.trace_id),
+            deadline=context.deadline,
             with_logprobs=request.sampling.HasField("logprobs"),
-            hops=self._hops,
+            timings=self._timings,
             key=request.key,
             fingerprint=request.fingerprint,
-            on_end=_Once(partial(self._shared.ended, request, admitted, record, self._spans)),
-            cascade=cascade,
-            guards=self._guards(request, admitted),
         )
-        return open_stream(request, admitted, ticket, stall_s)
+        first = self._upstream.new_attempt(
+            request, admitted.first, context.request_id, request.resume
+        )
+        on_end = partial(self._ended, context, cascade, guards)
+        stream = self._registry.open(spec, first, cascade, guards, on_end)
+        reason = already_complete(admitted.first.sampling, first.transcript)
+        if reason is not None:
+            self._registry.finish(stream, reason, time.monotonic())
+        if not stream.row_ended:
+            self._upstream.send_first(context, first)
+            self._registry.start_backup(stream, time.monotonic())
+        if guards is not None and not stream.ended:
+            guards.check_prompt(stream)  # beside the row
+        return stream
 
-    def _submit(self, request: ValidRequest, stream: Stream, prepared: PreparedPrompt) -> None:
-        dispatch = self._shared.dispatch
-        task = task_of(stream, request, prepared, dispatch.gateway_id)
-        dispatch.submit(task.request_id, self._publish(stream, task))
-
-    def _submit_governed(
-        self, request: ValidRequest, stream: Stream, prepared: PreparedPrompt
+    def _ended(
+        self,
+        context: RequestContext,
+        cascade: Escalation | None,
+        guards: GuardRunner | None,
+        stream: Stream,
     ) -> None:
-        self._submit_second(request, stream, stream.leg, prepared)
+        if guards is not None:
+            guards.close()
+        self._upstream.usage.ended(context.request.tenant, stream, time.monotonic())
+        self._shared.observers.ended(context, cascade, stream)
 
-    def _submit_second(
-        self, request: ValidRequest, stream: Stream, leg: Leg, prepared: PreparedPrompt
-    ) -> None:
-        """As `_submit`, for another row than the first; what goes wrong is the stream's business."""
-        self._shared.admission.sent(prepared, request.priority_class)
-        dispatch = self._shared.dispatch
-        task = task_of(stream, request, prepared, dispatch.gateway_id, leg)
-        dispatch.submit(task.request_id, self._publish_second(stream, task))
-
-    async def _publish_second(self, stream: Stream, task: Task) -> None:
+    async def _read(self, request: ValidRequest, stream: Stream) -> None:
+        """Writes the events of a stream as they come."""
+        limit = self._shared.settings.reader_buffer_tokens
+        reader = Reader(len(request.resume), limit, self._has_events.set)
+        self._registry.join(stream, reader, request.resume_model)
+        joined_at = time.monotonic()
         try:
-            await self._publish(stream, task)
+            await self._wait_until_published(stream)
+            await self._write_started(stream, request.resume_model)
+            await self._write_events(stream, reader)
         except SluiceError as error:
-            self._registry.unpublished(stream, task.request_id, error, time.monotonic())
-
-    async def _publish(self, stream: Stream, task: Task) -> None:
-        start = time.monotonic()
-        attributes = {
-            names.MESSAGING_SYSTEM: "nats",
-            names.MESSAGING_OPERATION: "send",
-            names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
-        }
-        with self._spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
-            await self._shared.dispatch.publish(task, headers_of(span), stream.ticket.deadline)
-        self._hops.publish_ms += (time.monotonic() - start) * 1000
-        stream.published(task.request_id)
-
-    async def _deliver(self, stream: Stream, reader: Reader, held_model: str) -> None:
-        await self._wait_until_published(stream)
-        started = stream.started(held_model)
-        self._record_started(started)
-        await self._write(GenerateResponse(started=started))
-        if self._replayed:
-            await self._write(GenerateResponse(notice=_REPLAYED))
-        while True:
-            self._news.clear()
-            for event in stream.read(reader):
-                await self._write(event)
-                if event.HasField("finished"):
-                    return
-            await self._news.wait()
+            raise error.of_request(stream.request_id) from error
+        finally:
+            self._registry.leave(stream, reader)
+            self._record_end(stream)
+            if stream.first_frame_at is not None:
+                lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
+                self._spans.past(names.SPAN_STREAM, lasted_s, stream_attributes(stream))
 
     async def _wait_until_published(self, stream: Stream) -> None:
         try:
-            await self._shared.dispatch.submitted(stream.request_id)
+            await self._upstream.transport.submitted(stream.request_id)
         except SluiceError:
-            # Without an acknowledgement the task may have been stored all the same: frames are proof.
+            # Without an acknowledgement the task may be stored all the same: frames prove it.
             if stream.state is StreamState.PUBLISHING:
                 raise
 
-    async def _write(self, event: GenerateResponse) -> None:
-        await self._context.write(event)
+    async def _write_started(self, answer: Stream | Replay, held_model: str) -> None:
+        started = answer.delivery.started(held_model)
+        self._spans.server.set_attributes(started_attributes(started))
+        await self._context.write(GenerateResponse(started=started))
 
-    def _record_request(self, wire: GenerateRequest, request: ValidRequest) -> None:
+    async def _write_events(self, stream: Stream, reader: Reader) -> None:
+        while True:
+            self._has_events.clear()
+            for event in stream.read(reader):
+                await self._context.write(event)
+                if event.HasField("finished"):
+                    return
+            await self._has_events.wait()
+
+    async def _replay(self, request: ValidRequest, replay: Replay) -> None:
+        """Writes the events of an answer that is complete."""
+        try:
+            await self._write_started(replay, request.resume_model)
+            await self._context.write(_REPLAYED)
+            for event in replay.events(len(request.resume), request.resume_model):
+                await self._context.write(event)
+        finally:
+            self._record_end(replay)
+
+    def _record_end(self, answer: Stream | Replay) -> None:
         self._spans.server.set_attributes(
-            {
-                names.GEN_AI_OPERATION: "text_completion" if wire.raw_prompt else "chat",
-                names.GEN_AI_SYSTEM: "sluice",
-                names.GEN_AI_REQUEST_MODEL: request.model or AUTO,
-                names.PRIORITY_CLASS: request.priority_class,
-                names.TENANT: request.tenant,
-            }
+            end_attributes(answer.finished, answer.escalation_reason, answer.first_token_s)
         )
-        if request.sampling.HasField("max_tokens"):
-            self._spans.server.set_attribute(names.GEN_AI_MAX_TOKENS, request.sampling.max_tokens)
-
-    def _record_started(self, started: Started) -> None:
-        self._spans.server.set_attributes(
-            {
-                names.REQUEST_ID: started.request_id,
-                names.GEN_AI_RESPONSE_MODEL: started.model,
-                names.TIER: started.route.tier,
-                names.ROUTE_STRATEGY: started.route.strategy,
-                names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
-            }
-        )
-
-    def _record_stream(self, stream: Stream, joined_at: float) -> None:
-        """The stream span, and the end on the server span. A replay has no stream."""
-        if stream.finished is not None:
-            reason = word_of(FinishReason, stream.finished.reason)
-            self._spans.server.set_attributes(
-                {
-                    names.GEN_AI_FINISH_REASONS: [reason],
-                    names.GEN_AI_OUTPUT_TOKENS: stream.finished.usage.completion_tokens,
-                }
-            )
-        escalated = [leg.handed_over for leg in stream.legs if leg.handed_over]
-        if escalated:
-            self._spans.server.set_attribute(names.ROUTE_ESCALATED, escalated[-1])
-        if stream.first_token_at is not None:
-            ttft_s = stream.first_token_at - stream.ticket.hops.arrived_at
-            self._spans.server.set_attribute(names.GEN_AI_TTFT, ttft_s)
-        if stream.first_frame_at is not None and not self._replayed:
-            lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
-            attributes = {names.ATTEMPT: stream.attempt, **_found_in(stream)}
-            self._spans.past(names.SPAN_STREAM, lasted_s, attributes)
-
-
-class _Once:
-    """Is called once, and then holds nothing any more: a finished stream may wait long for a replay."""
-
-    def __init__(self, end: Callable[[Stream], None]) -> None:
-        self._end: Callable[[Stream], None] | None = end
-
-    def __call__(self, stream: Stream) -> None:
-        end, self._end = self._end, None
-        assert end is not None, "a stream ends once"
-        end(stream)
-
-
-def _found_in(stream: Stream) -> dict[str, AttributeValue]:
-    """What the safety policy says of an answer that is complete."""
-    if stream.finished is None or stream.leg.answer is None:
-        return {}
-    outcome = stream.leg.answer.outcome()
-    found = {names.SAFETY_POLICY: outcome.policy, **finding_attributes(outcome.taken)}
-    return {**found, names.DRY_RUN: move_labels(outcome.moves)} if outcome.moves else found

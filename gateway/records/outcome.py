@@ -9,7 +9,7 @@ from gateway.records.agreement import agreement
 from gateway.routing.learned.text import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action
-from gateway.streaming.leg import Leg
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.internal.v1.outcome_pb2 import Comparison, Outcome
@@ -41,7 +41,7 @@ def learnable(request: ValidRequest, stream: Stream) -> bool:
 
     A resumed answer began in another stream, which counts.
     """
-    finished, guards = stream.finished, stream.ticket.guards
+    finished, guards = stream.finished, stream.guards
     if finished is None or request.resume or blocked(stream):
         return False
     return guards is None or all(one.action not in _STEERING for one in guards.checks.decided)
@@ -60,7 +60,7 @@ def outcome_of(
 
     ``prompt``: the caller's turns as the models saw them.
     """
-    if not learning.kept or learning.pair is None or stream.leg.model not in learning.pair:
+    if not learning.kept or learning.pair is None or stream.current.model not in learning.pair:
         return None
     weak, strong = learning.pair
     outcome = Outcome(
@@ -71,17 +71,17 @@ def outcome_of(
         policy=learning.policy,
         weak_model=weak,
         strong_model=strong,
-        strong_answered=stream.leg.model == strong,
+        strong_answered=stream.current.model == strong,
         prompt=ends(prompt, TEXT_CHARS_MAX),
     )
     if outcome.strong_answered:
         _compare_draft(outcome, stream)
     else:
-        _keep_answer(outcome, stream.leg)
+        _keep_answer(outcome, stream.current)
     return outcome
 
 
-def add_shadow(outcome: Outcome, shadow: Leg, agreed: float) -> bool:
+def add_shadow(outcome: Outcome, shadow: ModelAttempt, agreed: float) -> bool:
     """Adds the answer of a shadow; False where its model is not the other one of the two."""
     if shadow.model != (outcome.weak_model if outcome.strong_answered else outcome.strong_model):
         return False
@@ -153,19 +153,19 @@ def labels(
 
 def _compare_draft(outcome: Outcome, stream: Stream) -> None:
     """Compares the draft of the weak model with the answer of a cascade that escalated; a cut-off draft scores 0."""
-    others = (leg for leg in stream.legs if leg is not stream.leg)
-    draft = next((leg for leg in others if leg.model == outcome.weak_model), None)
+    others = (one for one in stream.attempts if one is not stream.current)
+    draft = next((one for one in others if one.model == outcome.weak_model), None)
     if draft is None or draft.error is not None:  # a failure does not count against the model
         return
     complete = draft.transcript.closed
-    agreed = agreement(draft.said, stream.leg.said) if complete else 0.0
+    agreed = agreement(draft.raw_text, stream.current.raw_text) if complete else 0.0
     outcome.comparison.CopyFrom(Comparison(agreement=agreed))
     if complete:
         _keep_answer(outcome, draft)
 
 
-def _keep_answer(outcome: Outcome, leg: Leg) -> None:
+def _keep_answer(outcome: Outcome, attempt: ModelAttempt) -> None:
     """Keeps an answer unless the safety policy found something in it."""
-    output = None if leg.answer is None else leg.answer.filter
+    output = None if attempt.inspection is None else attempt.inspection.filter
     if output is None or not (output.review().taken or output.echoes):
-        outcome.weak_answer = ends(leg.said, TEXT_CHARS_MAX)
+        outcome.weak_answer = ends(attempt.raw_text, TEXT_CHARS_MAX)

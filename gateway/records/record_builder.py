@@ -14,7 +14,7 @@ from gateway.safety.actions import Action
 from gateway.safety.guards.checks import PASSED, Checks, Decided, outcome_of
 from gateway.safety.guards.families import Failure
 from gateway.safety.inspector import PromptVerdict
-from gateway.streaming import leg as streams
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
@@ -115,15 +115,15 @@ class RecordBuilder:
 
     def finish(self, stream: Stream) -> None:
         """The stream of the request ended."""
-        for leg in stream.legs:
-            self._add_leg(leg)
-        if stream.ticket.guards is not None:
-            self._add_guards(stream.ticket.guards.checks)
+        for attempt in stream.attempts:
+            self._add_attempt(attempt)
+        if stream.guards is not None:
+            self._add_guards(stream.guards.checks)
         if stream.finished is not None:
             self._record.finish_reason = stream.finished.reason
             self._record.timings.CopyFrom(stream.finished.timings)
-            if stream.leg.answer is not None:
-                self._add_decisions(stream.leg.answer.outcome().taken, in_answer=True)
+            if stream.current.inspection is not None:
+                self._add_decisions(stream.current.inspection.outcome().taken, in_answer=True)
         elif stream.error is not None:
             self._record.error_reason = stream.error.reason
         self._write()
@@ -144,21 +144,22 @@ class RecordBuilder:
                 rule=rule, action=action.name.lower(), count=count, in_answer=in_answer
             )
 
-    def _add_leg(self, leg: streams.Leg) -> None:
+    def _add_attempt(self, attempt: ModelAttempt) -> None:
         """A model's work on the request, and the batch that its row was sent in last."""
-        answered = len(leg.transcript.token_ids)
         kept = self._record.attempts.add(
-            model=leg.model,
-            prompt_tokens=leg.prompt_tokens,
-            completion_tokens=answered,
-            cost=self._shared.models[leg.model].cost(leg.prompt_tokens, answered),
-            attempt=leg.assembler.attempt,
-            escalation_reason=leg.handed_over,
-            kept_reason=leg.kept,
-            unused_reason=leg.unused,
-            single_start_reason=leg.alone,
+            model=attempt.model,
+            prompt_tokens=attempt.prompt_tokens,
+            completion_tokens=attempt.completion_tokens,
+            cost=self._shared.models[attempt.model].cost(
+                attempt.prompt_tokens, attempt.completion_tokens
+            ),
+            attempt=attempt.assembler.attempt,
+            escalation_reason=attempt.escalation_reason,
+            kept_reason=attempt.kept_reason,
+            unused_reason=attempt.unused_reason,
+            single_start_reason=attempt.single_start_reason,
         )
-        batch = leg.batch
+        batch = attempt.batch
         if batch is not None:
             kept.worker = batch.worker
             kept.batch_id = batch.batch_id

@@ -1,1 +1,1 @@
-"""Answers on their way to callers. Plain code without I/O: time is an argument, the shell around it sends and waits."""
+"""Answers on their way to callers: frames in, events out. Plain code without a clock and without I/O."""

@@ -1,27 +1,29 @@
 """One request that waits for its answer: frames go in, events come out.
 
-What is known of it is in `Answer`; here is what follows when something happens.
+A `Stream` joins the parts and decides what follows from each event: its `Lifecycle` (the base class) says how far the
+answer is, its `CascadeState` which model gives it, its `Delivery` what callers may see.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
-from gateway.streaming.answer import Answer
-from gateway.streaming.endings import contradiction, error_of, finish_reason_of
-from gateway.streaming.leg import Leg
-from gateway.streaming.outbox import NOTHING, Reaction, dismissed, refused
-from gateway.streaming.reader import Reader
-from gateway.streaming.relay import ENDED, REROUTED
-from gateway.streaming.states import StreamState
-from gateway.streaming.ticket import Cascade
-from sluice.errors import SluiceError
+from gateway.safety.guards.checks import Checks
+from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
+from gateway.streaming.cascade_state import ENDED, REROUTED, Cascade, CascadeState
+from gateway.streaming.control import ControlOutbox
+from gateway.streaming.delivery import Delivery, Reader
+from gateway.streaming.idempotency import Replay
+from gateway.streaming.lifecycle import Lifecycle, StreamSpec, StreamState
+from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
+    Finished,
     FinishReason,
     GenerateResponse,
+    ModelUsage,
     Notice,
 )
 
@@ -30,19 +32,83 @@ _RECOVERED: Final = Notice(
 )
 
 
-class Stream(Answer):
-    """An answer that comes, and what follows from what happens to it."""
+class Guards(Protocol):
+    """The guard models that check the prompt and the answer of one request."""
 
-    def attach(self, reader: Reader, model: str = "") -> None:
-        """``reader`` reads from now on; what it holds is of ``model``, or of the present one when that is empty."""
-        self._showing.attach(reader, self.transcript, anew=self._relay.left(model))
+    @property
+    def checks(self) -> Checks:
+        """Which checks are due, and their outcomes."""
 
-    def detach(self) -> Reader | None:
-        """Nobody reads any more; returns the call that did."""
-        return self._showing.detach()
+    def check_answer(self, stream: "Stream", *, ended: bool) -> None:
+        """The answer of ``stream`` has grown, or ended: starts the checks that are due."""
+
+
+class Stream(Lifecycle):
+    """The answer to one request while it is computed, and after its end.
+
+    Attributes:
+        spec: what was fixed at admission.
+        cascade: the models that work on it.
+        delivery: what callers may see of it.
+        guards: its checks, if the policy has guard models.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        first: ModelAttempt,
+        outbox: ControlOutbox,
+        cascade: Cascade | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.cascade = CascadeState(first, cascade, outbox)
+        self.delivery = Delivery(spec.started, first, spec.with_logprobs)
+        self.guards = guards
+        self._outbox = outbox
+
+    @property
+    def request_id(self) -> str:
+        """The name of the request."""
+        return self.spec.started.request_id
+
+    @property
+    def attempts(self) -> list[ModelAttempt]:
+        """The models that worked on it, in the order in which they began."""
+        return self.cascade.attempts
+
+    @property
+    def current(self) -> ModelAttempt:
+        """The model whose answer it is now."""
+        return self.cascade.current
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing of the answer may be shown yet."""
+        return self.cascade.holding or (self.guards is not None and self.guards.checks.holds)
+
+    @property
+    def escalation_reason(self) -> str:
+        """Why another model took over last, if one did."""
+        reasons = [one.escalation_reason for one in self.attempts if one.escalation_reason]
+        return reasons[-1] if reasons else ""
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From the arrival of the request to its first token, seconds."""
+        first_at = self.first_token_at
+        return None if first_at is None else first_at - self.spec.timings.arrived_at
+
+    def replay(self) -> Replay:
+        """What is kept of a complete answer."""
+        assert self.finished is not None, "only complete answers are replayed"
+        return Replay(
+            self.spec, self.finished, self.escalation_reason, self.first_token_s, self.delivery
+        )
 
     def read(self, reader: Reader) -> list[GenerateResponse]:
-        """The events that ``reader`` has not had, everything that waits in one delta.
+        """The events that ``reader`` has not had, all unread tokens in one delta.
 
         Raises:
             SluiceError: the stream ended with it, or another call took over.
@@ -51,222 +117,225 @@ class Stream(Answer):
             raise reader.displaced_by
         if self.error is not None:
             raise self.error
-        return self._showing.events(reader, self.transcript, self.finished, silent=self.silent)
+        return self.delivery.read(reader, self.finished, hidden=self.hidden)
 
-    def stand_by(self, now: float) -> Reaction:
-        """The second model's row begins too, where the cascade wants it at once."""
-        leg = self._relay.stand_by(now)
-        if leg is None:
-            return NOTHING
-        self._cascade.launch(self, leg)
-        return Reaction(began=leg.row_id)
+    def computing_attempt(self, row_id: str) -> ModelAttempt | None:
+        """The attempt whose row ``row_id`` computes for the answer; None when the row is not needed."""
+        return next((one for one in self._computing() if one.row_id == row_id), None)
 
-    def published(self, row_id: str = "") -> None:
-        """JetStream has the task of the row, or of the answer's."""
-        standby = self._relay.stands_by(row_id)
-        if standby is not None:
-            standby.published = True
-        elif row_id in ("", self.row_id):
-            self._course.published()
+    def published(self, row_id: str) -> None:
+        """JetStream has stored the task of the row."""
+        backup = self.cascade.backup_of(row_id)
+        if backup is not None:
+            backup.published = True
+        elif row_id == self.current.row_id:
+            self._set_published()
 
-    def unpublished(self, row_id: str, error: SluiceError) -> Reaction:
-        """JetStream did not say that it has the task of the row. It may all the same: frames are proof."""
-        standby = self._relay.stands_by(row_id)
-        if standby is not None:
-            if not standby.leg.assembler.heard:
-                self._relay.lose(error)
-            return NOTHING
-        if row_id == self.row_id and self.state is StreamState.PUBLISHING:
-            return self.abandon(error)
-        return NOTHING
+    def publish_failed(self, row_id: str, error: SluiceError) -> None:
+        """JetStream did not confirm the task of the row. It may be stored all the same: frames prove it."""
+        backup = self.cascade.backup_of(row_id)
+        if backup is not None and not backup.attempt.assembler.has_frames:
+            self.cascade.fail_backup(error)
+        elif row_id == self.current.row_id and self.state is StreamState.PUBLISHING:
+            self.fail(error)
 
-    def take(self, frame: Frame, now: float) -> Reaction:
-        """Adds what ``frame`` brings."""
-        if frame.request_id != self.row_id:
-            return self._relay.take_aside(frame, now)
-        if self.state is StreamState.CHECKING:  # said again: the row has ended
-            return refused(frame) if frame.HasField("final") else NOTHING
-        # That something waited to be shown is not the reader's fault.
-        first, before = self.leg, 0 if self.silent else len(self.transcript.shown_ids)
-        taken = first.take(frame, now)
-        self._course.frame_came(tokens=bool(taken.token_ids), now=now)
-        if taken.recovered:
-            self._showing.notify(_RECOVERED)
-        if self._relay.in_doubt(taken, now):
-            return dismissed(first.row_id, first.final) + self._hand_over(now)
-        if taken.token_ids and not self.silent:
-            self._course.shown(now)
-        reaction = self._conclude(taken.resend_from, now)
-        self._ask_guards()
-        if not self.row_ended and self._reader_fell_behind(before):
-            return dismissed(first.row_id, None)
-        return reaction
+    def row_failed(self, row_id: str, error: SluiceError) -> None:
+        """A frame of the row could not be processed: fails the answer, or only the backup."""
+        if self.cascade.backup_of(row_id) is not None:
+            self.cascade.fail_backup(error)
+        elif row_id == self.current.row_id:
+            self.fail(error)
 
-    def spoil(self, row_id: str, error: SluiceError) -> Reaction:
-        """A frame of the row could not be taken: without the row there is no answer, unless it only stood by."""
-        if self._relay.stands_by(row_id) is not None:
-            self._relay.lose(error)
-            return NOTHING
-        return self.abandon(error) if row_id == self.row_id else NOTHING
+    def accept(self, frame: Frame, now: float) -> None:
+        """Adds what is new in ``frame``."""
+        if frame.request_id != self.current.row_id:
+            self.cascade.accept_other(frame, now)
+        elif self.state is StreamState.CHECKING:  # the row has ended: a repeated final frame
+            if frame.HasField("final"):
+                self._outbox.reject(frame)
+        else:
+            self._accept_current(frame, now)
 
-    def dismissals(self) -> Reaction:
-        """What batchers must be told of a row that ran beside the answer's and is not needed any more."""
-        return self._relay.dismissals()
-
-    def overdue(self, now: float) -> Reaction:
-        """Asks for what should have come long ago."""
-        publishing = self.leg if self.state is StreamState.PUBLISHING else None
-        legs = (leg for leg in self._computing() if leg is not publishing)
-        asked = ((leg.row_id, leg.assembler.overdue(now)) for leg in legs)
-        resends = tuple((row_id, index) for row_id, index in asked if index is not None)
-        return Reaction(resends=resends) if resends else NOTHING
-
-    def resync(self, now: float) -> Reaction:
-        """Asks for all that comes next, after frames were lost on the way."""
-        return Reaction(
-            resends=tuple((leg.row_id, leg.assembler.ask_now(now)) for leg in self._computing())
-        )
-
-    def reroute(self, leg: Leg, reason: str) -> Reaction:
-        """A governed model answers with ``leg``; its task must still be sent."""
-        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
-        self.leg.handed_over = reason
-        self.stay()
-        self._go_over(leg)
-        return reaction
-
-    def stay(self) -> None:
-        """No second model answers, whatever the first one says."""
-        self._relay.stay(REROUTED)
-
-    def released(self, now: float) -> None:
-        """A verdict came that lets the answer go on: shows and ends what waited for it alone."""
-        guards = self.ticket.guards
-        assert guards is not None, "it came from them"
-        awaited = self._course.awaited
-        if awaited is not None and not guards.checks.waits:
-            self._finish(*awaited, now)
-        elif not self.silent and self.reader is not None:
-            self._note_shown(now)
-            self._showing.release(self.transcript)
-
-    def block(self, rules: tuple[str, ...], now: float) -> Reaction:
-        """Guards end the answer: what has been given to a caller stays, nothing else is shown."""
-        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
-        self._relay.stay(ENDED)
-        self._showing.withhold(rules)
-        self.transcript.close(truncated=True)
-        awaited = self._course.awaited
-        row = RowTimings() if awaited is None else awaited[1]
-        self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
-        return reaction
-
-    def abandon(self, error: SluiceError) -> Reaction:
-        """Ends with ``error``, unless it has ended; nobody wants its row."""
-        if self.ended:
-            return NOTHING
-        reaction = NOTHING if self.row_ended else dismissed(self.row_id, None)
-        self._fail(error)
-        return reaction
-
-    def finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
-        """Ends with the answer complete, or with an error when it is not what the caller holds."""
-        self._relay.stay(ENDED)
-        reason = self.leg.close(reason)
-        if self.transcript.contradicted:
-            self._fail(contradiction())
+    def _accept_current(self, frame: Frame, now: float) -> None:
+        attempt = self.current
+        # A reader is not to blame for tokens that it may not see yet.
+        before = 0 if self.hidden else len(attempt.transcript.visible.token_ids)
+        accepted = attempt.accept(frame, now)
+        self._set_frame_arrived(with_tokens=bool(accepted.token_ids), now=now)
+        if accepted.recovered:
+            self.delivery.notify(_RECOVERED)
+        if self.cascade.should_escalate(accepted, now):
+            self._outbox.release(attempt.row_id, attempt.final)
+            self._escalate(now)
             return
-        guards = self.ticket.guards
-        if guards is not None:
-            guards.produced(self, ended=True)
-            if guards.checks.waits:
-                self._course.check(reason, timings)
-                self._showing.wake()
+        if accepted.token_ids and not self.hidden:
+            self._set_shown(now)
+        if self._finish_if_complete(now):
+            self._outbox.release(attempt.row_id, attempt.final)
+        elif accepted.resend_from is not None:
+            self._outbox.resend(attempt.row_id, accepted.resend_from)
+        self._check_answer()
+        if not (self.row_ended or self.hidden):
+            too_slow = self.delivery.show_since(before)
+            if too_slow is not None:
+                self.fail(too_slow)
+
+    def request_overdue(self, now: float) -> None:
+        """Requests the frames that should have arrived long ago."""
+        for attempt in self._computing():
+            publishing = attempt is self.current and self.state is StreamState.PUBLISHING
+            index = None if publishing else attempt.assembler.overdue(now)
+            if index is not None:
+                self._outbox.resend(attempt.row_id, index)
+
+    def request_missing(self, now: float) -> None:
+        """Requests all frames that come next, because some were lost."""
+        for attempt in self._computing():
+            self._outbox.resend(attempt.row_id, attempt.assembler.request_now(now))
+
+    def commit_for_reroute(self) -> None:
+        """The safety policy has chosen a model: the cascade ends."""
+        self.cascade.commit(REROUTED)
+
+    def reroute(self, attempt: ModelAttempt, reason: str) -> None:
+        """A governed model gives the answer with ``attempt``; its task must still be sent."""
+        self._cancel_row()
+        self.current.escalation_reason = reason
+        self.commit_for_reroute()
+        self._restart(self.cascade.switch_to(attempt))
+
+    def verdict_passed(self, now: float) -> None:
+        """A guard lets the answer go on: shows and ends what waited for its verdict alone."""
+        assert self.guards is not None, "the verdict came from them"
+        if self._row_end is not None and not self.guards.checks.waits:
+            self._finish(*self._row_end, now)
+        elif not self.hidden and self.delivery.reader is not None:
+            self._show_held_back(now)
+
+    def block(self, rules: tuple[str, ...], now: float) -> None:
+        """A guard ends the answer: callers keep what was delivered, nothing else is shown."""
+        self._cancel_row()
+        self.cascade.commit(ENDED)
+        self.delivery.withhold(rules)
+        self.current.transcript.close(truncated=True)
+        row = RowTimings() if self._row_end is None else self._row_end[1]
+        self._finish(FINISH_REASON_CONTENT_FILTER, row, now)
+
+    def fail(self, error: SluiceError) -> None:
+        """Ends with ``error``, unless it has ended; its row is cancelled."""
+        if not self.ended:
+            self._cancel_row()
+            self._fail(error)
+
+    def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        """Ends with the answer complete, or with an error when it is not what the caller holds."""
+        self.cascade.commit(ENDED)
+        reason = self.current.close(reason)
+        if self.current.transcript.visible.contradicted:
+            self._fail(_contradiction())
+            return
+        if self.guards is not None:
+            self.guards.check_answer(self, ended=True)
+            if self.guards.checks.waits:
+                self._set_checking(reason, row)
+                self.delivery.wake()
                 return
-        self._finish(reason, timings, now)
+        self._finish(reason, row, now)
 
-    def _finish(self, reason: "FinishReason.ValueType", timings: RowTimings, now: float) -> None:
-        if not self._showing.withheld_by:
-            self._note_shown(now)
-        self._course.finish(self._finished_event(reason, timings, now))
-        self._showing.wake()
-
-    def _note_shown(self, now: float) -> None:
-        if self.transcript.shown_ids:
-            self._course.shown(now)
-
-    def _fail(self, error: SluiceError) -> None:
-        self._relay.stay(ENDED)
-        self._course.fail(error)
-        self._showing.wake()
-
-    def _hand_over(self, now: float) -> Reaction:
-        """The second model answers; what the first one said is void."""
-        standby = self._relay.standby
-        if standby is None:
-            self._go_over(self._relay.second(now))
-            self._cascade.launch(self, self.leg)
-            return Reaction(began=self.row_id)
-        self._go_over(standby.leg)
-        if standby.published:
-            self._course.published()
-        self._catch_up(now)
-        return NOTHING
-
-    def _catch_up(self, now: float) -> None:
-        """Shows what the leg has said while it stood by."""
-        self._course.frame_came(tokens=bool(self.transcript.token_ids), now=now)
-        self._conclude(None, now)  # what batchers must know of it they were told
-        self._ask_guards()
-        if not self.silent:
-            self._note_shown(now)
-            self._showing.release(self.transcript)
-
-    def _ask_guards(self) -> None:
-        if self.ticket.guards is not None and not self.row_ended and not self.holding:
-            self.ticket.guards.produced(self, ended=False)
-
-    def _computing(self) -> Iterator[Leg]:
-        """The legs whose rows compute."""
-        if not self.row_ended:
-            yield self.leg
-        standby = self._relay.standby
-        if standby is not None and not standby.over:
-            yield standby.leg
-
-    @property
-    def _cascade(self) -> Cascade:
-        assert self.ticket.cascade is not None, "only a cascade has a second model"
-        return self.ticket.cascade
-
-    def _go_over(self, leg: Leg) -> None:
-        notice = self._relay.go_over(leg)
-        if self.ticket.guards is not None:
-            self.ticket.guards.restart()
-        self._course.begin_anew()
-        self._showing.begin_anew(notice)
-
-    def _conclude(self, resend_from: int | None, now: float) -> Reaction:
-        """Ends with the leg, when that has ended."""
-        leg, final = self.leg, self.leg.final
-        if leg.stopped:
+    def _finish_if_complete(self, now: float) -> bool:
+        """Ends the answer when the current attempt has; whether it did."""
+        attempt, final = self.current, self.current.final
+        if attempt.stopped:
             row = RowTimings() if final is None else final.timings
             self.finish(FINISH_REASON_STOP_SEQUENCE, row, now)
-        elif leg.transcript.contradicted:
-            self._fail(contradiction())
+        elif attempt.transcript.visible.contradicted:
+            self._fail(_contradiction())
         elif final is None:
-            return (
-                NOTHING if resend_from is None else Reaction(resends=((leg.row_id, resend_from),))
-            )
+            return False
         elif (reason := finish_reason_of(final.end)) is None:
             self._fail(error_of(final))
         else:
             self.finish(reason, final.timings, now)
-        return dismissed(leg.row_id, final)
+        return True
 
-    def _reader_fell_behind(self, before: int) -> bool:
-        """Wakes the reader; ends the stream when more waits for it than it may have unread."""
-        error = None if self.silent else self._showing.grew(before, self.transcript)
-        if error is not None:
-            self._fail(error)
-        return error is not None
+    def _finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        if not self.delivery.withheld_by:
+            self._note_shown(now)
+        self._set_finished(self._finished_event(reason, row, now))
+        self.delivery.wake()
+
+    def _fail(self, error: SluiceError) -> None:
+        self.cascade.commit(ENDED)
+        self._set_failed(error)
+        self.delivery.wake()
+
+    def _cancel_row(self) -> None:
+        if not self.row_ended:
+            self._outbox.cancel(self.current.row_id)
+
+    def _escalate(self, now: float) -> None:
+        """The second model answers; what the first one answered is void."""
+        backup = self.cascade.backup
+        self._restart(self.cascade.escalate(now))
+        if backup is None:
+            return
+        if backup.published:
+            self._set_published()
+        self._set_frame_arrived(with_tokens=bool(self.current.transcript.token_ids), now=now)
+        self._finish_if_complete(now)  # batchers were told when its row ended
+        self._check_answer()
+        if not self.hidden:
+            self._show_held_back(now)
+
+    def _restart(self, notice: Notice) -> None:
+        if self.guards is not None:
+            self.guards.checks.restart()
+        self._set_restarted()
+        self.delivery.restart(self.current, notice)
+
+    def _check_answer(self) -> None:
+        if self.guards is not None and not self.row_ended and not self.cascade.holding:
+            self.guards.check_answer(self, ended=False)
+
+    def _show_held_back(self, now: float) -> None:
+        self._note_shown(now)
+        self.delivery.show_held_back()
+
+    def _note_shown(self, now: float) -> None:
+        if self.current.transcript.visible.token_ids:
+            self._set_shown(now)
+
+    def _computing(self) -> Iterator[ModelAttempt]:
+        """The attempts whose rows compute for the answer."""
+        if not self.row_ended:
+            yield self.current
+        backup = self.cascade.backup
+        if backup is not None and not backup.attempt.complete:
+            yield backup.attempt
+
+    def _finished_event(
+        self, reason: "FinishReason.ValueType", row: RowTimings, now: float
+    ) -> Finished:
+        first_at = now if self.first_token_at is None else self.first_token_at
+        withheld_by, transcript = self.delivery.withheld_by, self.current.transcript
+        return Finished(
+            reason=reason,
+            usage=self.current.usage,
+            timings=self.spec.timings.with_row(row, first_at, now),
+            stop=("" if withheld_by else transcript.stop) or "",
+            rules=withheld_by or transcript.blocked,
+            model=self.current.model,
+            attempts=[
+                ModelUsage(model=one.model, usage=one.usage, unused=bool(one.unused_reason))
+                for one in self.attempts
+            ],
+        )
+
+
+def _contradiction() -> SluiceError:
+    """The tokens that the caller resumed with are not those that it would be shown now."""
+    return InvalidRequest.of(
+        "resume.token_ids",
+        "are not the beginning of this answer: the model or the safety policy has changed since; "
+        "ask again without resume",
+    )

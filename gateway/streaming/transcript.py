@@ -1,33 +1,160 @@
 """The answer so far: every token, and what of it a caller sees.
 
-Text is made token by token, so what shows after N tokens depends on the answer alone, not on frames. That is why a
-resumed call, a take-over and a replay can start behind any delta and neither lose nor repeat a character. Under an
-output filter text and tokens lag behind what came (`gateway/streaming/gate.py`); text always goes out with a token, so
-that a place in the tokens is a place in the text.
+Text is made token by token, so what is visible after N tokens depends on the answer alone, not on how it was cut into
+frames. That is why a resumed call, a takeover and a replay can start behind any delta and neither lose nor repeat a
+character.
+
+An output filter delays tokens and text. A token is released when the filter has decided about every character of it;
+the tokens that make up one character are released together. A token of which any character is hidden is shown as
+`HIDDEN_TOKEN_ID`, so that indexes stay and ids never reveal what the text hides. Text always leaves with a token, so
+that an index of a token is a place in the text.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
+from typing import Final, Protocol
 
 from gateway.streaming.detokenizer import Detokenizer
-from gateway.streaming.gate import Filter, Gate, Token
 from gateway.streaming.stops import StopMatcher
+from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import Delta, TokenLogprob, TokenLogprobs
 
 TokenText = Callable[[int], str]
 """Text of one token alone."""
+Token = tuple[int, Logprobs | None]
+"""Id and log-probabilities of one token."""
+_HIDDEN: Final[Token] = (HIDDEN_TOKEN_ID, None)
+
+
+class Filter(Protocol):
+    """Decides which characters of an answer are visible. Offsets count characters as the model gave them."""
+
+    @property
+    def decided(self) -> int:
+        """Characters that later text cannot change any more."""
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """Why the answer ends here: names of rules."""
+
+    def push(self, text: str) -> str:
+        """What may be shown once ``text`` has been added."""
+
+    def finish(self, truncated: bool) -> str:
+        """The rest; ``truncated``: the model did not end by itself."""
+
+    def hides(self, start: int, end: int) -> bool:
+        """Whether a decided character from ``start`` to ``end`` is hidden; called in order."""
+
+
+class FilteredTokens:
+    """The tokens of one answer that wait for the decision of its output filter."""
+
+    def __init__(self, output: Filter) -> None:
+        self.output = output
+        self._waiting: deque[tuple[Token, int, int]] = deque()
+        """Tokens with the range of their text."""
+        self._partial: list[Token] = []
+        """Tokens of a character that is not complete."""
+        self._end = 0
+
+    def push(self, token: Token, text: str) -> str:
+        """Adds ``token``, which completed ``text``; returns the text that may be shown."""
+        self._partial.append(token)
+        if not text:
+            return ""
+        self._complete(text)
+        return self.output.push(text)
+
+    def finish(self, text: str, *, truncated: bool) -> str:
+        """Adds the last ``text``, which no token completed; returns the rest that may be shown."""
+        self._complete(text)
+        return self.output.push(text) + self.output.finish(truncated)
+
+    def release(self, *, all_tokens: bool = False) -> list[Token]:
+        """Takes out the tokens that may be shown: those that are decided, or all once the filter has finished."""
+        limit = self._end if all_tokens else self.output.decided
+        released, waiting = [], self._waiting
+        while waiting and waiting[0][2] <= limit:
+            token, start, end = waiting.popleft()
+            released.append(_HIDDEN if self.output.hides(start, end) else token)
+        return released
+
+    def _complete(self, text: str) -> None:
+        start, self._end = self._end, self._end + len(text)
+        for token in self._partial:
+            self._waiting.append((token, start, self._end))
+        self._partial.clear()
+
+
+class VisibleTokens:
+    """The tokens that a caller may see, each with its text and log-probabilities.
+
+    Attributes:
+        token_ids: in order; `HIDDEN_TOKEN_ID` for those that are hidden.
+        tail: text that no later token released: it was held back until the answer was complete.
+        contradicted: the tokens differ from those that the caller was shown before.
+    """
+
+    def __init__(self, held: Sequence[int] = ()) -> None:
+        """``held``: the tokens that the caller was shown before."""
+        self.token_ids: list[int] = []
+        self.tail = ""
+        self.contradicted = False
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._held = list(held)
+
+    @property
+    def text(self) -> str:
+        """The whole text so far."""
+        return "".join(self._texts) + self.tail
+
+    @property
+    def lacks_held(self) -> bool:
+        """Whether there are fewer tokens than the caller was shown before."""
+        return len(self.token_ids) < len(self._held)
+
+    def append(self, token_id: int, text: str, logprobs: TokenLogprobs) -> None:
+        """Adds the next token."""
+        if self._held:
+            index = len(self.token_ids)
+            self.contradicted |= index < len(self._held) and self._held[index] != token_id
+        self.token_ids.append(token_id)
+        self._texts.append(text)
+        self._logprobs.append(logprobs)
+
+    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
+        """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
+        if start >= len(self.token_ids[:end]):
+            return None
+        return Delta(
+            text="".join(self._texts[start:end]),
+            token_ids=self.token_ids[start:end],
+            index=start,
+            logprobs=self._logprobs[start:end] if with_logprobs else (),
+        )
+
+    def tail_delta(self) -> Delta | None:
+        """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
+        return Delta(text=self.tail, index=len(self.token_ids)) if self.tail else None
+
+    def starts_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
+        known = self.token_ids + self._held[len(self.token_ids) :]
+        return known[: len(token_ids)] == list(token_ids)
 
 
 class Transcript:
-    """Tokens, their text and their log-probabilities, in order.
+    """Tokens of one model's answer, in order.
 
     Attributes:
-        token_ids: all tokens as they came, stop tokens included; never for a caller.
-        shown_ids: what a caller sees of them.
+        token_ids: all tokens as they arrived, stop tokens included; never for a caller.
+        visible: what a caller sees of them.
         closed: no token will be added.
-        blocked: the rules that ended the answer, if they did.
-        contradicted: what shows is not what the caller holds.
+        blocked: the rules that ended the answer, if any did.
     """
 
     def __init__(
@@ -40,32 +167,27 @@ class Transcript:
         held: Sequence[int] = (),
         alternatives: int | None = None,
     ) -> None:
-        """``held``: the tokens that the caller has been shown before.
+        """``held``: the tokens that the caller was shown before.
 
-        ``alternatives``: how many alternatives per token a caller sees; None: all that come.
+        ``alternatives``: how many alternatives per token a caller sees; None: all that arrive.
         """
         self.token_ids: list[int] = []
-        self.shown_ids: list[int] = []
+        self.visible = VisibleTokens(held)
         self.closed = False
         self.blocked: tuple[str, ...] = ()
-        self.contradicted = False
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._tail = ""
-        self._lagging = ""
-        """Text that waits for a token to go out with."""
+        self._pending_text = ""
+        """Text that waits for a token to leave with."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
         self._stop_token_ids = stop_token_ids
         self._token_text = token_text
-        self._gate = Gate(output) if output is not None else None
-        self._held = list(held)
+        self._filtered = None if output is None else FilteredTokens(output)
         self._alternatives = alternatives
 
     @property
-    def draft(self) -> str:
-        """What shows of the answer so far."""
-        return "".join(self._texts) + self._tail
+    def text(self) -> str:
+        """What is visible of the answer so far."""
+        return self.visible.text
 
     @property
     def stop(self) -> str | None:
@@ -77,81 +199,46 @@ class Transcript:
         assert not self.closed, "a closed transcript takes no tokens"
         self.token_ids.append(token_id)
         text = "" if token_id in self._stop_token_ids else self._detokenizer.push(token_id)
-        if self._gate is None:
+        filtered = self._filtered
+        if filtered is None:
             self._show(token_id, logprobs, self._matcher.push(text))
         else:
-            self._pass((token_id, logprobs), text, self._gate)
-        if self.stop is not None or (self._gate is not None and self._gate.output.stopped):
+            self._pending_text += self._matcher.push(filtered.push((token_id, logprobs), text))
+            self._show_all(filtered.release() if text else ())
+        if self.stop is not None or (filtered is not None and filtered.output.stopped):
             self.close(truncated=True)
 
     def close(self, truncated: bool = False) -> None:
         """Releases what was held back: the answer is complete.
 
         Args:
-            truncated: the model did not end by itself; of a secret that was being said next to nothing shows.
+            truncated: the model did not end by itself; almost nothing is shown of a secret that was cut off.
         """
         if self.closed:
             return
         self.closed = True
         # In this order: the last characters may still complete a match or a stop string.
-        text, gate = self._detokenizer.flush(), self._gate
-        if gate is not None:
-            gate.finish(text)
-            text = gate.output.push(text) + gate.output.finish(truncated)
-        self._tail = self._matcher.push(text) + self._matcher.flush()
-        if gate is not None:
-            self._show_all(gate.rest())
-            self.blocked = () if self.stop is not None else gate.output.stopped
-        self.contradicted |= self.stop is None and len(self.shown_ids) < len(self._held)
-
-    def delta(self, start: int, with_logprobs: bool, end: int | None = None) -> Delta | None:
-        """What shows from token ``start`` to ``end`` (None: of all), in one piece; None when there is nothing."""
-        if start >= len(self.shown_ids[:end]):
-            return None
-        return Delta(
-            text="".join(self._texts[start:end]),
-            token_ids=self.shown_ids[start:end],
-            index=start,
-            logprobs=self._logprobs[start:end] if with_logprobs else (),
-        )
-
-    def tail(self) -> Delta | None:
-        """Text that no later token released: it was held back until the answer was complete.
-
-        A delta of its own, without tokens, so that a caller that reconnects at the very end can tell it from text
-        that it has.
-        """
-        if not self._tail:
-            return None
-        return Delta(text=self._tail, index=len(self.shown_ids))
-
-    def starts_with(self, token_ids: Sequence[int]) -> bool:
-        """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
-        known = self.shown_ids + self._held[len(self.shown_ids) :]
-        return known[: len(token_ids)] == list(token_ids)
-
-    def _pass(self, token: Token, text: str, gate: Gate) -> None:
-        """``token`` waits until the filter has decided about its ``text``."""
-        self._lagging += self._matcher.push(gate.push(token, text))
-        if text:
-            self._show_all(gate.ready())
+        text, filtered = self._detokenizer.flush(), self._filtered
+        if filtered is not None:
+            text = filtered.finish(text, truncated=truncated)
+        self.visible.tail = self._matcher.push(text) + self._matcher.flush()
+        if filtered is not None:
+            self._show_all(filtered.release(all_tokens=True))
+            self.blocked = () if self.stop is not None else filtered.output.stopped
+        self.visible.contradicted |= self.stop is None and self.visible.lacks_held
 
     def _show_all(self, tokens: Sequence[Token]) -> None:
-        """Shows ``tokens``, which go out together; the last brings the text."""
+        """Shows ``tokens``, which leave together; the last brings the text."""
         if not tokens:
             return
         for token_id, logprobs in tokens[:-1]:
             self._show(token_id, logprobs, "")
-        text, self._lagging = self._lagging, ""
+        text, self._pending_text = self._pending_text, ""
         self._show(*tokens[-1], text)
 
     def _show(self, token_id: int, logprobs: Logprobs | None, text: str) -> None:
-        if self._held:
-            index = len(self.shown_ids)
-            self.contradicted |= index < len(self._held) and self._held[index] != token_id
-        self.shown_ids.append(token_id)
-        self._texts.append(text)
-        self._logprobs.append(self._public(logprobs) if logprobs else TokenLogprobs())
+        public = TokenLogprobs() if logprobs is None else self._public(logprobs)
+        self.visible.append(token_id, text, public)
 
     def _public(self, logprobs: Logprobs) -> TokenLogprobs:
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)

@@ -48,14 +48,13 @@ class RequestMetrics:
 
     def ended(self, request: ValidRequest, stream: Stream) -> None:
         """The stream of ``request`` ended."""
-        model = stream.leg.model
+        model = stream.current.model
         self._requests[model, request.priority_class, _outcome(stream)] += 1
-        for leg in stream.legs:
-            self._tokens[leg.model, "input"] += leg.prompt_tokens
-            self._tokens[leg.model, "output"] += len(leg.transcript.token_ids)
-        if stream.first_token_at is not None:
-            taken_s = stream.first_token_at - stream.ticket.hops.arrived_at
-            self._first_token.record(taken_s, _first_token_attributes(request, model))
+        for attempt in stream.attempts:
+            self._tokens[attempt.model, "input"] += attempt.prompt_tokens
+            self._tokens[attempt.model, "output"] += attempt.completion_tokens
+        if stream.first_token_s is not None:
+            self._first_token.record(stream.first_token_s, _first_token_attributes(request, model))
 
     def _count_requests(self, options: CallbackOptions) -> Iterable[Observation]:
         # Asked on another thread while the loop counts: a list is made in one go.

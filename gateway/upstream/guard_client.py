@@ -1,30 +1,31 @@
-"""One question to one guard model: its rows go out and come back; whatever goes wrong is a `Failure`, no error."""
+"""One question to one guard model: its prompts, its rows, its verdict. Every problem is a `Failure`, never an error."""
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.overload import OverloadControl
+from gateway.admission.overload import SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
-from gateway.admission.usage import UsageAccounting
 from gateway.models.catalog import ServedModel
+from gateway.models.tokenizer import TemplateRefused
+from gateway.safety.guards.checks import Check
 from gateway.safety.guards.families import (
     Failure,
     Family,
     GuardVerdict,
+    Message,
     Option,
     Outcome,
     Said,
     Unparsable,
 )
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.leg import Leg
-from gateway.streaming.stream import Stream
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.guard_prompts import NoVerdict, Question, prompts_of
-from gateway.upstream.model_rows import OwnRow, Rows, Wanted
+from gateway.upstream.rows import InternalRow, Upstream
+from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
 from sluice.errors import (
     DeadlinePassed,
     ModelUnavailable,
@@ -35,7 +36,10 @@ from sluice.errors import (
 from sluice.internal.v1.task_pb2 import Sampling
 
 WORKLOAD: Final = "guard"
-"""Answers of guards are as long as each other, and nothing like those of callers."""
+"""Answers of guards have similar lengths, unlike those to callers."""
+SEGMENTS_MAX: Final = 32
+"""Rows of one question to a classifier, whose context is short; a longer text is too long."""
+_THREAD_CHARS: Final = 8192
 _ALTERNATIVES: Final = 16
 
 _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
@@ -47,86 +51,143 @@ _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Asks guards; holds what all requests share."""
+class Question:
+    """A check, and the request that it is about.
 
-    rows: Rows
-    overload: OverloadControl
-    usage: UsageAccounting
+    Attributes:
+        turns: of caller and model as the model may see them, the caller's last.
+        headers: trace context of its rows.
+        row_id: name of its row; of several, a number is appended.
+    """
+
+    check: Check
+    request: ValidRequest
+    scheduling: SchedulingParams
+    turns: Sequence[Message]
+    headers: Mapping[str, str]
+    row_id: str
+
+
+class _NoVerdict(Exception):
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class GuardClient:
+    """Asks guards."""
+
+    upstream: Upstream
 
     async def ask(self, question: Question) -> tuple[Outcome, float]:
-        """The outcome, within the time budget, and what it cost."""
-        guard = question.check.guard
-        streams: list[Stream] = []
+        """The outcome, within the guard's time budget, and what it cost."""
+        attempts: list[ModelAttempt] = []
+        outcome: Outcome
         try:
-            async with asyncio.timeout(guard.settings.budget_s):
-                return await self._verdict(question, streams), self._cost(streams)
+            async with asyncio.timeout(question.check.guard.settings.budget_s):
+                outcome = await self._verdict(question, attempts)
         except TimeoutError:
-            return Failure.TIMEOUT, self._cost(streams)
-        except NoVerdict as none:
-            return none.failure, self._cost(streams)
+            outcome = Failure.TIMEOUT
+        except _NoVerdict as none:
+            outcome = none.failure
+        return outcome, sum(self.upstream.usage.cost(attempt) for attempt in attempts)
 
-    async def _verdict(self, question: Question, streams: list[Stream]) -> GuardVerdict:
-        check = question.check
-        model = self.rows.admission.catalog[check.guard.settings.model]
-        problem = self.overload.problem(model.name, question.scheduling, time.monotonic())
+    async def _verdict(self, question: Question, attempts: list[ModelAttempt]) -> GuardVerdict:
+        guard = question.check.guard
+        model = self.upstream.admission.catalog[guard.settings.model]
+        problem = self.upstream.overload.problem(model.name, question.scheduling, time.monotonic())
         if problem is not None:
-            raise NoVerdict(_failure_of(problem))
-        prompts = await prompts_of(question, model)
-        # Cancelled together: when one row has no verdict, nor has the question.
+            raise _NoVerdict(_failure_of(problem))
+        prompts = await _prompts_of(question, model)
+        # Cancelled together: without a verdict on one segment there is none on the text.
         rows = [
-            asyncio.ensure_future(self._row(question, model, prompt, number, streams))
+            asyncio.ensure_future(self._answer(question, model, prompt, number, attempts))
             for number, prompt in enumerate(prompts)
         ]
         try:
-            said = await asyncio.gather(*rows)
+            answers = await asyncio.gather(*rows)
         finally:
             for row in rows:
                 row.cancel()
         try:
-            return _worst([check.guard.family.reader.read(one) for one in said])
+            return _worst([guard.family.reader.read(answer) for answer in answers])
         except Unparsable:
-            raise NoVerdict(Failure.UNPARSABLE) from None
+            raise _NoVerdict(Failure.UNPARSABLE) from None
 
-    async def _row(
+    async def _answer(
         self,
         question: Question,
         model: ServedModel,
         prompt: list[int],
         number: int,
-        streams: list[Stream],
+        attempts: list[ModelAttempt],
     ) -> Said:
-        row = OwnRow(self.rows, self._wanted(question, model, prompt, number))
-        streams.append(row.stream)
+        guard, now = question.check.guard, time.monotonic()
+        row = InternalRow(
+            self.upstream,
+            replace(question.request, labels={WORKLOAD_LABEL: WORKLOAD}),
+            PreparedPrompt(model, prompt, _sampling(guard.family, model), None),
+            self._attempt(question, model, prompt, number),
+            min(question.scheduling.deadline, now + guard.settings.budget_s),
+            with_logprobs=True,
+        )
+        attempts.append(row.stream.current)
         try:
-            return _said(await row.answered(), model)
+            return _said((await row.answer(question.headers)).current.transcript)
         except SluiceError as error:
-            raise NoVerdict(_failure_of(error)) from error
+            raise _NoVerdict(_failure_of(error)) from error
         finally:
-            self.usage.ended(question.request.tenant, row.stream, time.monotonic())
+            tenant = question.request.tenant
+            self.upstream.usage.ended(tenant, row.stream, time.monotonic())
 
-    def _wanted(
+    def _attempt(
         self, question: Question, model: ServedModel, prompt: list[int], number: int
-    ) -> Wanted:
-        now, guard = time.monotonic(), question.check.guard
+    ) -> ModelAttempt:
         tokenizer = model.tokenizer
         transcript = Transcript(
             tokenizer.detokenizer(), (), tokenizer.stop_token_ids, tokenizer.token_text
         )
         row_id = f"{question.row_id}-{number}" if number else question.row_id
-        assembler = Assembler(0, self.rows.stall_s, now)
-        return Wanted(
-            question.request,
-            PreparedPrompt(model, prompt, _sampling(guard.family, model), None),
-            Leg(row_id, model.name, len(prompt), transcript, assembler),
-            min(question.scheduling.deadline, now + guard.settings.budget_s),
-            question.headers,
-            WORKLOAD,
-            with_logprobs=True,
-        )
+        assembler = Assembler(0, self.upstream.stall_s, time.monotonic())
+        return ModelAttempt(row_id, model.name, len(prompt), transcript, assembler)
 
-    def _cost(self, streams: Sequence[Stream]) -> float:
-        return sum(self.usage.cost(leg) for stream in streams for leg in stream.legs)
+
+async def _prompts_of(question: Question, model: ServedModel) -> list[list[int]]:
+    """The prompts of the rows, each of which fits the guard's context."""
+    chars = sum(len(turn["content"]) for turn in question.turns) + len(question.check.answer)
+    if chars > _THREAD_CHARS:
+        return await asyncio.to_thread(_prompts_now, question, model)
+    return _prompts_now(question, model)
+
+
+def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:
+    check, tokenizer = question.check, model.tokenizer
+    family = check.guard.family
+    tokens_max = model.context_tokens - family.answer_tokens
+    if family.classifies:
+        prompts = tokenizer.segments(_text_to_classify(question), tokens_max)
+        if len(prompts) > SEGMENTS_MAX:
+            raise _NoVerdict(Failure.TOO_LONG)
+        return prompts
+    prompt = _chat_prompt(family.messages(question.turns, check.answer), family, model)
+    if len(prompt) > tokens_max:
+        raise _NoVerdict(Failure.TOO_LONG)
+    return [prompt]
+
+
+def _text_to_classify(question: Question) -> str:
+    if question.check.in_answer:
+        return question.check.answer
+    return "\n".join(turn["content"] for turn in question.turns if turn["role"] == "user")
+
+
+def _chat_prompt(messages: Sequence[Message], family: Family, model: ServedModel) -> list[int]:
+    if model.tokenizer.template is None:
+        return model.tokenizer.encode_text("\n".join(turn["content"] for turn in messages))
+    try:
+        return model.tokenizer.encode_chat(messages, family.variables)
+    except TemplateRefused:
+        raise _NoVerdict(Failure.FAILED) from None
 
 
 def _sampling(family: Family, model: ServedModel) -> Sampling:
@@ -141,23 +202,23 @@ def _sampling(family: Family, model: ServedModel) -> Sampling:
     )
 
 
-def _said(stream: Stream, model: ServedModel) -> Said:
-    delta = stream.transcript.delta(0, with_logprobs=True)
+def _said(transcript: Transcript) -> Said:
+    delta = transcript.visible.delta(0, with_logprobs=True)
     if delta is None:
         return Said("")
-    places = [
-        [Option(one.token_id, one.text, one.logprob) for one in place.top]
-        for place in delta.logprobs
+    tokens = [
+        [Option(one.token_id, one.text, one.logprob) for one in token.top]
+        for token in delta.logprobs
     ]
-    return Said(stream.transcript.draft, places)
+    return Said(transcript.text, tokens)
 
 
 def _worst(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     """Of the segments of one text."""
     flagged = [one for one in verdicts if one.flagged]
     scores = [one.score for one in verdicts if one.score is not None]
-    named = dict.fromkeys(name for one in flagged for name in one.categories)
-    return GuardVerdict(bool(flagged), tuple(named), max(scores, default=None))
+    categories = dict.fromkeys(name for one in flagged for name in one.categories)
+    return GuardVerdict(bool(flagged), tuple(categories), max(scores, default=None))
 
 
 def _failure_of(error: SluiceError) -> Failure:

@@ -1,84 +1,60 @@
-"""The guard models of one request: asks what is due beside the generation, and steers the stream by the outcomes."""
+"""The guard models of one request: starts the checks that are due beside the generation, and acts on their verdicts."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from gateway.admission.pipeline import AdmittedRequest
-from gateway.admission.prompts import PreparedPrompt
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Failure, Message
 from gateway.streaming.stream import Stream
-from gateway.telemetry.spans import CallSpans
-from gateway.upstream.guard_client import Asking
-from gateway.upstream.guard_prompts import Question
-from gateway.upstream.tasks import leg_of
+from gateway.upstream.guard_client import GuardClient, Question
+from gateway.upstream.rows import RequestContext
 from gateway.validation.conversation import SYSTEM, Conversation
-from gateway.validation.requests import ValidRequest
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 
 _log = logging.getLogger(__name__)
 
-Send = Callable[[Stream, PreparedPrompt], None]
-"""Sends the task of a stream's leg."""
-_GOVERNED: Final = "r"
 
-
-@dataclass(frozen=True)
-class Asked:
-    """The request that is guarded."""
-
-    request: ValidRequest
-    admitted: AdmittedRequest
-    spans: CallSpans
-    send: Send
-
-
-class Guarding:
-    """`gateway.streaming.ticket.Guards` of one request.
+class GuardRunner:
+    """Implements `gateway.streaming.stream.Guards` for one request.
 
     Attributes:
-        checks: which are due, and what came of them.
+        checks: which are due, and their outcomes.
     """
 
-    def __init__(self, asking: Asking, asked: Asked) -> None:
-        self.checks = Checks(asked.admitted.guards)
-        self._asking = asking
-        self._asked = asked
-        self._turns = _turns(asked.admitted.conversation)
+    def __init__(self, client: GuardClient, context: RequestContext) -> None:
+        self.checks = Checks(context.admitted.guards)
+        self._client = client
+        self._upstream = client.upstream
+        self._registry = client.upstream.registry
+        self._context = context
+        self._turns = _turns(context.admitted.conversation)
         self._running: set[asyncio.Task[None]] = set()
 
-    def begin(self, stream: Stream) -> None:
-        """See `Guards.begin`."""
-        self._launch(stream, self.checks.begin())
-        self._asking.rows.registry.released(stream, time.monotonic())
+    def check_prompt(self, stream: Stream) -> None:
+        """Starts the checks of the prompt; the row of the answer is on its way already."""
+        self._start(stream, self.checks.begin())
+        self._registry.verdict_passed(stream, time.monotonic())
 
-    def produced(self, stream: Stream, *, ended: bool) -> None:
-        """See `Guards.produced`."""
-        leg = stream.leg
-        due = self.checks.produced(len(leg.transcript.token_ids), lambda: leg.said, ended)
-        self._launch(stream, due)
-
-    def restart(self) -> None:
-        """See `Guards.restart`."""
-        self.checks.restart()
+    def check_answer(self, stream: Stream, *, ended: bool) -> None:
+        """See `Guards.check_answer`."""
+        attempt = stream.current
+        due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
+        self._start(stream, due)
 
     def close(self) -> None:
-        """See `Guards.close`."""
+        """The request has ended: cancels the checks that run."""
         self.checks.close()
         for task in self._running:
             task.cancel()
 
-    def _launch(self, stream: Stream, due: list[Check]) -> None:
+    def _start(self, stream: Stream, due: list[Check]) -> None:
         for check in due:
             task = asyncio.ensure_future(self._run(stream, check))
             self._running.add(task)
@@ -86,75 +62,73 @@ class Guarding:
 
     async def _run(self, stream: Stream, check: Check) -> None:
         try:
-            decided = await self._decided(stream, check)
+            decided = await self._decide(check)
         except Exception:  # the task would die silently, and the answer would wait for its verdict
             _log.exception("request %s: a check failed", stream.request_id)
             decided = self.checks.decide(check, Failure.FAILED)
         try:
             if decided is not None:
-                await self._follow(stream, decided)
-        except Exception:  # the same
-            _log.exception("request %s: a verdict could not be followed", stream.request_id)
-            error = InternalError("a verdict of the safety policy could not be followed")
-            self._asking.rows.registry.fail(stream, error)
+                await self._act(stream, decided)
+        except Exception:  # the task would die silently, and the answer would wait for its verdict
+            _log.exception("request %s: a verdict could not be applied", stream.request_id)
+            error = InternalError("a verdict of the safety policy could not be applied")
+            self._registry.fail(stream, error)
 
-    async def _decided(self, stream: Stream, check: Check) -> Decided | None:
-        with self._asked.spans.hop(names.SPAN_GUARD, attributes=_told_before(check)) as span:
+    async def _decide(self, check: Check) -> Decided | None:
+        context = self._context
+        with context.spans.hop(names.SPAN_GUARD, attributes=_check_attributes(check)) as span:
             start = time.monotonic()
-            outcome, cost = await self._asking.ask(
-                Question(
-                    check,
-                    self._asked.request,
-                    self._asked.admitted.scheduling,
-                    self._turns,
-                    headers_of(span),
-                    f"{stream.request_id}-g{check.number}",
-                )
+            question = Question(
+                check,
+                context.request,
+                context.admitted.scheduling,
+                self._turns,
+                headers_of(span),
+                f"{context.request_id}-g{check.number}",
             )
+            outcome, cost = await self._client.ask(question)
             took_ms = (time.monotonic() - start) * 1000
             decided = self.checks.decide(check, outcome, Cost(took_ms, cost))
             if decided is not None:
-                _tell(span, decided)
+                _set_outcome(span, decided)
             return decided
 
-    async def _follow(self, stream: Stream, decided: Decided) -> None:
-        registry, now = self._asking.rows.registry, time.monotonic()
+    async def _act(self, stream: Stream, decided: Decided) -> None:
         if decided.action is Action.BLOCK and decided.check.in_answer:
-            registry.block(stream, decided.rules, now)
+            self._registry.block(stream, decided.rules, time.monotonic())
         elif decided.action is Action.BLOCK:
-            registry.fail(stream, self._blocked(decided))
+            self._registry.fail(stream, self._blocked(decided))
         elif decided.action is Action.ROUTE:
             await self._reroute(stream, decided)
         else:
-            self._go_on(stream)
+            self._continue(stream)
 
     async def _reroute(self, stream: Stream, decided: Decided) -> None:
-        name = decided.check.guard.settings.action.model
-        assert name is not None, "a route has a model"
-        stream.stay()
-        if stream.leg.model == name:
+        model = decided.check.guard.settings.action.model
+        assert model is not None, "a route has a model"
+        stream.commit_for_reroute()
+        if stream.current.model == model:
             self.checks.followed(decided.check)
-            self._go_on(stream)
+            self._continue(stream)
             return
         try:
-            prepared = await self._asked.admitted.prepare_for(name)
+            prepared = await self._context.admitted.prepare_for(model)
         except SluiceError as error:
-            self._asking.rows.registry.fail(stream, error)
+            self._registry.fail(stream, error)
             return
-        request = self._asked.request
-        row_id = f"{stream.request_id}-{_GOVERNED}{decided.check.number}"
-        leg = leg_of(request, prepared, row_id, (), self._asking.rows.stall_s, time.monotonic())
+        row_id = f"{stream.request_id}-r{decided.check.number}"
+        attempt = self._upstream.new_attempt(self._context.request, prepared, row_id)
         self.checks.followed(decided.check)
-        if self._asking.rows.registry.reroute(stream, leg, ", ".join(decided.rules)):
-            self._asked.send(stream, prepared)
+        if self._registry.reroute(stream, attempt, ", ".join(decided.rules)):
+            self._upstream.send(self._context, attempt, prepared)
 
-    def _go_on(self, stream: Stream) -> None:
-        if not stream.ended and not stream.holding:
-            self.produced(stream, ended=stream.row_ended)  # what has grown meanwhile
-        self._asking.rows.registry.released(stream, time.monotonic())
+    def _continue(self, stream: Stream) -> None:
+        if not stream.ended and not stream.cascade.holding:
+            self.check_answer(stream, ended=stream.row_ended)  # it may have grown meanwhile
+        self._registry.verdict_passed(stream, time.monotonic())
 
     def _blocked(self, decided: Decided) -> SafetyBlocked:
-        rules, policy = decided.rules, self._asked.admitted.policy
+        rules, policy = decided.rules, self._context.admitted.policy
         return SafetyBlocked(
             f"the safety policy {policy} blocks the prompt: {', '.join(rules)}",
             metadata={"rules": ",".join(rules), "policy": policy},
@@ -162,7 +136,7 @@ class Guarding:
 
 
 def _turns(conversation: Conversation) -> list[Message]:
-    """As guards take them: without the operator's own message."""
+    """The turns for guards: without the operator's own message."""
     return [
         {"role": turn.role, "content": turn.content}
         for turn in conversation.turns
@@ -170,7 +144,7 @@ def _turns(conversation: Conversation) -> list[Message]:
     ]
 
 
-def _told_before(check: Check) -> dict[str, AttributeValue]:
+def _check_attributes(check: Check) -> dict[str, AttributeValue]:
     return {
         names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
         names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
@@ -179,7 +153,7 @@ def _told_before(check: Check) -> dict[str, AttributeValue]:
     }
 
 
-def _tell(span: Span, decided: Decided) -> None:
+def _set_outcome(span: Span, decided: Decided) -> None:
     span.set_attribute(names.GUARDRAIL_ACTION, decided.action.name.lower())
     pairs = [f"{rule}:{action.name.lower()}" for rule, action in decided.taken]
     span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)

@@ -16,59 +16,59 @@ def assembler(held: int = 0) -> Assembler:
 
 def test_frames_in_order_are_taken() -> None:
     a = assembler()
-    assert list(a.take(frame(0, [5, 6]), 1).token_ids) == [5, 6]
-    taken = a.take(last(2, [7]), 1)
+    assert list(a.accept(frame(0, [5, 6]), 1).token_ids) == [5, 6]
+    taken = a.accept(last(2, [7]), 1)
     assert list(taken.token_ids) == [7]
     assert taken.final is not None
 
 
 def test_a_duplicate_is_dropped() -> None:
     a = assembler()
-    a.take(frame(0, [5, 6]), 1)
-    assert not a.take(frame(0, [5, 6]), 1).token_ids
+    a.accept(frame(0, [5, 6]), 1)
+    assert not a.accept(frame(0, [5, 6]), 1).token_ids
     assert a.next_index == 2
 
 
 def test_a_frame_across_the_edge_loses_its_known_head() -> None:
     a = assembler()
-    a.take(frame(0, [5, 6]), 1)
-    assert list(a.take(frame(1, [6, 7, 8]), 1).token_ids) == [7, 8]
+    a.accept(frame(0, [5, 6]), 1)
+    assert list(a.accept(frame(1, [6, 7, 8]), 1).token_ids) == [7, 8]
 
 
 def test_a_gap_is_asked_for_once_until_it_moves_or_time_passes() -> None:
     a = assembler()
-    assert a.take(frame(2, [7]), 1).resend_from == 0
-    assert a.take(frame(3, [8]), 1).resend_from is None
-    assert a.take(frame(3, [8]), 1 + STALL_S).resend_from == 0
-    a.take(frame(0, [5]), 5)
-    assert a.take(frame(3, [8]), 5).resend_from == 1
+    assert a.accept(frame(2, [7]), 1).resend_from == 0
+    assert a.accept(frame(3, [8]), 1).resend_from is None
+    assert a.accept(frame(3, [8]), 1 + STALL_S).resend_from == 0
+    a.accept(frame(0, [5]), 5)
+    assert a.accept(frame(3, [8]), 5).resend_from == 1
 
 
 def test_a_final_frame_beyond_a_gap_does_not_end_the_answer() -> None:
-    taken = assembler().take(last(3, [9]), 1)
+    taken = assembler().accept(last(3, [9]), 1)
     assert taken.final is None
     assert taken.resend_from == 0
 
 
 def test_a_final_frame_without_news_ends_the_answer() -> None:
     a = assembler()
-    a.take(frame(0, [5, 6]), 1)
-    taken = a.take(last(2), 1)
+    a.accept(frame(0, [5, 6]), 1)
+    taken = a.accept(last(2), 1)
     assert taken.final is not None
     assert not taken.token_ids
 
 
 def test_an_earlier_attempt_is_fenced_out() -> None:
     a = assembler()
-    a.take(frame(0, [5], attempt=1), 1)
-    assert not a.take(frame(1, [6], attempt=0), 1).token_ids
-    taken = a.take(frame(1, [6], attempt=1000), 1)
+    a.accept(frame(0, [5], attempt=1), 1)
+    assert not a.accept(frame(1, [6], attempt=0), 1).token_ids
+    taken = a.accept(frame(1, [6], attempt=1000), 1)
     assert taken.recovered
     assert list(taken.token_ids) == [6]
 
 
 def test_the_first_frame_is_no_recovery() -> None:
-    assert not assembler().take(frame(0, [5], attempt=1000), 1).recovered
+    assert not assembler().accept(frame(0, [5], attempt=1000), 1).recovered
 
 
 def test_silence_is_asked_about_every_stall_s() -> None:
@@ -81,8 +81,8 @@ def test_silence_is_asked_about_every_stall_s() -> None:
 
 def test_logprobs_lose_the_same_head() -> None:
     a = assembler()
-    a.take(frame(0, [5]), 1)
-    taken = a.take(frame(0, [5, 6], logprobs=[Logprobs(logprob=-1), Logprobs(logprob=-2)]), 1)
+    a.accept(frame(0, [5]), 1)
+    taken = a.accept(frame(0, [5, 6], logprobs=[Logprobs(logprob=-1), Logprobs(logprob=-2)]), 1)
     assert [entry.logprob for entry in taken.logprobs] == [-2]
 
 
@@ -115,5 +115,5 @@ def _piece(answer: list[int], start: int, end: int) -> Frame:
 def _take(
     a: Assembler, got: list[int], sent: Frame, now: float
 ) -> tuple[list[int], bool, int | None]:
-    taken = a.take(sent, now)
+    taken = a.accept(sent, now)
     return [*got, *taken.token_ids], taken.final is not None, taken.resend_from

@@ -6,15 +6,13 @@ from gateway.safety.guards.checks import Check, Checks, Guard
 from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.endings import Hops
-from gateway.streaming.leg import Leg
-from gateway.streaming.outbox import Outbox
-from gateway.streaming.reader import Reader
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.control import ControlOutbox
+from gateway.streaming.delivery import Reader
+from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
 from gateway.streaming.registry import Registry
-from gateway.streaming.replays import Replays
-from gateway.streaming.states import StreamState
 from gateway.streaming.stream import Stream
-from gateway.streaming.ticket import Ticket
 from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
@@ -34,22 +32,16 @@ class Letters:
         return ""
 
 
-class Played:
+class ScriptedGuards:
     """`Guards` whose verdicts the test gives."""
 
     def __init__(self, guard: Guard) -> None:
         self.checks = Checks([guard])
         self.due: list[Check] = self.checks.begin()
 
-    def produced(self, stream: Stream, *, ended: bool) -> None:
-        tokens = len(stream.transcript.token_ids)
-        self.due += self.checks.produced(tokens, lambda: stream.leg.said, ended)
-
-    def restart(self) -> None:
-        self.checks.restart()
-
-    def close(self) -> None:
-        self.checks.close()
+    def check_answer(self, stream: Stream, *, ended: bool) -> None:
+        tokens = len(stream.current.transcript.token_ids)
+        self.due += self.checks.produced(tokens, lambda: stream.current.raw_text, ended)
 
 
 class Bench:
@@ -57,20 +49,19 @@ class Bench:
 
     def __init__(self, **keys: object) -> None:
         settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
-        self.guards = Played(Guard("g", settings, family_of(settings)))
-        self.outbox = Outbox(lambda: None)
-        self.registry = Registry(self.outbox, Replays(2, 60))
-        ticket = Ticket(
+        self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
+        self.outbox = ControlOutbox(lambda: None)
+        self.registry = Registry(self.outbox, ReplayCache(2, 60))
+        spec = StreamSpec(
             started=Started(request_id="r1", model="m"),
             deadline=10,
             with_logprobs=False,
-            hops=Hops(arrived_at=0),
-            guards=self.guards,
+            timings=RequestTimings(arrived_at=0),
         )
         transcript = Transcript(Letters(), (), frozenset(), chr)
-        self.stream = Stream(ticket, Leg("r1", "m", 3, transcript, Assembler(0, STALL_S, 0)))
-        self.registry.open(self.stream)
-        self.stream.published()
+        first = ModelAttempt("r1", "m", 3, transcript, Assembler(0, STALL_S, 0))
+        self.stream = self.registry.open(spec, first, guards=self.guards)
+        self.stream.published("r1")
         self.reader = Reader(0, 4, lambda: None)
         self.registry.join(self.stream, self.reader)
 
@@ -78,11 +69,11 @@ class Bench:
         ids = [ord(letter) for letter in text]
         sent = last(start, ids) if final else frame(start, ids)
         sent.request_id = "r1"
-        self.registry.take(sent, 1.0)
+        self.registry.accept(sent, 1.0)
 
     def decide(self, verdict: GuardVerdict) -> None:
         assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
-        self.registry.released(self.stream, 2.0)
+        self.registry.verdict_passed(self.stream, 2.0)
 
     def text(self) -> str:
         return "".join(event.delta.text for event in self.stream.read(self.reader))
@@ -106,7 +97,7 @@ def test_a_row_that_has_ended_is_confirmed_again_and_not_asked_about() -> None:
     bench.take("abc", final=True)
     (message,) = bench.outbox.drain()
     assert list(message.confirm.request_ids) == ["r1"]
-    bench.registry.resync(3.0)
+    bench.registry.request_missing(3.0)
     bench.registry.tick(5.0)
     assert bench.outbox.drain() == []
     bench.decide(SAFE)
@@ -141,11 +132,13 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     assert bench.stream.read(again)[0].delta.text == "ab"
 
 
-def test_another_model_begins_anew_and_what_the_first_one_said_is_void() -> None:
+def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
     bench.take("abc", final=True)
-    leg = Leg("r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 2))
-    assert bench.registry.reroute(bench.stream, leg, "guard.g.S1")
+    attempt = ModelAttempt(
+        "r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 2)
+    )
+    assert bench.registry.reroute(bench.stream, attempt, "guard.g.S1")
     assert bench.stream.state is StreamState.PUBLISHING
     (prompt, *stale) = bench.guards.due
     assert stale
@@ -157,7 +150,7 @@ def test_another_model_begins_anew_and_what_the_first_one_said_is_void() -> None
     assert rest == []
     sent = frame(0, [ord("z")])
     sent.request_id = "r2"
-    bench.registry.take(sent, 3.0)
+    bench.registry.accept(sent, 3.0)
     assert bench.text() == "z"
 
 
@@ -165,6 +158,6 @@ def test_what_has_ended_is_not_steered_any_more() -> None:
     bench = Bench()
     bench.registry.fail(bench.stream, DeadlinePassed("over"))
     bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
-    bench.registry.released(bench.stream, 2.0)
-    assert not bench.registry.reroute(bench.stream, bench.stream.leg, "late")
+    bench.registry.verdict_passed(bench.stream, 2.0)
+    assert not bench.registry.reroute(bench.stream, bench.stream.current, "late")
     assert bench.stream.state is StreamState.FAILED

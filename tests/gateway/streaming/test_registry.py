@@ -1,19 +1,20 @@
 """The owner of all live requests, without a loop."""
 
+import gc
+import weakref
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.endings import Hops
-from gateway.streaming.leg import Leg
-from gateway.streaming.outbox import Outbox
-from gateway.streaming.reader import Reader
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.control import ControlOutbox
+from gateway.streaming.delivery import Reader
+from gateway.streaming.idempotency import Replay, ReplayCache
+from gateway.streaming.lifecycle import LEGAL_MOVES, RequestTimings, StreamSpec, StreamState
 from gateway.streaming.registry import Registry
-from gateway.streaming.replays import Replays
-from gateway.streaming.states import LEGAL_MOVES, StreamState
 from gateway.streaming.stream import Stream
-from gateway.streaming.ticket import Ticket
 from gateway.streaming.transcript import Transcript
 from sluice.errors import (
     Cancelled,
@@ -57,26 +58,25 @@ class Bench:
 
     def __init__(self, keep_s: float = 60.0) -> None:
         self.announced = 0
-        self.outbox = Outbox(self._announce)
-        self.registry = Registry(self.outbox, Replays(2, keep_s))
+        self.outbox = ControlOutbox(self._announce)
+        self.registry = Registry(self.outbox, ReplayCache(2, keep_s))
 
     def _announce(self) -> None:
         self.announced += 1
 
     def stream(self, name: str = "r1", key: str = "", stop: str = "", now: float = 0.0) -> Stream:
-        ticket = Ticket(
+        spec = StreamSpec(
             started=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
             with_logprobs=False,
-            hops=Hops(arrived_at=now),
+            timings=RequestTimings(arrived_at=now),
             key=key,
             fingerprint=b"f",
         )
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-        leg = Leg(name, "m", 3, transcript, Assembler(0, STALL_S, now))
-        stream = Stream(ticket, leg)
-        self.registry.open(stream)
-        stream.published()
+        attempt = ModelAttempt(name, "m", 3, transcript, Assembler(0, STALL_S, now))
+        stream = self.registry.open(spec, attempt)
+        stream.published(name)
         return stream
 
     def reader(self, stream: Stream, index: int = 0, limit: int = 4) -> Reader:
@@ -86,10 +86,16 @@ class Bench:
 
     def take(self, sent: Frame, now: float = 1.0, name: str = "r1") -> None:
         sent.request_id = name
-        self.registry.take(sent, now)
+        self.registry.accept(sent, now)
 
     def said(self) -> list[ControlMessage]:
         return self.outbox.drain()
+
+
+def found(bench: Bench, stream: Stream, now: float) -> bool:
+    """Whether the complete answer of ``stream`` can be replayed."""
+    replay = bench.registry.find("k", b"f", (), "", now)
+    return isinstance(replay, Replay) and replay.finished is stream.finished
 
 
 def ids(text: str) -> list[int]:
@@ -267,7 +273,7 @@ def test_after_a_loss_on_the_way_everything_is_asked_for() -> None:
     bench.stream("r1")
     bench.stream("r2")
     bench.take(frame(0, ids("ab")))
-    bench.registry.resync(2)
+    bench.registry.request_missing(2)
     asked = {m.resend.request_id: m.resend.from_index for m in bench.said()}
     assert asked == {"r1": 2, "r2": 0}
 
@@ -281,7 +287,7 @@ def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(InternalError):
         bad.read(reader)
     assert good.read(other)[0].delta.text == "a"
-    assert "frame could not be taken" in caplog.text
+    assert "a frame could not be processed" in caplog.text
 
 
 def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
@@ -302,10 +308,31 @@ def test_a_finished_answer_is_found_until_it_is_too_old() -> None:
     bench = Bench(keep_s=5)
     stream = bench.stream(key="k")
     bench.take(last(0, ids("ab")), now=1)
-    assert bench.registry.find("k", b"f", (), "", 5.9) is stream
-    assert bench.registry.find("k", b"f", (), "", 6.1) is None
+    assert found(bench, stream, 5.9)
+    assert not found(bench, stream, 6.1)
     bench.registry.tick(7)
-    assert bench.registry.find("k", b"f", (), "", 5.9) is None
+    assert not found(bench, stream, 5.9)
+
+
+def test_a_replay_continues_behind_the_held_tokens_and_keeps_nothing_of_the_call() -> None:
+    bench = Bench()
+    stream = bench.stream(key="k")
+    bench.take(frame(0, ids("ab")))
+    bench.take(last(2, ids("c")))
+    alive = weakref.ref(stream)
+    transcript = weakref.ref(stream.current.transcript)
+    replay = bench.registry.find("k", b"f", ids("a"), "", 2)
+    assert isinstance(replay, Replay)
+    for _ in range(2):
+        delta, finished = replay.events(1, "")
+        assert (delta.delta.index, delta.delta.text) == (1, "bc")
+        assert finished.finished.reason == FINISH_REASON_STOP
+    with pytest.raises(InvalidRequest):
+        bench.registry.find("k", b"f", ids("x"), "", 2)
+    del stream
+    gc.collect()
+    assert alive() is None
+    assert transcript() is None
 
 
 def test_only_so_many_finished_answers_are_kept() -> None:

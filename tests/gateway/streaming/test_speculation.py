@@ -12,16 +12,14 @@ from hypothesis import given
 
 from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.assembler import Assembler
-from gateway.streaming.endings import Hops
-from gateway.streaming.leg import Leg
-from gateway.streaming.outbox import Outbox
-from gateway.streaming.reader import Reader
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.cascade_state import COMMITTED, ENDED, KEPT, REROUTED
+from gateway.streaming.control import ControlOutbox
+from gateway.streaming.delivery import Reader
+from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
 from gateway.streaming.registry import Registry
-from gateway.streaming.relay import COMMITTED, ENDED, KEPT, REROUTED
-from gateway.streaming.replays import Replays
-from gateway.streaming.states import StreamState
 from gateway.streaming.stream import Stream
-from gateway.streaming.ticket import Ticket
 from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, EngineFailed, SluiceError, TransportUnavailable
 from sluice.internal.v1 import frame_pb2
@@ -41,7 +39,7 @@ READER_TOKENS: Final = 5
 COMMIT: Final = 6
 SMALL, LARGE = "abcdefghijkl", "MNOPQRSTUV"
 ANSWERS: Final = {"small": SMALL, "large": LARGE}
-FIRST, SECOND, ANEW = "r1", "r1-2", "r1-3"
+FIRST, SECOND, THIRD = "r1", "r1-2", "r1-3"
 
 
 class Letters:
@@ -54,41 +52,36 @@ class Letters:
         return ""
 
 
-class Played:
+class ScriptedCascade:
     """`Cascade` whose bounds the test sets; counts what works for it."""
 
-    together = True
+    speculative = True
 
     def __init__(self, holds: bool = True, stop: str = "") -> None:
         route = CascadeRoute(first="small", second="large", start="together", commit_tokens=COMMIT)
-        self.watch = AnswerMonitor(route, "prompt", wants_json=False)
+        self.monitor = AnswerMonitor(route, "prompt", wants_json=False)
         self.holds = holds
         self.refuses = ""
-        self.launched: list[str] = []
-        self.over = 0
-        self.ends = 0
+        self.started: list[str] = []
+        self.escalated = 0
         self._stop = stop
 
     def refusal(self, now: float, *, ahead: bool) -> str:
         return self.refuses
 
-    def second(self, draft: str, now: float) -> Leg:
-        self.over += 1
-        return leg_of(f"r1-{len(self.launched) + 2}", "large", self._stop)
+    def start(self, draft: str, now: float) -> ModelAttempt:
+        self.escalated += 1
+        attempt = attempt_of(f"r1-{len(self.started) + 2}", "large", self._stop)
+        self.started.append(attempt.row_id)
+        return attempt
 
-    def launch(self, stream: Stream, leg: Leg) -> None:
-        self.launched.append(leg.row_id)
-
-    def unneeded(self) -> None:
-        self.over -= 1
-
-    def ended(self) -> None:
-        self.ends += 1
+    def backup_dropped(self) -> None:
+        self.escalated -= 1
 
 
-def leg_of(row_id: str, model: str, stop: str = "") -> Leg:
+def attempt_of(row_id: str, model: str, stop: str = "") -> ModelAttempt:
     transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
-    return Leg(row_id, model, 3, transcript, Assembler(0, STALL_S, 0.0))
+    return ModelAttempt(row_id, model, 3, transcript, Assembler(0, STALL_S, 0.0))
 
 
 class Bench:
@@ -97,26 +90,29 @@ class Bench:
     def __init__(
         self, holds: bool = True, stop: str = "", refuses: str = "", unread: int = READER_TOKENS
     ) -> None:
-        self.cascade = Played(holds, stop)
+        self.cascade = ScriptedCascade(holds, stop)
         self.cascade.refuses = refuses
-        self.outbox = Outbox(lambda: None)
-        self.registry = Registry(self.outbox, Replays(2, 60.0))
+        self.outbox = ControlOutbox(lambda: None)
+        self.registry = Registry(self.outbox, ReplayCache(2, 60.0))
         self.now = 1.0
-        ticket = Ticket(
+        self.ends = 0
+        spec = StreamSpec(
             started=Started(request_id=FIRST, model="small"),
             deadline=DEADLINE_S,
             with_logprobs=False,
-            hops=Hops(arrived_at=0.0),
+            timings=RequestTimings(arrived_at=0.0),
             key="k",
-            on_end=lambda _: self.cascade.ended(),
-            cascade=self.cascade,
         )
-        self.stream = Stream(ticket, leg_of(FIRST, "small", stop))
-        self.registry.open(self.stream)
-        self.registry.stand_by(self.stream, self.now)
+        self.stream = self.registry.open(
+            spec, attempt_of(FIRST, "small", stop), self.cascade, on_end=self._count_end
+        )
+        self.registry.start_backup(self.stream, self.now)
         self.stream.published(FIRST)
         self.reader = Reader(0, unread, lambda: None)
         self.registry.join(self.stream, self.reader)
+
+    def _count_end(self, stream: Stream) -> None:
+        self.ends += 1
 
     def take(
         self,
@@ -138,7 +134,7 @@ class Bench:
             error=error,
             request_id=row,
         )
-        self.registry.take(sent, self.now)
+        self.registry.accept(sent, self.now)
 
     def said(self) -> dict[str, list[str]]:
         """What batchers heard since the last look: by word, the rows."""
@@ -156,14 +152,14 @@ class Bench:
 
 def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
     bench = Bench()
-    assert bench.cascade.launched == [SECOND]
+    assert bench.cascade.started == [SECOND]
     bench.take(SECOND, 0, LARGE[:4])
     bench.take(FIRST, 0, SMALL[: COMMIT - 1])
     assert bench.text() == ""
     assert bench.said() == {"cancel": [], "confirm": [], "resend": []}
     bench.take(FIRST, COMMIT - 1, SMALL[COMMIT - 1 : COMMIT])
     assert bench.said()["cancel"] == [SECOND]
-    assert bench.cascade.over == 0
+    assert bench.cascade.escalated == 0
     assert bench.text() == SMALL[:COMMIT]
     bench.take(FIRST, COMMIT, SMALL[COMMIT:], end=frame_pb2.ROW_END_STOP)
     events = bench.stream.read(bench.reader)
@@ -173,8 +169,8 @@ def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
         ("small", len(SMALL), False),
         ("large", 4, True),
     ]
-    assert bench.stream.legs[1].unused == COMMITTED
-    assert bench.cascade.ends == 1
+    assert bench.stream.attempts[1].unused_reason == COMMITTED
+    assert bench.ends == 1
 
 
 def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_used() -> None:
@@ -195,7 +191,7 @@ def test_in_doubt_what_the_second_has_said_is_shown_at_once() -> None:
     assert (delta.delta.index, delta.delta.text) == (0, LARGE[:5])
     assert bench.stream.first_token_at == 2.0
     assert bench.said()["cancel"] == [FIRST]
-    assert bench.cascade.launched == [SECOND]
+    assert bench.cascade.started == [SECOND]
     bench.take(SECOND, 5, LARGE[5:], end=frame_pb2.ROW_END_STOP)
     assert bench.text() == LARGE[5:]
     assert bench.said()["confirm"] == [SECOND]
@@ -236,11 +232,11 @@ def test_a_second_row_that_fails_harms_nothing_and_begins_anew_in_doubt(tokens: 
     bench.take(SECOND, 0, LARGE[:tokens])
     bench.take(SECOND, tokens, "", end=ROW_END_FAILED)
     assert bench.said() == {"cancel": [], "confirm": [SECOND], "resend": []}
-    assert bench.cascade.over == 0
+    assert bench.cascade.escalated == 0
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    assert bench.cascade.launched == [SECOND, ANEW]  # another name: JetStream knows the first one
-    bench.stream.published(ANEW)
-    bench.take(ANEW, 0, LARGE, end=frame_pb2.ROW_END_STOP)
+    assert bench.cascade.started == [SECOND, THIRD]  # another name: JetStream knows the first one
+    bench.stream.published(THIRD)
+    bench.take(THIRD, 0, LARGE, end=frame_pb2.ROW_END_STOP)
     assert bench.text() == LARGE
     assert bench.stream.finished is not None
     assert [
@@ -250,18 +246,18 @@ def test_a_second_row_that_fails_harms_nothing_and_begins_anew_in_doubt(tokens: 
         (tokens, True),
         (len(LARGE), False),
     ]
-    failed = bench.stream.legs[1]
+    failed = bench.stream.attempts[1]
     assert isinstance(failed.error, EngineFailed)
-    assert "ENGINE_FAILED" in failed.unused
+    assert "ENGINE_FAILED" in failed.unused_reason
 
 
 def test_where_the_cascade_refuses_the_second_begins_in_doubt() -> None:
     bench = Bench(refuses="too many")
-    assert bench.cascade.launched == []
-    assert bench.stream.leg.alone == "too many"
+    assert bench.cascade.started == []
+    assert bench.stream.current.single_start_reason == "too many"
     bench.cascade.refuses = ""
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    assert bench.cascade.launched == [SECOND]
+    assert bench.cascade.started == [SECOND]
 
 
 def test_a_second_row_that_has_said_nothing_may_be_refused_like_any_other() -> None:
@@ -269,8 +265,8 @@ def test_a_second_row_that_has_said_nothing_may_be_refused_like_any_other() -> N
     bench.cascade.refuses = "it would come too late"
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
     assert bench.said()["cancel"] == [SECOND]
-    assert "too late" in bench.stream.leg.kept
-    assert bench.stream.legs[1].unused == KEPT
+    assert "too late" in bench.stream.current.kept_reason
+    assert bench.stream.attempts[1].unused_reason == KEPT
     assert bench.text() == SMALL[:4]
 
 
@@ -289,22 +285,22 @@ def test_the_second_answer_takes_the_place_of_a_first_one_that_fails() -> None:
     bench.take(FIRST, 3, "", end=ROW_END_FAILED)
     assert bench.said()["confirm"] == [FIRST]
     assert bench.text() == LARGE[:2]
-    assert isinstance(bench.stream.legs[0].error, EngineFailed)
-    assert "ENGINE_FAILED" in bench.stream.legs[0].handed_over
+    assert isinstance(bench.stream.attempts[0].error, EngineFailed)
+    assert "ENGINE_FAILED" in bench.stream.attempts[0].escalation_reason
 
 
 def test_a_task_that_was_not_stored_is_lost_unless_frames_prove_it() -> None:
     lost = TransportUnavailable("NATS does not answer")
     bench = Bench()
-    bench.registry.unpublished(bench.stream, SECOND, lost, 1.0)
+    bench.registry.publish_failed(SECOND, lost, 1.0)
     assert bench.said()["cancel"] == [SECOND]  # it may have been stored
     assert bench.stream.state is StreamState.WAITING
     other = Bench()
     other.take(SECOND, 0, LARGE[:1])
-    other.registry.unpublished(other.stream, SECOND, lost, 1.0)
+    other.registry.publish_failed(SECOND, lost, 1.0)
     assert other.said()["cancel"] == []
     first = Bench()
-    first.registry.unpublished(first.stream, FIRST, lost, 1.0)  # it has been, by now
+    first.registry.publish_failed(FIRST, lost, 1.0)  # it has been, by now
     assert not first.stream.ended
 
 
@@ -328,7 +324,7 @@ def test_both_rows_are_asked_for_after_a_loss_on_the_way_and_told_to_a_new_batch
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:2])
     bench.take(SECOND, 0, LARGE[:3], attempt=2)
-    bench.registry.resync(2.0)
+    bench.registry.request_missing(2.0)
     assert sorted(bench.said()["resend"]) == [FIRST, SECOND]
     held = bench.registry.held(SECOND)
     assert (held.waiting, len(held.token_ids), held.attempt) == (True, 3, 2)
@@ -340,7 +336,7 @@ def test_both_rows_are_asked_for_after_a_loss_on_the_way_and_told_to_a_new_batch
 def test_a_frame_of_the_second_row_that_cannot_be_taken_costs_that_row_alone() -> None:
     bench = Bench()
     sent = frame(0, [0x110000], request_id=SECOND)  # no such character
-    bench.registry.take(sent, 1.0)
+    bench.registry.accept(sent, 1.0)
     assert bench.said()["cancel"] == [SECOND]
     bench.take(FIRST, 0, SMALL, end=frame_pb2.ROW_END_STOP)
     assert bench.text() == SMALL
@@ -357,11 +353,11 @@ def test_who_ends_the_request_cancels_both_rows(way: str) -> None:
     elif way == "deadline":
         bench.registry.tick(DEADLINE_S)
     else:
-        assert bench.registry.reroute(bench.stream, leg_of("r1-r1", "governed"), "guard.g.S1")
+        assert bench.registry.reroute(bench.stream, attempt_of("r1-r1", "governed"), "guard.g.S1")
         unused = REROUTED
     assert sorted(bench.said()["cancel"]) == [FIRST, SECOND]
-    assert bench.cascade.over == 0
-    assert bench.stream.legs[1].unused == unused
+    assert bench.cascade.escalated == 0
+    assert bench.stream.attempts[1].unused_reason == unused
     assert len(bench.registry) == (way == "governed")
 
 
@@ -386,8 +382,8 @@ def test_the_tokens_of_a_second_row_that_was_never_shown_are_nobodys() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:4])
     bench.take(FIRST, 0, SMALL[:COMMIT])
-    assert not bench.stream.holds_beginning([ord("M")], "large")
-    assert bench.stream.started("large").model == "small"
+    assert not bench.stream.delivery.matches([ord("M")], "large")
+    assert bench.stream.delivery.started("large").model == "small"
 
 
 # --- any order ------------------------------------------------------------------------------------------------------
@@ -434,7 +430,7 @@ class World:
 
     def obey(self) -> None:
         """Batchers hear what the gateway has to say, new tasks included."""
-        for row_id in self.bench.cascade.launched:
+        for row_id in self.bench.cascade.started:
             self.rows.setdefault(row_id, Row(row_id, LARGE))
             self.bench.stream.published(row_id)
         for message in self.bench.outbox.drain():
@@ -575,15 +571,15 @@ def test_in_any_order_the_answer_is_one_models_and_every_row_ends_once(
     world.settle()
     assert len(bench.registry) == 0
     assert all(row.settlements == 1 for row in world.rows.values()), world.rows
-    assert bench.cascade.ends == 1
-    assert len({leg.row_id for leg in bench.stream.legs}) == len(bench.stream.legs)
-    assert [leg.row_id for leg in bench.stream.legs[1:]] == bench.cascade.launched
-    gone_over = bench.stream.leg.model == "large"
-    assert bench.cascade.over == gone_over
+    assert bench.ends == 1
+    assert len({leg.row_id for leg in bench.stream.attempts}) == len(bench.stream.attempts)
+    assert [leg.row_id for leg in bench.stream.attempts[1:]] == bench.cascade.started
+    escalated = bench.stream.current.model == "large"
+    assert bench.cascade.escalated == escalated
     if bench.stream.finished is not None and not left:
         assert world.finished == bench.stream.finished.model
         assert world.text == ANSWERS[world.finished]
-        assert world.finished == "large" or doubt_at >= COMMIT or bench.stream.leg.kept
+        assert world.finished == "large" or doubt_at >= COMMIT or bench.stream.current.kept_reason
     elif not left:
         assert failed
         assert isinstance(bench.stream.error, EngineFailed)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.upstream import shadows as shadowing
+from gateway.upstream import shadow_runner
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
@@ -137,7 +137,7 @@ async def test_a_model_that_is_away_is_not_asked(opened: Any) -> None:
 
 
 async def test_how_many_run_is_bounded(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr(shadow_runner, "IN_FLIGHT_MAX", 1)
     async with opened() as wire:
         first, second = await answered(wire), await answered(wire)
         (run,) = (await explained(wire, second.request_id)).shadows
@@ -164,7 +164,7 @@ async def test_a_shadow_that_fails_is_told_and_counts_for_the_breaker(opened: An
 
 
 async def test_a_shadow_has_a_limit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "LIMIT_S", 0.3)
+    monkeypatch.setattr(shadow_runner, "LIMIT_S", 0.3)
     async with opened() as wire:
         task = await answered(wire)
         shadow = await wire.batcher.task("large", "bulk")
@@ -243,7 +243,7 @@ async def test_a_fault_in_learning_costs_no_answer(
     def broken(*_: Any) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(shadowing, "learnable", broken)
+    monkeypatch.setattr(shadow_runner, "learnable", broken)
     async with opened() as wire:
         task = await answered(wire)
         assert f"request {task.request_id}: nothing was learned" in caplog.text

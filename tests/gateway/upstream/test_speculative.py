@@ -156,7 +156,7 @@ async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
     for call in calls:
         assert text_of(await events_of(call)) == GOOD
     record = await explained(wire, alone.request_id)
-    assert "gone over with 50%" in record.attempts[0].single_start_reason
+    assert "escalated 50%" in record.attempts[0].single_start_reason
     assert len(record.attempts) == 1
     wire.stub.Generate(prompt(model=""))  # those that were not needed count no more
     first, second = await wire.batcher.task("small"), await wire.batcher.task("large")

@@ -1,4 +1,4 @@
-"""The gateway's side of the inner wires: tasks out, frames in, and what batchers must hear (docs/wire.md)."""
+"""The gateway's NATS client: publishes tasks and control messages, receives frames and reports (docs/wire.md)."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from nats.js.api import Header
 from nats.js.errors import APIError
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.streaming.outbox import Outbox
+from gateway.streaming.control import ControlOutbox
 from gateway.streaming.registry import Registry
 from sluice.errors import (
     MessageTooLarge,
@@ -37,19 +37,19 @@ PUBLISH_S: Final = 5.0
 RETRY_AFTER_S: Final = 1.0
 _SETTLE_S: Final = 2.0
 
-# Frames of thousands of rows may wait while the loop is busy; what is dropped here must be asked for again.
+# Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
 _PENDING_MESSAGES: Final = 1 << 20
 _PENDING_BYTES: Final = 256 * 1024 * 1024
 # JetStream's error codes for "no room": maximum messages, maximum bytes, insufficient resources, storage.
 _FULL: Final = frozenset({10023, 10028, 10047, 10077})
 
 
-class Dispatch:
-    """Sends for the registry and feeds it. The one user of the NATS connection."""
+class NatsTransport:
+    """Sends for the registry and passes it what arrives. The one user of the NATS connection."""
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
-        self.outbox = Outbox(self._schedule_flush)
+        self.outbox = ControlOutbox(self._schedule_flush)
         self._client: Client | None = None
         self._registry: Registry | None = None
         self._loads: ModelLoadTable | None = None
@@ -63,7 +63,7 @@ class Dispatch:
         return self._client is not None and self._client.is_connected
 
     async def start(self, client: Client, registry: Registry, loads: ModelLoadTable) -> None:
-        """Subscribes. Frames can come as soon as this returns: core NATS drops what nobody is subscribed to."""
+        """Subscribes. Frames can arrive as soon as this returns; core NATS drops messages without a subscription."""
         self._client, self._registry, self._loads = client, registry, loads
         for subject, callback in (
             (subjects.frames(self.gateway_id), self._on_frames),
@@ -81,7 +81,7 @@ class Dispatch:
         await settle(client, _SETTLE_S)
 
     async def close(self) -> None:
-        """Says what is left to say, then hangs up."""
+        """Sends what is left to send, then closes the connection."""
         if self._client is None:
             return
         if self._publishing:
@@ -89,15 +89,15 @@ class Dispatch:
         await self._flush()
         await disconnect(self._client)
 
-    def submit(self, request_id: str, publishing: Coroutine[Any, Any, None]) -> None:
-        """Runs ``publishing`` by itself: it outlives a call that leaves, for another call may have taken over."""
+    def submit(self, row_id: str, publishing: Coroutine[Any, Any, None]) -> None:
+        """Runs ``publishing`` as a task: it outlives a call that leaves, because another call may have taken over."""
         task = asyncio.ensure_future(publishing)
-        self._publishing[request_id] = task
-        task.add_done_callback(lambda _: self._published(request_id))
+        self._publishing[row_id] = task
+        task.add_done_callback(lambda _: self._done(row_id))
 
-    async def submitted(self, request_id: str) -> None:
-        """Returns when what was submitted for the request is done, or raises what it raised."""
-        publishing = self._publishing.get(request_id)
+    async def submitted(self, row_id: str) -> None:
+        """Returns when what was submitted for the row is done, or raises what it raised."""
+        publishing = self._publishing.get(row_id)
         if publishing is not None:
             await asyncio.shield(publishing)
 
@@ -105,7 +105,7 @@ class Dispatch:
         """Returns when JetStream has stored ``task``; waits until ``deadline`` (monotonic) and `PUBLISH_S` at most.
 
         Raises:
-            TransportUnavailable: NATS does not answer, or nobody keeps tasks.
+            TransportUnavailable: NATS does not answer, or no stream stores tasks.
             Overloaded: there is no room for the task.
             MessageTooLarge: the task is larger than a NATS message may be.
         """
@@ -121,17 +121,17 @@ class Dispatch:
                 headers=marked,
             )
         except (OversizedMessage, TimeoutError, NatsError) as error:
-            raise _typed(error) from error
+            raise _public_error(error) from error
 
-    def resync(self) -> None:
-        """Messages to this gateway may have been lost."""
+    def on_reconnect(self) -> None:
+        """Messages to this gateway may have been lost: requests the next frames."""
         if self._registry is not None:
-            self._registry.resync(time.monotonic())
+            self._registry.request_missing(time.monotonic())
 
-    def _published(self, request_id: str) -> None:
-        publishing = self._publishing.pop(request_id)
+    def _done(self, row_id: str) -> None:
+        publishing = self._publishing.pop(row_id)
         if not publishing.cancelled():
-            publishing.exception()  # who waited has it; without a waiter nobody needs it
+            publishing.exception()  # raised for the waiter, if there is one
 
     def _schedule_flush(self) -> None:
         flushing = asyncio.ensure_future(self._flush())
@@ -143,7 +143,7 @@ class Dispatch:
             await self._send(subjects.CONTROL, message)
 
     async def _send(self, subject: str, message: Message) -> None:
-        assert self._client is not None, "nothing is said before start"
+        assert self._client is not None, "nothing is sent before start"
         try:
             await self._client.publish(subject, pack(message))
         except NatsError as error:
@@ -159,14 +159,14 @@ class Dispatch:
             return
         now = time.monotonic()
         for frame in bundle.frames:
-            self._registry.take(frame, now)
+            self._registry.accept(frame, now)
 
     async def _on_held(self, msg: Msg) -> None:
         assert self._registry is not None, "subscribed in start"
         try:
             asked = unpack(HeldTokensRequest, msg.data)
         except MalformedMessage as error:
-            _log.error("question about held tokens dropped: %s", error)
+            _log.error("request for held tokens dropped: %s", error)
             return
         await self._send(msg.reply, self._registry.held(asked.request_id))
 
@@ -178,8 +178,8 @@ class Dispatch:
             _log.error("report dropped: %s", error)
 
 
-def _typed(error: Exception) -> SluiceError:
-    """A refused publish in the words of the public API."""
+def _public_error(error: Exception) -> SluiceError:
+    """The public error for a publish that failed."""
     if isinstance(error, OversizedMessage):
         return MessageTooLarge(
             f"the task has {error.size} bytes, NATS takes {error.limit}",

@@ -1,0 +1,137 @@
+"""One model's attempt at an answer: its row, the tokens that arrived, and how the row ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.safety.inspector import AnswerInspection
+from gateway.streaming.assembler import AcceptedFrame, Assembler
+from gateway.streaming.transcript import Transcript
+from sluice import errors
+from sluice.errors import SluiceError
+from sluice.internal.v1 import frame_pb2
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+    FinishReason,
+    Usage,
+)
+
+RETRY_AFTER_S: Final = 1.0
+"""When to retry what failed for lack of capacity, seconds."""
+
+_REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
+    frame_pb2.ROW_END_STOP: FINISH_REASON_STOP,
+    frame_pb2.ROW_END_LENGTH: FINISH_REASON_LENGTH,
+}
+
+
+@dataclass
+class ModelAttempt:
+    """A row that computes an answer.
+
+    Attributes:
+        row_id: names the row in tasks and frames; that of the first attempt is the request id.
+        prompt_tokens: in this model's tokens.
+        transcript: the tokens that arrived, and their text.
+        assembler: order of its frames.
+        inspection: what the safety policy does about the answer; its filter is in the transcript.
+        final: how the row ended; None until it has.
+        stopped: a stop string or the safety policy ended the answer; the row itself may go on.
+        escalation_reason: why another model answers instead; empty for the last attempt.
+        kept_reason: why the answer was kept although in doubt.
+        single_start_reason: why no second model was started together with this one, where the cascade is speculative.
+        unused_reason: why its output was thrown away; empty for what was the answer at some time.
+        error: what went wrong with it, where another attempt gave the answer.
+    """
+
+    row_id: str
+    model: str
+    prompt_tokens: int
+    transcript: Transcript
+    assembler: Assembler
+    inspection: AnswerInspection | None = None
+    final: frame_pb2.Final | None = field(default=None, compare=False)
+    stopped: bool = False
+    escalation_reason: str = ""
+    kept_reason: str = ""
+    single_start_reason: str = ""
+    unused_reason: str = ""
+    error: SluiceError | None = None
+
+    @property
+    def raw_text(self) -> str:
+        """The answer so far as the model gave it: with placeholders, before the output filter."""
+        return self.transcript.text if self.inspection is None else self.inspection.filter.raw
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.transcript.token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of prompt and answer."""
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+
+    @property
+    def batch(self) -> frame_pb2.BatchInfo | None:
+        """The batch that the row was sent in last; None until the row has ended."""
+        if self.final is None or not self.final.HasField("batch"):
+            return None
+        return self.final.batch
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to compute."""
+        return self.stopped or self.final is not None
+
+    def accept(self, frame: frame_pb2.Frame, now: float) -> AcceptedFrame:
+        """Adds what is new in ``frame``."""
+        accepted = self.assembler.accept(frame, now)
+        self._append(accepted)
+        if accepted.final is not None:
+            self.final = accepted.final
+        return accepted
+
+    def close(self, reason: "FinishReason.ValueType") -> "FinishReason.ValueType":
+        """The row ended with ``reason``: no more tokens. Returns why the answer ended."""
+        self.transcript.close(truncated=reason != FINISH_REASON_STOP)
+        # The text that was held back may have completed a stop string or a match of the filter.
+        if self.transcript.stop is not None:
+            return FINISH_REASON_STOP_SEQUENCE
+        return FINISH_REASON_CONTENT_FILTER if self.transcript.blocked else reason
+
+    def _append(self, accepted: AcceptedFrame) -> None:
+        transcript = self.transcript
+        was_closed = transcript.closed
+        for position, token_id in enumerate(accepted.token_ids):
+            if transcript.closed:
+                break
+            known = position < len(accepted.logprobs)
+            transcript.append(token_id, accepted.logprobs[position] if known else None)
+        self.stopped |= transcript.closed and not was_closed
+
+
+def finish_reason_of(end: "frame_pb2.RowEnd.ValueType") -> "FinishReason.ValueType | None":
+    """The reason of a complete answer; None when ``end`` is an error."""
+    return _REASONS.get(end)
+
+
+def error_of(final: frame_pb2.Final) -> SluiceError:
+    """The public error for a row that ended with one."""
+    if final.end == frame_pb2.ROW_END_DEADLINE:
+        return errors.DeadlinePassed("the deadline passed before the answer was complete")
+    if final.end == frame_pb2.ROW_END_CANCELLED:
+        return errors.Cancelled("the request was cancelled")
+    kind = errors.BY_REASON.get(final.error.reason)
+    if kind is None:
+        refused = final.end == frame_pb2.ROW_END_REFUSED
+        kind = errors.Overloaded if refused else errors.EngineFailed
+    retryable = kind.code in (errors.Overloaded.code, errors.ModelUnavailable.code)
+    return kind(
+        final.error.message or "the row ended without an answer",
+        retry_after_s=RETRY_AFTER_S if retryable else None,
+    )

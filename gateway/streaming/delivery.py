@@ -1,0 +1,175 @@
+"""What callers may see of one answer, who reads it, and what has been delivered."""
+
+from collections.abc import Callable, Sequence
+
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.transcript import VisibleTokens
+from sluice.errors import SlowReader, SluiceError
+from sluice.v1.inference_pb2 import Finished, GenerateResponse, Notice, Started
+
+
+class Reader:
+    """The position of one call in an answer.
+
+    The number of unread tokens is bounded by ``limit``. A single arrival that is larger than that (a catch-up after a
+    loss, the part of an answer that existed when the call came) is not the reader's fault, so only tokens count that
+    came after the arrival that found it idle.
+
+    Attributes:
+        index: tokens read so far.
+        notices: notices read so far.
+        wake: called when there is something to read.
+        displaced_by: the error that ends this call although the answer may go on for another one.
+    """
+
+    def __init__(self, index: int, limit: int, wake: Callable[[], None]) -> None:
+        self.index = index
+        self.notices = 0
+        self.wake = wake
+        self.displaced_by: SluiceError | None = None
+        self._limit = limit
+        self._burst = 0
+
+    def grew(self, before: int, total: int) -> None:
+        """The answer grew from ``before`` to ``total`` tokens in one arrival."""
+        if self.index >= before:
+            self._burst = total - before
+
+    def is_too_slow(self, total: int) -> bool:
+        """Whether more than the limit is unread."""
+        return total - self.index - self._burst > self._limit
+
+    def advance(self, total: int) -> None:
+        """The call has read everything up to ``total``."""
+        self.index = max(self.index, total)
+        self._burst = 0
+
+
+class Delivery:
+    """Notices, and how many of the tokens may be delivered.
+
+    Attributes:
+        reader: the call that reads, or None when it has gone.
+        withheld_by: the rules that keep the rest of the answer from every caller, if any do.
+    """
+
+    def __init__(self, started: Started, first: ModelAttempt, with_logprobs: bool) -> None:
+        self.reader: Reader | None = None
+        self.withheld_by: tuple[str, ...] = ()
+        self._started = started
+        self._with_logprobs = with_logprobs
+        self._replaced: set[str] = set()
+        """Models whose answers are void."""
+        self._notices: list[Notice] = []
+        self._restart_notice = 0
+        """Index of the notice with which the current model began."""
+        self._end: int | None = None
+        """Number of tokens that are ever delivered; None: all."""
+        self._use(first)
+
+    def _use(self, attempt: ModelAttempt) -> None:
+        self._model, self._prompt_tokens = attempt.model, attempt.prompt_tokens
+        self._tokens: VisibleTokens = attempt.transcript.visible
+        self._delivered = 0
+        """The most tokens of this model that a caller has been given."""
+
+    def replaced(self, model: str) -> bool:
+        """Whether ``model`` gave the answer before another one took over."""
+        return model != self._model and model in self._replaced
+
+    def started(self, model: str) -> Started:
+        """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
+        started = Started()
+        started.CopyFrom(self._started)
+        if not self.replaced(model):
+            started.model, started.prompt_tokens = self._model, self._prompt_tokens
+        return started
+
+    def matches(self, token_ids: Sequence[int], model: str) -> bool:
+        """Whether ``token_ids`` of ``model`` are the beginning of the answer, as far as a caller can know it."""
+        return self.replaced(model) or self._tokens.starts_with(token_ids)
+
+    def attach(self, reader: Reader, model: str) -> None:
+        """``reader`` reads from now on; what it holds is of ``model``, or of the current one when that is empty."""
+        assert self.reader is None, "one reader at a time"
+        self._place(reader, model)
+        self._delivered = max(self._delivered, reader.index)
+        self.reader = reader
+
+    def detach(self) -> Reader | None:
+        """No call reads any more; returns the one that did."""
+        reader, self.reader = self.reader, None
+        return reader
+
+    def wake(self) -> None:
+        """There is something to read."""
+        if self.reader is not None:
+            self.reader.wake()
+
+    def show_held_back(self) -> None:
+        """Tokens that waited for a verdict or for the commit point may be read."""
+        if self.reader is not None:
+            self.reader.grew(self.reader.index, len(self._tokens.token_ids))
+            self.reader.wake()
+
+    def show_since(self, before: int) -> SlowReader | None:
+        """More than ``before`` tokens may be read: wakes the reader. Returns an error when too many are unread."""
+        total, reader = len(self._tokens.token_ids), self.reader
+        if reader is None:
+            return None
+        reader.grew(before, total)
+        if not reader.is_too_slow(total):
+            reader.wake()
+            return None
+        unread = total - reader.index
+        return SlowReader(f"{unread} tokens are unread; read faster, or resume with those received")
+
+    def notify(self, notice: Notice) -> None:
+        """Adds a notice for every reader."""
+        self._notices.append(notice)
+
+    def restart(self, attempt: ModelAttempt, notice: Notice) -> None:
+        """The answer is that of ``attempt`` from now on, as ``notice`` says; what was delivered is void."""
+        self._restart_notice = len(self._notices)
+        self._notices.append(notice)
+        self._replaced.add(self._model)
+        self._use(attempt)
+        if self.reader is not None:
+            self.reader.index = 0
+        self.wake()
+
+    def withhold(self, rules: tuple[str, ...]) -> None:
+        """``rules`` object to the answer: only what a caller has been given already may be delivered again."""
+        self.withheld_by, self._end = rules, self._delivered
+
+    def read(
+        self, reader: Reader, finished: Finished | None, *, hidden: bool
+    ) -> list[GenerateResponse]:
+        """What ``reader`` has not read, all tokens in one delta; ``hidden``: notices alone."""
+        events = [GenerateResponse(notice=notice) for notice in self._notices[reader.notices :]]
+        reader.notices = len(self._notices)
+        if hidden:
+            return events
+        delta = self._tokens.delta(reader.index, self._with_logprobs, self._end)
+        if delta is not None:
+            events.append(GenerateResponse(delta=delta))
+        reader.advance(len(self._tokens.token_ids[: self._end]))
+        self._delivered = max(self._delivered, reader.index)
+        if finished is not None:
+            tail = self._tokens.tail_delta() if self._end is None else None
+            events += [GenerateResponse(delta=tail)] if tail is not None else []
+            events.append(GenerateResponse(finished=finished))
+        return events
+
+    def replay(self, index: int, model: str, finished: Finished) -> list[GenerateResponse]:
+        """All events of an answer that has ended, for a caller who holds ``index`` tokens of ``model``."""
+        reader = Reader(index, 0, lambda: None)
+        self._place(reader, model)
+        return self.read(reader, finished, hidden=False)
+
+    def _place(self, reader: Reader, model: str) -> None:
+        """Sets where ``reader`` begins: after the notices that it knows, or where another model took over."""
+        reader.notices = len(self._notices)
+        if self.replaced(model):
+            reader.index, reader.notices = 0, self._restart_notice
+        reader.grew(reader.index, len(self._tokens.token_ids))

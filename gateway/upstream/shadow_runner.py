@@ -1,0 +1,173 @@
+"""Learns from answers that have ended: keeps their outcomes, and gives the same request to shadow models.
+
+Shadows never delay an answer: they are rows of class bulk, sent after the caller has its answer. A shadow that cannot
+be run cheaply is dropped and counted.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.admission.overload import SchedulingParams
+from gateway.admission.prompts import prepare
+from gateway.records.agreement import agreement
+from gateway.records.outcome import add_shadow, blocked, learnable, outcome_of
+from gateway.records.store import RecordStore
+from gateway.routing.rules import SHADOW, drawn
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.stream import Stream
+from gateway.telemetry.drift import DriftMonitor
+from gateway.upstream.rows import InternalRow, RequestContext, Upstream
+from sluice.errors import SluiceError
+from sluice.internal.v1.outcome_pb2 import Outcome
+from sluice.telemetry import names
+from sluice.telemetry.tracing import headers_of
+from sluice.v1.admin_pb2 import ShadowRun
+from sluice.wire.clock import duration
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX: Final = 32
+"""Shadows of one gateway that may run at once."""
+LIMIT_S: Final = 60.0
+"""Longest time for the answer of a shadow, seconds."""
+CLASS: Final = "bulk"
+
+IN_FLIGHT: Final = "in_flight"
+"""Why a shadow was dropped; else the reason of an error in small letters."""
+BLOCKED: Final = "safety_blocked"
+_FAILED: Final = "internal"
+
+
+@dataclass(frozen=True)
+class _Shadow:
+    """One model that is given the request of ``answered``; ``run`` is filled in."""
+
+    context: RequestContext
+    answered: ModelAttempt
+    outcome: Outcome | None
+    row_id: str
+    run: ShadowRun
+
+
+class ShadowRunner:
+    """Runs shadows; the one owner of those that are in flight.
+
+    Attributes:
+        dropped: number of shadows that were not run, or gave no answer, by reason.
+    """
+
+    def __init__(self, upstream: Upstream, store: RecordStore, drift: DriftMonitor) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._upstream = upstream
+        self._store = store
+        self._drift = drift
+        self._running: set[asyncio.Task[None]] = set()
+
+    def ended(self, context: RequestContext, stream: Stream) -> None:
+        """Keeps the outcome of a request that has just ended, and starts its shadows."""
+        try:
+            self._learn_from(context, stream)
+        except Exception:  # the frames of other answers that came with its last one would be lost
+            _log.exception("request %s: nothing was learned", stream.request_id)
+
+    async def close(self) -> None:
+        """Cancels the shadows in flight, and logs how many were dropped."""
+        if self.dropped:
+            _log.info("shadows dropped: %s", dict(self.dropped))
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _learn_from(self, context: RequestContext, stream: Stream) -> None:
+        learning = context.admitted.plan.learning
+        if learning is None or not learnable(context.request, stream):
+            return
+        prompt = context.admitted.conversation.user_text
+        outcome = outcome_of(context.request, prompt, learning, stream)
+        if outcome is not None:
+            self._store.write_outcome(outcome)
+        trials = drawn(learning.shadows, stream.current.model, stream.request_id, SHADOW)
+        for number, trial in enumerate(trials, 1):
+            row_id = f"{stream.request_id}-s{number}"
+            run = ShadowRun(model=trial.model)
+            self._start(_Shadow(context, stream.current, outcome, row_id, run))
+
+    def _start(self, shadow: _Shadow) -> None:
+        now = time.monotonic()
+        scheduling = SchedulingParams(CLASS, now + LIMIT_S)
+        problem = self._upstream.overload.problem(shadow.run.model, scheduling, now)
+        if problem is not None:
+            self._drop(shadow, problem.reason.lower())
+        elif len(self._running) >= IN_FLIGHT_MAX:
+            self._drop(shadow, IN_FLIGHT)
+        else:
+            task = asyncio.ensure_future(self._run(shadow))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _run(self, shadow: _Shadow) -> None:
+        try:
+            await self._answer(shadow)
+        except SluiceError as error:
+            self._drop(shadow, error.reason.lower())
+        except Exception:  # the task would die silently
+            _log.exception("request %s: a shadow failed", shadow.context.request_id)
+            self._drop(shadow, _FAILED)
+
+    async def _answer(self, shadow: _Shadow) -> None:
+        run, begun = shadow.run, time.monotonic()
+        attributes = {names.GEN_AI_REQUEST_MODEL: run.model, names.PRIORITY_CLASS: CLASS}
+        with shadow.context.spans.hop(names.SPAN_SHADOW, attributes=attributes) as span:
+            row = await self._row(shadow, begun)
+            try:
+                stream = await row.answer(headers_of(span))
+            finally:
+                now, attempt, usage = time.monotonic(), row.stream.current, self._upstream.usage
+                # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
+                usage.judge(attempt.model, row.stream.error, now)
+                run.prompt_tokens = attempt.prompt_tokens
+                run.completion_tokens = attempt.completion_tokens
+                run.cost = usage.cost(attempt)
+                run.duration.CopyFrom(duration((now - begun) * 1000))
+            if blocked(stream):
+                self._drop(shadow, BLOCKED)
+                return
+            agreed = agreement(shadow.answered.raw_text, stream.current.raw_text)
+            span.set_attribute(names.SHADOW_AGREEMENT, agreed)
+        self._compare(shadow, stream.current, agreed)
+
+    async def _row(self, shadow: _Shadow, now: float) -> InternalRow:
+        """The same conversation and sampling parameters for another model."""
+        upstream, admitted = self._upstream, shadow.context.admitted
+        model = upstream.admission.catalog[shadow.run.model]
+        request = replace(shadow.context.request, priority_class=CLASS)
+        prepared = await prepare(request, admitted.conversation, model, admitted.first.inspect)
+        prepared.sampling.seed = admitted.first.sampling.seed
+        attempt = upstream.new_attempt(request, prepared, shadow.row_id)
+        return InternalRow(upstream, request, prepared, attempt, now + LIMIT_S)
+
+    def _compare(self, shadow: _Shadow, attempt: ModelAttempt, agreed: float) -> None:
+        run, outcome = shadow.run, shadow.outcome
+        run.agreement = agreed
+        if outcome is not None and add_shadow(outcome, attempt, agreed):
+            self._store.write_outcome(outcome)
+        shadow.context.record.add_shadow(run)
+        self._observe_drift(shadow, agreed)
+
+    def _observe_drift(self, shadow: _Shadow, agreed: float) -> None:
+        """Reports how the weak one of the router's two models did; routers predict nothing of other models."""
+        plan = shadow.context.admitted.plan
+        assert plan.learning is not None, "it has shadows"
+        pair = plan.learning.pair
+        if pair is not None and {shadow.answered.model, shadow.run.model} == set(pair):
+            self._drift.compared(plan, pair[0], agreed, shadow.row_id)
+
+    def _drop(self, shadow: _Shadow, reason: str) -> None:
+        self.dropped[reason] += 1
+        shadow.run.dropped = reason
+        shadow.context.record.add_shadow(shadow.run)
