@@ -19,9 +19,8 @@ from bench.support.strategies import (
 from bench.support.tradeoffs import Tradeoff, tradeoffs
 from gateway.routing.learned import artefact, outcomes, training
 from sluice.cli import tables
-from sluice.cli.asking import ask_all
-from sluice.cli.outcomes import OutcomesFile
-from sluice.cli.questions import Question, of_desk
+from sluice.cli.evaluate import OutcomesFile
+from sluice.cli.questions import Question, ask_all, of_desk
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
 from sluice.client.request import GenerateOptions

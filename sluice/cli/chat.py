@@ -7,35 +7,18 @@ from typing import Annotated
 import typer
 
 from sluice.cli import failure, options, output
-from sluice.client.answer import AnswerBuilder
-from sluice.client.blocking import Client
-from sluice.client.request import GenerateOptions, Message
+from sluice.client import AnswerBuilder, Client, GenerateOptions, Message
 from sluice.errors import InvalidRequest, SluiceError
 
 
+@options.sampling
 def chat(
+    *,
     system: Annotated[
-        str | None, typer.Option(help="What the model shall be told before the first turn.")
+        str | None, typer.Option(help="Instructions for the model before the first turn.")
     ] = None,
-    model: options.Model = options.MODEL,
-    priority: options.Priority = "interactive",
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    min_tokens: options.MinTokens = None,
-    json_schema: options.JsonSchema = None,
-    regex: options.Regex = None,
-    label: options.Label = None,
-    timeout: options.Timeout = None,
+    chosen: GenerateOptions,
     tenant: options.Tenant = None,
-    allow_degraded: options.AllowDegraded = False,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
@@ -44,26 +27,6 @@ def chat(
     Ctrl-C cancels the running answer, Ctrl-D leaves. Lines can come from a pipe as well: then the first error ends the
     command. With --json prints one object per turn, as `sluice generate --json` does.
     """
-    chosen = options.given(
-        model=model,
-        priority=priority,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or None,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_tokens=min_tokens,
-        json_schema=options.schema_of(json_schema),
-        regex=regex,
-        labels=options.labels_of(label),
-        timeout_s=timeout,
-        allow_degraded=allow_degraded,
-    )
     with Client(address, tenant=tenant) as client:
         conversation = Conversation(client, chosen, system, as_json)
         if sys.stdin.isatty():
@@ -74,7 +37,7 @@ def chat(
 
 
 class Conversation:
-    """The turns so far. A turn without an answer is forgotten; what there is of a cancelled answer stays."""
+    """The turns so far. A turn without an answer is dropped; the part of a cancelled answer that was printed stays."""
 
     def __init__(
         self, client: Client, chosen: GenerateOptions, system: str | None, as_json: bool

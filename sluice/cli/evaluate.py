@@ -1,6 +1,7 @@
 """`sluice eval`: how well each model answers questions that can be graded, through the whole mesh, and at what cost."""
 
 import asyncio
+import csv
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -11,18 +12,16 @@ from typing import Annotated, Any, Final
 import typer
 
 from sluice.cli import failure, options, output, scores
-from sluice.cli.asking import ask_all
-from sluice.cli.outcomes import OutcomesFile
-from sluice.cli.questions import Question, Split, of_desk, of_file
+from sluice.cli.questions import Question, Split, ask_all, of_desk, of_file
 from sluice.cli.scores import Result, Score, Trade
-from sluice.client.aio import AsyncClient
-from sluice.client.request import GenerateOptions
+from sluice.client import AsyncClient, GenerateOptions
 from sluice.defaults import AUTO
 
 HEADERS: Final = (
     *("model", "kind", "level", "n", "right", "answers", "escalated", "tokens"),
     *("ttft p50 ms", "latency p50 ms", "p95 ms"),
 )
+_OUTCOME_COLUMNS: Final = ("prompt_id", "prompt", "weak", "strong", "weak_response")
 
 
 def evaluate(
@@ -101,6 +100,53 @@ def evaluate(
     _write(results, about, strong, as_json)
 
 
+class OutcomesFile:
+    """What `sluice router train` learns from: how a weak and a strong model did on the same prompts.
+
+    The file appears when it is complete.
+
+    Raises:
+        CommandFailed: it cannot be written; raised at once, before anything is asked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._scratch = path.with_name(f".{path.name}.writing")
+        try:
+            self._file = self._scratch.open("w", newline="", encoding="utf-8")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(
+        self, questions: Sequence[Question], weak: Sequence[Result], strong: Sequence[Result]
+    ) -> int:
+        """Writes a row for each question that both models answered, unless there is none; returns how many."""
+        rows = [
+            (q.prompt_id, q.prompt, int(w.right), int(s.right), w.text)
+            for q, w, s in zip(questions, weak, strong, strict=True)
+            if not w.error and not s.error
+        ]
+        if not rows:
+            return 0
+        try:
+            with self._file:
+                writer = csv.writer(self._file)
+                writer.writerow(_OUTCOME_COLUMNS)
+                writer.writerows(rows)
+            self._scratch.replace(self._path)
+        except OSError as error:
+            raise self._failed(error) from error
+        return len(rows)
+
+    def close(self) -> None:
+        """Removes what was not completed."""
+        self._file.close()
+        self._scratch.unlink(missing_ok=True)
+
+    def _failed(self, error: OSError) -> failure.CommandFailed:
+        return failure.CommandFailed("FILE", f"{self._path} cannot be written: {error.strerror}")
+
+
 async def _ask(
     address: str,
     tenant: str | None,
@@ -151,9 +197,9 @@ def _cells(score: Score) -> tuple[str, ...]:
         _counts(score.models),
         f"{score.escalated_share:.0%}",
         _counts(score.tokens),
-        _whole(score.ttft_ms.p50),
-        _whole(latency.p50),
-        _whole(latency.p95),
+        _whole(score.ttft_ms["p50"]),
+        _whole(latency["p50"]),
+        _whole(latency["p95"]),
     )
 
 

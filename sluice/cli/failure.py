@@ -37,8 +37,7 @@ def report(error: Exception, as_json: bool) -> int:
 def describe(error: Exception) -> dict[str, Any]:
     """`reason` and `message`, with what else is known: code, metadata, violations, retry_after_s."""
     # Imported when something failed, so that a command that works does not wait for them.
-    from sluice.errors import SetupError, SluiceError
-    from sluice.settings import SettingsError
+    from sluice.errors import SettingsError, SetupError, SluiceError
 
     if isinstance(error, SluiceError):
         return _of_mesh(error)

@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from sluice.cli import options, output
-from sluice.client.answer import AnswerBuilder
-from sluice.client.blocking import Client
+from sluice.client import AnswerBuilder, Client, GenerateOptions
 from sluice.errors import InvalidRequest
 
 
+@options.sampling
 def generate(
+    *,
     prompt: Annotated[
         str,
         typer.Argument(
@@ -19,29 +20,12 @@ def generate(
             help='The prompt; "-" reads it from stdin, less a final line break unless --raw is given.',
         ),
     ],
-    model: options.Model = options.MODEL,
-    priority: options.Priority = "interactive",
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    min_tokens: options.MinTokens = None,
-    json_schema: options.JsonSchema = None,
-    regex: options.Regex = None,
+    chosen: GenerateOptions,
     logprobs: options.Logprobs = None,
-    label: options.Label = None,
-    timeout: options.Timeout = None,
-    tenant: options.Tenant = None,
-    allow_degraded: options.AllowDegraded = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
     ] = False,
+    tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
@@ -54,28 +38,9 @@ def generate(
         raise typer.BadParameter(
             "the log-probabilities are part of --json", param_hint="--logprobs"
         )
-    chosen = options.given(
-        model=model,
-        priority=priority,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop or None,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        min_tokens=min_tokens,
-        json_schema=options.schema_of(json_schema),
-        regex=regex,
-        logprobs=logprobs,
-        labels=options.labels_of(label),
-        timeout_s=timeout,
-        allow_degraded=allow_degraded,
-        raw_prompt=raw,
-    )
+    chosen["raw_prompt"] = raw
+    if logprobs is not None:
+        chosen["logprobs"] = logprobs
     text = _read_prompt(raw) if prompt == "-" else prompt
     with Client(address, tenant=tenant) as client, client.generate(text, **chosen) as stream:
         if as_json:

@@ -19,30 +19,34 @@ from typer.core import TyperGroup
 from sluice import __version__
 from sluice.cli import failure
 
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "up": ("sluice.cli.up", "up"),
-    "down": ("sluice.cli.down", "down"),
-    "reload": ("sluice.cli.reload", "reload"),
-    "status": ("sluice.cli.status", "status"),
-    "demo": ("sluice.cli.demo", "demo"),
-    "generate": ("sluice.cli.generate", "generate"),
-    "chat": ("sluice.cli.chat", "chat"),
-    "models": ("sluice.cli.models", "models"),
-    "explain": ("sluice.cli.explain", "explain"),
-    "feedback": ("sluice.cli.explain", "feedback"),
-    "safety": ("sluice.cli.safety", "safety"),
-    "drift": ("sluice.cli.drift", "drift"),
-    "record": ("sluice.cli.record", "record"),
-    "simulate": ("sluice.cli.simulate", "simulate"),
-    "plan": ("sluice.cli.plan", "plan"),
-    "router": ("sluice.cli.router", "router"),
-    "eval": ("sluice.cli.evaluate", "evaluate"),
-    "bench": ("sluice.cli.bench", "bench"),
-    "gateway": ("sluice.cli.gateway", "gateway"),
-    "batcher": ("sluice.cli.batcher", "batcher"),
-    "worker": ("sluice.cli.worker", "worker"),
+COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "up": ("mesh", "up", "mesh"),
+    "down": ("mesh", "down", "mesh"),
+    "reload": ("mesh", "reload", "mesh"),
+    "status": ("mesh", "status", "mesh"),
+    "demo": ("demo", "demo", "mesh"),
+    "generate": ("generate", "generate", ""),
+    "chat": ("chat", "chat", ""),
+    "models": ("mesh", "models", ""),
+    "explain": ("explain", "explain", ""),
+    "feedback": ("explain", "feedback", ""),
+    "safety": ("safety", "safety", ""),
+    "drift": ("drift", "drift", ""),
+    "record": ("record", "record", "mesh"),
+    "simulate": ("simulate", "simulate", "mesh"),
+    "plan": ("plan", "plan", "mesh"),
+    "router": ("router", "router", "mesh"),
+    "eval": ("evaluate", "evaluate", "mesh"),
+    "bench": ("bench", "bench", "mesh"),
+    "gateway": ("process", "gateway", "gateway"),
+    "batcher": ("process", "batcher", "batcher"),
+    "worker": ("process", "worker", "worker"),
 }
-"""Module and function of each command, in the order help lists them."""
+"""Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
+
+Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
+for the questions of the support desk.
+"""
 
 INTERRUPTED: Final = 130
 """What Typer makes of Ctrl-C."""
@@ -61,11 +65,11 @@ class LazyCommands(TyperGroup):
         """The command called `cmd_name`, or None."""
         if cmd_name not in COMMANDS:
             return None
-        module, function = COMMANDS[cmd_name]
+        module, function, _ = COMMANDS[cmd_name]
         single = typer.Typer(
             add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
         )
-        single.command(cmd_name)(getattr(importlib.import_module(module), function))
+        single.command(cmd_name)(getattr(importlib.import_module(f"sluice.cli.{module}"), function))
         return typer.main.get_command(single)
 
 
@@ -95,6 +99,8 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone (`sluice models | head -1`); nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        return failure.report(_not_installed(error, words), as_json)
     except Exception as error:
         return failure.report(error, as_json)
     if code == INTERRUPTED:
@@ -109,6 +115,16 @@ def main() -> None:
             # Answers hold any character; a terminal that lacks one shows a replacement.
             stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
+
+
+def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exception:
+    """What to install for the command in ``words``; the error itself when no extra holds the module."""
+    name = next((word for word in words if word in COMMANDS), "")
+    extra = COMMANDS[name][2] if name else ""
+    if not extra:
+        return error
+    message = f"needs `pip install 'sluice[{extra}]'` (no module {error.name})"
+    return failure.CommandFailed("NOT_INSTALLED", message)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,9 @@
 """Options that several commands share, so that they read the same everywhere."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -101,6 +103,10 @@ Timeout = Annotated[
     typer.Option(metavar="SECONDS", help="Deadline of an answer.  [default: the gateway's]"),
 ]
 
+StateDir = Annotated[
+    Path | None, typer.Option(help="As given to `sluice up`; default $SLUICE_STATE_DIR.")
+]
+
 ADDRESS = DEFAULT_ADDRESS
 MODEL = AUTO
 
@@ -127,8 +133,54 @@ def schema_of(given: str | None) -> str | None:
         raise typer.BadParameter(f"{given}: {reason}", param_hint="--json-schema") from error
 
 
-def given(**options: object) -> GenerateOptions:
-    """What of `options` was set (is not None), as the client takes it."""
-    chosen: GenerateOptions = {}
-    chosen.update((key, value) for key, value in options.items() if value is not None)  # type: ignore[typeddict-item]
-    return chosen
+def sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives ``command`` the options of `_sampling` in place of its parameter ``chosen``, which gets what they say."""
+    own, shared = inspect.signature(command).parameters, inspect.signature(_sampling).parameters
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, mine in own.items()
+        for parameter in (shared.values() if name == "chosen" else (mine,))
+    ]
+
+    def run(**given: Any) -> None:
+        chosen = _sampling(**{name: given.pop(name) for name in shared})
+        command(**given, chosen=chosen)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _sampling(
+    model: Model = MODEL,
+    priority: Priority = "interactive",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    min_tokens: MinTokens = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    label: Label = None,
+    timeout: Timeout = None,
+    allow_degraded: AllowDegraded = False,
+) -> GenerateOptions:
+    """Those of the options that were set (are not None), as the client takes them."""
+    given = {
+        **locals(),
+        "stop": stop or None,
+        "json_schema": schema_of(json_schema),
+        "labels": labels_of(label),
+        "timeout_s": timeout,
+    }
+    del given["label"], given["timeout"]
+    return cast(
+        "GenerateOptions", {key: value for key, value in given.items() if value is not None}
+    )

@@ -1,12 +1,18 @@
-"""What `sluice eval` asks: tasks of the shipped support desk, or a table of one's own."""
+"""The questions of `sluice eval`, from the shipped support desk or a CSV file, and asking them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Final, Literal
 
 from sluice.cli import tables
 from sluice.cli.failure import CommandFailed
+from sluice.cli.scores import Result
+from sluice.client import AnswerBuilder, AsyncClient, Delta, GenerateOptions, ModelUsage
+from sluice.errors import SluiceError
 
 Split = Literal["train", "heldout"]
 
@@ -17,7 +23,7 @@ _FIRST_ROW: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt whose answer can be graded; kind and level are the lines of the table it counts in."""
+    """A prompt whose answer can be graded; kind and level name its row in the table of scores."""
 
     prompt_id: str
     kind: str
@@ -62,6 +68,63 @@ def of_file(path: Path) -> list[Question]:
     if not questions:
         raise _bad(f"{path.name}: no questions")
     return questions
+
+
+async def ask_all(
+    client: AsyncClient,
+    asked: str,
+    questions: Sequence[Question],
+    concurrency: int,
+    options: GenerateOptions,
+) -> list[Result]:
+    """The results of all ``questions`` in their order, ``concurrency`` of them at a time.
+
+    They are asked in a shuffled order, always the same: real traffic is not sorted by kind, which batches would notice.
+
+    Args:
+        asked: what the results are listed under.
+    """
+    order = list(range(len(questions)))
+    Random(0).shuffle(order)
+    room = asyncio.Semaphore(concurrency)
+    found: dict[int, Result] = {}
+
+    async def ask(at: int) -> None:
+        async with room:
+            found[at] = await _ask(client, asked, questions[at], options)
+
+    await asyncio.gather(*(ask(at) for at in order))
+    return [found[at] for at in range(len(questions))]
+
+
+async def _ask(
+    client: AsyncClient, asked: str, question: Question, options: GenerateOptions
+) -> Result:
+    asking: GenerateOptions = {**options}
+    if question.max_tokens is not None:
+        asking["max_tokens"] = question.max_tokens
+    builder, ttft_s, began = AnswerBuilder(), None, time.monotonic()
+    try:
+        async with client.generate(question.prompt, **asking) as stream:
+            async for event in stream:
+                builder.add(event)
+                if ttft_s is None and isinstance(event, Delta):
+                    ttft_s = time.monotonic() - began
+    except SluiceError as error:
+        return Result(asked, question.kind, question.level, error=f"{error.reason}: {error}")
+    latency_s = time.monotonic() - began
+    answer = builder.build()
+    return Result(
+        asked,
+        question.kind,
+        question.level,
+        right=question.grade(answer.text),
+        model=answer.model,
+        legs=answer.attempts or (ModelUsage(answer.model, answer.usage),),
+        text=answer.text,
+        ttft_s=latency_s if ttft_s is None else ttft_s,
+        latency_s=latency_s,
+    )
 
 
 def _read(name: str, rows: Iterable[Mapping[str, str | None]]) -> Iterator[Question]:

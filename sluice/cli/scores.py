@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import ceil
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
-from simulator.results import Percentiles, percentiles
 from sluice.client.answer import ModelUsage
 
 _T = TypeVar("_T")
@@ -78,18 +78,17 @@ class Score:
         return [result for result in self.results if not result.error]
 
     @property
-    def latency_ms(self) -> Percentiles:
-        """Of the answered ones."""
-        return percentiles(result.latency_s * 1000 for result in self.answered)
+    def latency_ms(self) -> dict[str, float | None]:
+        """Percentiles of the answered ones."""
+        return _percentiles(result.latency_s * 1000 for result in self.answered)
 
     @property
-    def ttft_ms(self) -> Percentiles:
-        """Of the answered ones."""
-        return percentiles(result.ttft_s * 1000 for result in self.answered)
+    def ttft_ms(self) -> dict[str, float | None]:
+        """Percentiles of the answered ones."""
+        return _percentiles(result.ttft_s * 1000 for result in self.answered)
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
-        latency, ttft = self.latency_ms, self.ttft_ms
         return {
             "model": self.asked,
             "kind": self.kind,
@@ -101,9 +100,9 @@ class Score:
             "answers": self.models,
             "escalated_share": self.escalated_share,
             "mean_ttft_ms": _mean_ms(r.ttft_s for r in self.answered),
-            "ttft_ms": asdict(ttft),
+            "ttft_ms": self.ttft_ms,
             "mean_latency_ms": _mean_ms(r.latency_s for r in self.answered),
-            "latency_ms": asdict(latency),
+            "latency_ms": self.latency_ms,
             "errors": len(self.results) - len(self.answered),
         }
 
@@ -169,6 +168,15 @@ def tabulate(results: Sequence[Result]) -> list[Score]:
 
 def _in_order(items: Iterable[_T]) -> list[_T]:
     return list(dict.fromkeys(items))
+
+
+def _percentiles(values: Iterable[float]) -> dict[str, float | None]:
+    """By nearest rank; None without a value."""
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    if not ordered:
+        return dict.fromkeys(shares)
+    return {name: ordered[ceil(share * len(ordered)) - 1] for name, share in shares.items()}
 
 
 def _mean_ms(seconds: Iterable[float]) -> float | None:

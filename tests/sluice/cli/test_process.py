@@ -11,23 +11,88 @@ import pytest
 from tests.sluice.cli.commands import BOUND_S, process
 from tests.support.scripted import Hold, ScriptedService, delta, finished, started
 
-HEAVY = ("torch", "transformers", "numpy", "pydantic", "yaml", "nats", "tritonclient", "rich")
+PRODUCT = ("batcher", "gateway", "learning", "model_workers", "simulator", "supervisor")
+HEAVY = ("numpy", "opentelemetry.sdk", "psutil", "pydantic", "rich", "torch", "uvloop", "yaml")
+MISSING = (
+    *PRODUCT,
+    "nats",
+    "numpy",
+    "psutil",
+    "pydantic_settings",
+    "torch",
+    "tritonclient",
+    "uvloop",
+    "yaml",
+)
+BARE = f"""
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "opentelemetry.sdk" or name.partition(".")[0] in {MISSING}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from sluice.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""The command where only the client is installed, with typer and what that needs: rich and pydantic."""
 
 
-@pytest.mark.parametrize("module", ["generate", "chat", "models", "evaluate", "demo", "main"])
-def test_commands_load_nothing_heavy(module: str) -> None:
-    code = f"import sys, sluice.cli.{module}; print([m for m in {HEAVY} if m in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert loaded.stdout.decode().strip() == "[]"
+def loaded_by(code: str) -> list[str]:
+    seen = f"import sys; {code}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", seen], capture_output=True, check=True, text=True)
+    unwanted = {*PRODUCT, *HEAVY, "nats", "tritonclient"}
+    return [name for name in ran.stdout.split() if name in unwanted]
 
 
-def test_running_a_command_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from sluice.cli.main import run; run(['models', '--address', '127.0.0.1:1']);"
-        f"print([m for m in {HEAVY[:2]} if m in sys.modules])"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert loaded.stdout.decode().strip() == "[]"
+def bare(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BARE, *words]
+    return subprocess.run(command, capture_output=True, check=False, text=True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["client", *(f"cli.{name}" for name in ("main", "generate", "chat", "mesh", "explain"))],
+)
+def test_the_client_and_its_commands_load_nothing_heavy(module: str) -> None:
+    assert loaded_by(f"import sluice.{module}") == []
+
+
+@pytest.mark.parametrize("module", ["safety", "drift", "evaluate", "demo", "process"])
+def test_other_commands_load_nothing_heavy_before_they_run(module: str) -> None:
+    assert loaded_by(f"import sluice.cli.{module}") == []
+
+
+def test_without_extras_the_commands_of_the_client_work() -> None:
+    listed = bare("--help")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "generate" in listed.stdout
+    for words in (["models"], ["generate", "p"], ["explain", "req-1"], ["safety", "check", "p"]):
+        asked = bare(*words, "--address", "127.0.0.1:1")
+        assert asked.returncode == 1
+        assert asked.stderr.startswith("sluice: TRANSPORT_UNAVAILABLE: "), words
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["up"], "mesh"),
+        (["status"], "mesh"),
+        (["demo"], "mesh"),
+        (["record", "--out", "/dev/null"], "mesh"),
+        (["simulate"], "mesh"),
+        (["eval", "--address", "127.0.0.1:1"], "mesh"),
+        (["gateway", "--config", "c.yaml"], "gateway"),
+        (["batcher", "--config", "c.yaml"], "batcher"),
+        (["worker", "--config", "c.yaml"], "worker"),
+    ],
+)
+def test_a_command_says_which_extra_it_needs(words: list[str], extra: str) -> None:
+    ran = bare(*words)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"sluice: NOT_INSTALLED: needs `pip install 'sluice[{extra}]'`")
+    assert len(ran.stderr.splitlines()) == 1
 
 
 async def test_text_comes_as_it_is_sent() -> None:

@@ -1,0 +1,186 @@
+"""`sluice up`, `down`, `reload`, `status` and `models`: a mesh on this machine, and what any mesh serves."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli import failure, options, output
+from sluice.client import Client, Model
+
+if TYPE_CHECKING:
+    from sluice.settings import Settings
+    from supervisor.state import MeshState, StateDir
+    from supervisor.status import MeshReport, ProcessReport
+
+
+def up(
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file; without one the shipped tiers are served.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Logs, state and tasks; default $SLUICE_STATE_DIR.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
+    import asyncio
+
+    from supervisor.serve import log_to_stderr, serve, settings_of
+
+    state = _state_dir(state_dir)
+    settings = settings_of(config, address)
+    if detach:
+        ready_s = _detach(state, settings, config, address)
+        mesh = state.read()
+        assert mesh is not None, "the detached supervisor has written it"
+        _write_started(mesh, ready_s, as_json)
+        return
+    log_to_stderr(settings.telemetry.log_level)
+    asyncio.run(
+        serve(settings, state.root, lambda mesh: _write_started(mesh.state, mesh.ready_s, as_json))
+    )
+
+
+def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+    """Stop the mesh; exit code 0 when nothing of it is left, also when none was running."""
+    from supervisor.control import stop_mesh
+
+    stopped = stop_mesh(_state_dir(state_dir))
+    if as_json:
+        output.write_json(asdict(stopped))
+        return
+    if stopped.pid is None and not stopped.leftovers:
+        print("no mesh was running")
+        return
+    how = "stopped" if not stopped.killed and not stopped.leftovers else "killed"
+    print(f"{how} in {stopped.seconds:.1f} s")
+
+
+def reload(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file; without one the lists of words are read again."),
+    ] = None,
+    state_dir: options.StateDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Change the safety policies of the running mesh; requests in flight keep those that they began with.
+
+    Exit code 0 when every process that reads them has taken them. What cannot change while running is refused by its
+    key, and then nothing changes.
+    """
+    from supervisor.control import reload_mesh
+
+    done = reload_mesh(_state_dir(state_dir), config.resolve() if config else None)
+    if as_json:
+        output.write_json(asdict(done))
+        return
+    what = "another configuration" if done.changed else "the same configuration, read again"
+    print(f"{', '.join(done.processes)}: {what}, in {done.seconds:.1f} s")
+
+
+def status(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
+    """Show processes and models; exit code 0 only when all are ready."""
+    import asyncio
+
+    from supervisor.status import report_of
+
+    report = asyncio.run(report_of(_state_dir(state_dir)))
+    if not as_json:
+        _write_report(report)
+    if report.problem:
+        raise failure.CommandFailed("NOT_READY", report.problem, asdict(report))
+    if as_json:
+        output.write_json(asdict(report))
+
+
+def models(address: options.Address = options.ADDRESS, as_json: options.Json = False) -> None:
+    """List the models of the mesh, and whether each can answer now."""
+    with Client(address) as client:
+        listed = client.list_models()
+    if as_json:
+        output.write_json({"models": [asdict(model) for model in listed]})
+    else:
+        _write_models(listed)
+
+
+def _state_dir(named: Path | None) -> "StateDir":
+    from supervisor.state import StateDir
+
+    return StateDir(named) if named else StateDir.default()
+
+
+def _detach(
+    state: "StateDir", settings: "Settings", config: Path | None, address: str | None
+) -> float:
+    from supervisor.mesh import GATEWAY_START_S
+    from supervisor.plan import make_plan
+    from supervisor.serve import start_detached
+
+    if state.is_locked():
+        raise state.taken()
+    make_plan(settings, state)  # reports what is wrong before anything is started
+    return start_detached(
+        state, config, address, bound_s=settings.triton.start_s + 2 * GATEWAY_START_S
+    )
+
+
+def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
+    if as_json:
+        output.write_json({"ready_s": round(ready_s, 3), **asdict(state)})
+        return
+    rows = [(p.name, str(p.pid), str(p.port or "-"), p.log or "-") for p in state.processes]
+    output.write_table(("process", "pid", "port", "log"), rows)
+    print(f"ready in {ready_s:.1f} s at {state.address}", flush=True)
+
+
+def _write_report(report: "MeshReport") -> None:
+    from sluice.cli.drift import line_of
+
+    if report.processes:
+        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "reloads", "port")
+        output.write_table(header, [_process_row(process) for process in report.processes])
+    if report.models:
+        print()
+        _write_models(report.models)
+    for router in report.routers:
+        print(line_of(router))
+    if report.ready:
+        print(f"ready at {report.address}, supervisor {report.pid}")
+
+
+def _process_row(process: "ProcessReport") -> tuple[str, ...]:
+    return (
+        process.name,
+        str(process.pid or "-"),
+        _yes_no(process.alive),
+        _yes_no(process.ready),
+        "-" if process.uptime_s is None else f"{process.uptime_s:.0f} s",
+        str(process.restarts),
+        str(process.reloads),
+        str(process.port or "-"),
+    )
+
+
+def _write_models(listed: Iterable[Model]) -> None:
+    output.write_table(
+        ("model", "tier", "ready", "context", "slots", "running", "queued"),
+        [
+            (
+                *(m.name, m.tier, _yes_no(m.ready)),
+                *map(str, (m.context_tokens, m.slots, m.running, m.queued)),
+            )
+            for m in listed
+        ],
+    )
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
