@@ -32,7 +32,7 @@ def test_scores_of_cells_and_models() -> None:
     assert sort.models == {"small": 1, "large": 1}
     assert sort.escalated_share == 0.5
     assert (sort.ttft_ms["p50"], sort.latency_ms["p95"]) == (pytest.approx(100), pytest.approx(500))
-    assert (total.right_share, total.tokens, total.latency_ms.p50) == (0.0, {}, None)
+    assert (total.right_share, total.tokens, total.latency_ms["p50"]) == (0.0, {}, None)
     assert total.described()["mean_latency_ms"] is None
     assert (whole.kind, len(whole.results)) == ("all", 3)
     assert whole.right_share == pytest.approx(1 / 3)
