@@ -98,7 +98,7 @@ class Gateway:
         self._overload = OverloadControl(
             self._loads,
             settings.routing.fallbacks,
-            catalog.tiers,
+            catalog.facts,
             limits.queue_max,
             self._breakers,
         )
@@ -187,7 +187,7 @@ class Gateway:
     async def drain(self) -> None:
         """Not serving, no new calls; the calls that run may finish for ``drain_s`` seconds."""
         await self._health.leave()
-        self._service.drain()
+        self._service.draining = True
         _log.info("draining: %d requests run", self._service.active)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.gateway.drain_s):

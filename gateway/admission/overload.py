@@ -13,6 +13,7 @@ from typing import Final
 from gateway.admission.load_table import ModelLoadTable
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import SAFETY, Candidate, Plan
+from gateway.routing.router import ModelFacts
 from sluice.errors import ModelUnavailable, Overloaded, SluiceError
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -68,7 +69,7 @@ class OverloadControl:
 
     Args:
         fallbacks: smaller models by model, in the order in which they are tried.
-        tiers: by model.
+        models: by name, for their tiers.
         queue_max: tasks of a model and class that may wait.
         breakers: circuit breakers of the models.
     """
@@ -77,13 +78,13 @@ class OverloadControl:
         self,
         loads: ModelLoadTable,
         fallbacks: Mapping[str, Sequence[str]],
-        tiers: Mapping[str, str],
+        models: Mapping[str, ModelFacts],
         queue_max: int,
         breakers: Breakers,
     ) -> None:
         self._loads = loads
         self.fallbacks = fallbacks
-        self._tiers = tiers
+        self._models = models
         self._queue_max = queue_max
         self._breakers = breakers
         self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
@@ -126,7 +127,7 @@ class OverloadControl:
 
     def _degraded(self, plan: Plan, model: str, problem: str) -> Plan:
         reason = f"degraded: {problem}"
-        first = Candidate(model, self._tiers[model], reason)
+        first = Candidate(model, self._models[model].tier, reason)
         return replace(
             plan,
             model=model,

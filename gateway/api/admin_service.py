@@ -28,7 +28,7 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 
 
 class AdminService(AdminServiceServicer):
-    """The methods."""
+    """Records, grades, audit entries, outcomes and the health of routers."""
 
     def __init__(self, store: RecordStore, drift: DriftMonitor) -> None:
         self._store = store

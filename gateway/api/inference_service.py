@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
@@ -27,9 +25,11 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class InferenceService(InferenceServiceServicer):
-    """The methods; admission of calls as such (how many, and not while shutting down) is here.
+    """Limits the number of concurrent Generate calls, and refuses new ones while the gateway drains.
 
     Attributes:
+        active: calls of Generate that run.
+        draining: set it to refuse new calls; those that run continue.
         idle: set while no call of Generate runs.
     """
 
@@ -38,33 +38,30 @@ class InferenceService(InferenceServiceServicer):
         self._admission = admission
         self._loads = loads
         self._limit = generator.settings.max_concurrent_requests
-        self._draining = False
-        self._active = 0
+        self.draining = False
+        self.active = 0
         self.idle = asyncio.Event()
         self.idle.set()
-
-    @property
-    def active(self) -> int:
-        """Calls of Generate that run."""
-        return self._active
-
-    def drain(self) -> None:
-        """Takes no more calls; those that run go on."""
-        self._draining = True
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
     async def Generate(  # type: ignore[override]
         self, request: GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
-        if self._draining:
+        if self.draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-        if self._active >= self._limit:
+        if self.active >= self._limit:
             raise Overloaded(
                 f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
             )
-        with self._counted():
+        self.active += 1
+        self.idle.clear()
+        try:
             await self._generator.answer(request, context, metadata_of(context))
+        finally:
+            self.active -= 1
+            if self.active == 0:
+                self.idle.set()
 
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
@@ -84,17 +81,6 @@ class InferenceService(InferenceServiceServicer):
         )
         models = [self._model(name, now) for name in names]
         return ListModelsResponse(models=models, next_page_token=next_page)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._active += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if self._active == 0:
-                self.idle.set()
 
     def _model(self, name: str, now: float) -> Model:
         model, load = self._admission.catalog[name], self._loads.load(name, now)

@@ -63,7 +63,7 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
 
 
 def labels_for(model: ModelSettings) -> tuple[str, ...]:
-    """The labels of a classifier; nothing for other models.
+    """The labels of a classifier; empty for other models.
 
     Raises:
         SettingsError: a classifier has none.
@@ -71,10 +71,9 @@ def labels_for(model: ModelSettings) -> tuple[str, ...]:
     if model.engine != "classifier":
         return ()
     path = model_folder(model.path) / "config.json"
+    config = read_json(path)
     try:
-        return labels_of(read_json(path))
-    except SettingsError:
-        raise
+        return labels_of(config)
     except ValueError as error:
         raise SettingsError(f"models: {model.name}: {path} {error}") from error
 
@@ -112,7 +111,7 @@ def _template(
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Models of several modalities keep the language model's part apart."""
+    """The part of the language model; models of several modalities nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 
@@ -141,7 +140,7 @@ def _stop_token_ids(
 
 
 def model_folder(path: str) -> Path:
-    """Where the files of ``path`` (see `ModelSettings.path`) lie; a hub id is downloaded, without the weights.
+    """The folder of ``path`` (see `ModelSettings.path`); a hub id is downloaded, without the weights.
 
     Raises:
         SettingsError: there is no such folder or hub id, or the tokenizer is missing.
@@ -174,7 +173,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _download(hub_id: str) -> Path:
-    # Imported here: a gateway that serves local folders should not pay for it.
+    # Imported here: a gateway that serves local folders does not need it.
     from huggingface_hub import snapshot_download
 
     try:

@@ -11,20 +11,20 @@ from sluice.settings import ModelSettings
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model, ready to be asked."""
+    """A model's settings and its tokenizer."""
 
     settings: ModelSettings
     tokenizer: ModelTokenizer
 
     @property
     def name(self) -> str:
-        """The name to ask for it."""
+        """The name in requests."""
         return self.settings.name
 
     @property
     def context_tokens(self) -> int:
         """Prompt and answer together, tokens."""
-        return self.settings.context_tokens or self.tokenizer.context_tokens
+        return self.tokenizer.context_tokens
 
     @property
     def max_answer_tokens(self) -> int:
@@ -51,13 +51,8 @@ class Catalog:
         return self._models[name]
 
     @property
-    def tiers(self) -> Mapping[str, str]:
-        """Tier by name of the model."""
-        return {name: model.settings.tier for name, model in self._models.items()}
-
-    @property
     def facts(self) -> Mapping[str, ModelFacts]:
-        """What routing knows, by name of the model."""
+        """Tier and prices, by name of the model."""
         return {
             name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
             for name, one in ((name, model.settings) for name, model in self._models.items())

@@ -1,1 +1,1 @@
-"""Validation: a wire request becomes a `ValidRequest` or a typed error. Inside, the types are trusted."""
+"""Validation: a wire request becomes a `ValidRequest` or a typed error. Nothing behind it checks again."""

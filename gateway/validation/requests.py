@@ -1,4 +1,4 @@
-"""`GenerateRequest` becomes a `ValidRequest`, or one error that names everything that is wrong."""
+"""Validates a `GenerateRequest`: a `ValidRequest`, or one error that names every wrong field."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ MAX_LABEL_KEY_CHARS: Final = 64
 MAX_LABEL_VALUE_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 128
 WORKLOAD_LABEL: Final = "task"
-"""The label that says what kind of work a request is."""
+"""The label that names the workload of a request."""
 
 DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -35,30 +35,30 @@ _CLASSES: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True)
 class ValidRequest:
-    """A request that can be served, as far as can be known before it is routed and tokenized."""
+    """A request that is valid as far as can be known before it is routed and tokenized."""
 
     conversation: Conversation
     model: str | None
-    """None: the gateway routes."""
+    """None: the router chooses."""
     priority_class: str
     sampling: SamplingParams
     labels: Mapping[str, str]
     key: str
     """Idempotency key with the tenant; empty without one."""
     fingerprint: bytes
-    """Equal for requests that ask the same."""
+    """Equal for requests with the same content; empty without a key."""
     resume: tuple[int, ...]
-    """Tokens of the answer that the caller holds."""
+    """Tokens of the answer that the caller has received."""
     timeout_s: float
     tenant: str
     allow_degraded: bool
     accept_replace: bool
     resume_model: str
-    """The model whose tokens the caller holds; empty when it does not say, or holds none."""
+    """The model that those tokens came from; empty: not named."""
 
     @property
     def workload(self) -> str:
-        """What kind of work it is; may be empty."""
+        """The workload; may be empty."""
         return self.labels.get(WORKLOAD_LABEL, "")
 
 
@@ -74,7 +74,7 @@ def validate(
     Raises:
         InvalidRequest: fields are wrong; the error names every one.
         UnknownModel: only the model is wrong.
-        DeadlinePassed: nobody waits any more.
+        DeadlinePassed: no time is left.
     """
     if remaining_s is not None and remaining_s <= 0:
         raise DeadlinePassed("the deadline passed before the request arrived")
@@ -96,7 +96,7 @@ def validate(
         priority_class=_CLASSES[request.priority],
         sampling=sampling,
         labels=dict(request.labels),
-        # A tenant's keys are its own. No name of a tenant has a space in it.
+        # Tenants do not share keys. A tenant's name has no space.
         key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
         fingerprint=_fingerprint(request) if request.idempotency_key else b"",
         resume=tuple(request.resume.token_ids),
@@ -143,35 +143,32 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
-    """Whether all are tokens of a model, those aside that were hidden from the caller."""
+    """Whether all are tokens of a model, or stand for tokens that were hidden from the caller."""
     return all(token < size or token == HIDDEN_TOKEN_ID for token in token_ids)
 
 
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
-    """The named model, None for "auto". Ends the checks: raises what was found."""
-    known = ", ".join(catalog.answering)
-    if name in ("", AUTO):
-        found.raise_if_any()
-        return None
-    if name in catalog.answering:
-        found.raise_if_any()
-        return name
-    message = f'there is no model of that name; known: {known}, or "{AUTO}"'
-    if found:
+    """The named model, None for "auto". The last check: raises what was found."""
+    if name not in ("", AUTO, *catalog.answering):
+        known = ", ".join(catalog.answering)
+        message = f'there is no model of that name; known: {known}, or "{AUTO}"'
+        if not found:
+            raise UnknownModel(message, metadata={"models": known})
         found.add("model", message)
-        raise found.error()
-    raise UnknownModel(message, metadata={"models": known})
+    found.raise_if_any()
+    return None if name in ("", AUTO) else name
 
 
 def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     found.check(len(labels) <= MAX_LABELS, "labels", f"has more than {MAX_LABELS} entries")
-    for key, value in labels.items():
-        if not 1 <= len(key) <= MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_VALUE_CHARS:
-            found.add(
-                "labels",
-                f"keys must have 1 to {MAX_LABEL_KEY_CHARS} characters, values at most {MAX_LABEL_VALUE_CHARS}",
-            )
-            return
+    found.check(
+        all(
+            1 <= len(key) <= MAX_LABEL_KEY_CHARS and len(value) <= MAX_LABEL_VALUE_CHARS
+            for key, value in labels.items()
+        ),
+        "labels",
+        f"keys must have 1 to {MAX_LABEL_KEY_CHARS} characters, values at most {MAX_LABEL_VALUE_CHARS}",
+    )
 
 
 def _check_resume(
@@ -204,7 +201,7 @@ def _check_resume(
 
 
 def _fingerprint(request: GenerateRequest) -> bytes:
-    """A hash of what is asked: without the key itself, and without what the caller holds already."""
+    """A hash of the content: without the key, and without what the caller has received."""
     asked = GenerateRequest()
     asked.CopyFrom(request)
     asked.ClearField("idempotency_key")

@@ -1,4 +1,4 @@
-"""Collects what is wrong with a request, so that the caller learns all of it at once."""
+"""Collects the wrong fields of a request, so that one error names all of them."""
 
 from sluice.errors import FieldViolation, InvalidRequest
 
@@ -13,7 +13,7 @@ class FieldViolations:
         return bool(self._found)
 
     def add(self, field: str, description: str) -> None:
-        """``field`` is wrong; ``description`` says what is right, without any text of a prompt."""
+        """``field`` is wrong; ``description`` says what would be valid, and quotes no text of a prompt."""
         self._found.append(FieldViolation(field, description))
 
     def check(self, holds: bool, field: str, description: str) -> None:
@@ -21,13 +21,8 @@ class FieldViolations:
         if not holds:
             self.add(field, description)
 
-    def error(self) -> InvalidRequest:
-        """One error with all of them."""
-        return InvalidRequest(
-            "; ".join(f"{v.field}: {v.description}" for v in self._found), violations=self._found
-        )
-
     def raise_if_any(self) -> None:
-        """Raises `InvalidRequest` when something was found."""
+        """Raises one `InvalidRequest` with all of them."""
         if self._found:
-            raise self.error()
+            message = "; ".join(f"{v.field}: {v.description}" for v in self._found)
+            raise InvalidRequest(message, violations=self._found)

@@ -6,6 +6,7 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import MARGIN, OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
 from gateway.routing.plan import PINNED, SAFETY, Plan
+from gateway.routing.router import ModelFacts
 from sluice.errors import ModelUnavailable, Overloaded
 from sluice.internal.v1.control_pb2 import BatcherReport, ClassReport, ModelReport
 from sluice.settings.routing import BreakerSettings
@@ -21,9 +22,9 @@ class Scene:
         self.now = 10.0
         self.loads = ModelLoadTable()
         fallbacks = {"large": ("medium", "small")}
-        tiers = {"large": "l", "medium": "m", "small": "s"}
+        models = {name: ModelFacts(name[0]) for name in ("large", "medium", "small")}
         self.breakers = Breakers(BreakerSettings(failures=1))
-        self.overload = OverloadControl(self.loads, fallbacks, tiers, queue_max, self.breakers)
+        self.overload = OverloadControl(self.loads, fallbacks, models, queue_max, self.breakers)
 
     def report(self, batcher: str = "b1", **waits_s: float) -> None:
         """Expected waits of standard tasks by model; twenty tokens each."""

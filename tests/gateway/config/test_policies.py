@@ -96,7 +96,7 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, body: str, s
         ("{model: small, template: custom, prompt: '{prompt}'}", "template custom needs unsafe"),
         (
             "{model: small, template: custom, prompt: '{prompt}', unsafe: '(', safe: a}",
-            "guard.g.unsafe: is no pattern: missing )",
+            "guard.g.unsafe: the engine refuses the pattern: missing )",
         ),
         (
             "{model: small, template: custom, prompt: '{prompt}', unsafe: a, safe: b, checks: [output]}",
