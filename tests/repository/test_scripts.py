@@ -1,5 +1,6 @@
 """The scripts say clearly what is missing."""
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -40,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
     """The scripts and protos in a repository of their own, one commit old."""
     folder = tmp_path / "checkout"
     folder.mkdir()
-    for name in ("scripts", "protos"):
+    for name in ("scripts", "protos", "distributions"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -107,11 +108,10 @@ def test_a_complete_environment_is_left_alone(checkout: Path, tools: Path) -> No
     bin_folder = checkout / ".venv/bin"
     bin_folder.mkdir(parents=True)
     (bin_folder / "python").symlink_to("/bin/false")
-    digest = subprocess.run(
-        ["sha256sum", "pyproject.toml"], cwd=checkout, capture_output=True, text=True, check=True
-    ).stdout.split()[0]
-    (checkout / ".venv/.sluice-environment").write_text(f"{digest} dev\n", encoding="utf-8")
+    projects = (checkout / "pyproject.toml", checkout / "distributions/mesh/pyproject.toml")
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in projects)).hexdigest()
 
-    for arguments in ((), ("dev",)):
+    for made, arguments in (("dev", ()), ("dev", ("dev",)), ("mesh", ()), ("mesh", ("mesh",))):
+        (checkout / ".venv/.sluice-environment").write_text(f"{digest} {made}\n", encoding="utf-8")
         result = run(checkout / "scripts/environment", *arguments, PATH=str(tools))
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

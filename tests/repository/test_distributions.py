@@ -1,0 +1,167 @@
+"""What one installs: `sluice` alone is a client of a mesh elsewhere, and each extra holds what its processes import."""
+
+import asyncio
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.support.installed import (
+    ROOT,
+    absent,
+    closure,
+    modules,
+    named,
+    root_packages,
+    run_without,
+    settings,
+    size_bytes,
+)
+from tests.support.scripted import ScriptedService, delta, finished, started
+
+BARE_BYTES_MAX = 60_000_000
+LATE = {"triton_python_backend_utils", "sklearn"}
+"""What Triton has, and what only the training of routers imports, which the extra ``mesh`` brings."""
+STREAM = """
+import sys
+from sluice.client import Client
+
+with Client(sys.argv[1]) as client:
+    print(client.generate("hello").answer().text)
+"""
+
+
+def mesh_project() -> dict[str, object]:
+    path = ROOT / "distributions/mesh/pyproject.toml"
+    project: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return project
+
+
+def test_both_distributions_have_one_version() -> None:
+    version = settings()["project"]["version"]
+    extras = settings()["project"]["optional-dependencies"]
+
+    assert mesh_project()["version"] == version
+    assert mesh_project()["dependencies"] == [f"sluice=={version}"]
+    assert f"sluice-mesh=={version}" in extras["process"]
+
+
+@pytest.mark.parametrize("extra", ["gateway", "batcher", "worker", "mesh", "dev"])
+def test_every_extra_of_a_process_brings_the_processes(extra: str) -> None:
+    assert {one.name for one in named("process")} <= {one.name for one in named(extra)}
+
+
+@pytest.mark.parametrize(
+    ("extra", "package"),
+    [
+        ("gateway", "gateway"),
+        ("batcher", "batcher"),
+        ("worker", "model_workers"),
+        ("mesh", "supervisor"),
+        ("", "sluice.client"),
+    ],
+)
+def test_an_extra_names_what_its_process_imports(extra: str, package: str) -> None:
+    graph = grimp.build_graph(*root_packages(), include_external_packages=True)
+    reached = {name.partition(".")[0] for name in graph.find_upstream_modules(package, True)}
+    given = modules(frozenset(one.name for one in named(extra)))
+    inside = {*root_packages(), *sys.stdlib_module_names, *LATE}
+
+    assert reached - inside - given == set()
+
+
+def test_bare_it_is_small() -> None:
+    assert "grpcio" in closure()
+    assert not closure() & {"nats-py", "torch", "numpy", "tritonclient", "nvidia-pytriton"}
+    assert size_bytes(closure()) < BARE_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "arguments"),
+    [
+        ("", "sluice.cli", ["generate", "--help"]),
+        ("gateway", "gateway", ["--help"]),
+        ("batcher", "batcher", ["--help"]),
+    ],
+)
+def test_programs_start_with_no_more_than_they_bring(
+    extra: str, module: str, arguments: list[str]
+) -> None:
+    program = f"""
+    import runpy, sys
+    sys.argv = [{module!r}, *sys.argv[1:]]
+    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+    """
+    result = run_without(absent(extra), program, *arguments)
+
+    assert result.returncode == 0, result.stderr
+
+
+async def test_bare_it_streams_an_answer() -> None:
+    async with ScriptedService.serve([[started(), delta(0, "abc"), finished()]]) as service:
+        result = await asyncio.to_thread(run_without, absent(), STREAM, service.address)
+
+    assert (result.returncode, result.stdout) == (0, "abc\n"), result.stderr
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of both distributions, by the beginning of their file name."""
+    folder = tmp_path_factory.mktemp("wheels")
+    pip(
+        sys.executable,
+        "wheel",
+        "--no-deps",
+        "--wheel-dir",
+        folder,
+        ROOT,
+        ROOT / "distributions/mesh",
+    )
+    return {wheel.name.partition("-")[0]: wheel for wheel in folder.iterdir()}
+
+
+def pip(python: str | Path, *arguments: str | Path) -> None:
+    """Runs pip of the environment of ``python``."""
+    result = subprocess.run(
+        [python, "-m", "pip", "--quiet", *arguments], capture_output=True, text=True, timeout=170
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.long
+def test_each_package_is_in_one_wheel(wheels: dict[str, Path]) -> None:
+    tops = {
+        name: {entry.partition("/")[0] for entry in zipfile.ZipFile(wheel).namelist()}
+        for name, wheel in wheels.items()
+    }
+
+    assert {top for top in tops["sluice"] if "." not in top} == {"sluice"}
+    assert {top for top in tops["sluice_mesh"] if "." not in top} == {*root_packages()} - {"sluice"}
+
+
+@pytest.mark.long
+async def test_an_environment_with_the_bare_wheel(tmp_path: Path, wheels: dict[str, Path]) -> None:
+    await asyncio.to_thread(venv.create, tmp_path, with_pip=True)
+    python = tmp_path / "bin/python"
+    packages = tmp_path / f"lib/python3.{sys.version_info.minor}/site-packages"
+    before = {path for path in packages.rglob("*") if path.is_file()}
+    await asyncio.to_thread(pip, python, "install", "--no-compile", wheels["sluice"])
+
+    assert not [name for name in root_packages() if (packages / name).exists() and name != "sluice"]
+    added = {path for path in packages.rglob("*") if path.is_file()} - before
+    assert sum(path.stat().st_size for path in added) < BARE_BYTES_MAX
+    async with ScriptedService.serve([[started(), delta(0, "abc"), finished()]] * 2) as service:
+        for command in (
+            [python, "-I", "-c", STREAM, service.address],
+            [tmp_path / "bin/sluice", "generate", "--address", service.address, "hello"],
+        ):
+            result = await asyncio.to_thread(
+                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            )
+            assert result.returncode == 0, result.stderr
+            assert "abc" in result.stdout
