@@ -33,6 +33,7 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
+from gateway.streaming.control import ControlOutbox
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.telemetry.drift import DriftMonitor
@@ -86,9 +87,9 @@ class Gateway:
         self.address = limits.address
         self._settings = settings
         self._loads = ModelLoadTable()
-        self._transport = NatsTransport(gateway_id)
-        replays = ReplayCache(limits.replay_entries, limits.replay_s)
-        self.registry = Registry(self._transport.outbox, replays)
+        outbox = ControlOutbox()
+        self.registry = Registry(outbox, ReplayCache(limits.replay_entries, limits.replay_s))
+        self._transport = NatsTransport(gateway_id, self.registry, outbox, self._loads)
         self._store = RecordStore(settings.records, settings.routing.outcomes)
         records = RecordBuilders(
             settings.records, self._store, catalog.facts, gateway_id, settings.currency
@@ -138,7 +139,7 @@ class Gateway:
             PING_INTERVAL_S,
         )
         await self._start_store(client)
-        await self._transport.start(client, self.registry, self._loads)
+        await self._transport.start(client)
         await self._health.refresh(time.monotonic())
         await self._server.start()
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)

@@ -7,11 +7,14 @@ from sluice.internal.v1.control_pb2 import Cancel, Confirm, ControlMessage, Rese
 
 
 class ControlOutbox:
-    """The messages that go out next. A message that is added twice between two sends is sent once."""
+    """The messages that go out next. A message that is added twice between two sends is sent once.
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
-        """``on_first`` is called when a message is added to an empty outbox."""
-        self._on_first = on_first
+    Attributes:
+        on_first: called when a message is added to an empty outbox.
+    """
+
+    def __init__(self) -> None:
+        self.on_first: Callable[[], None] = lambda: None
         # Dictionaries as ordered sets.
         self._cancels: dict[str, None] = {}
         self._confirms: dict[str, None] = {}
@@ -55,4 +58,4 @@ class ControlOutbox:
 
     def _schedule(self) -> None:
         if not (self._cancels or self._confirms or self._resends):
-            self._on_first()
+            self.on_first()

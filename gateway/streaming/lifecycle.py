@@ -129,22 +129,6 @@ class Lifecycle:
         if self.first_token_at is None:
             self.first_token_at = now
 
-    def _set_restarted(self) -> None:
-        self._row_end = None
-        self._move(StreamState.PUBLISHING)
-
-    def _set_checking(self, reason: "FinishReason.ValueType", row: RowTimings) -> None:
-        self._row_end = reason, row
-        self._move(StreamState.CHECKING)
-
-    def _set_failed(self, error: SluiceError) -> None:
-        self.error = error
-        self._move(StreamState.FAILED)
-
-    def _set_finished(self, finished: Finished) -> None:
-        self.finished = finished
-        self._move(StreamState.FINISHED)
-
     def _move(self, target: StreamState) -> None:
         assert target in LEGAL_MOVES[self.state], f"{self.state.name} to {target.name}"
         self.state = target

@@ -193,15 +193,11 @@ class Stream(Lifecycle):
         for attempt in self._computing():
             self._outbox.resend(attempt.row_id, attempt.assembler.request_now(now))
 
-    def commit_for_reroute(self) -> None:
-        """The safety policy has chosen a model: the cascade ends."""
-        self.cascade.commit(REROUTED)
-
     def reroute(self, attempt: ModelAttempt, reason: str) -> None:
         """A governed model gives the answer with ``attempt``; its task must still be sent."""
         self._cancel_row()
         self.current.escalation_reason = reason
-        self.commit_for_reroute()
+        self.cascade.commit(REROUTED)
         self._restart(self.cascade.switch_to(attempt))
 
     def verdict_passed(self, now: float) -> None:
@@ -237,7 +233,8 @@ class Stream(Lifecycle):
         if self.guards is not None:
             self.guards.check_answer(self, ended=True)
             if self.guards.checks.waits:
-                self._set_checking(reason, row)
+                self._row_end = reason, row
+                self._move(StreamState.CHECKING)
                 self.delivery.wake()
                 return
         self._finish(reason, row, now)
@@ -261,12 +258,14 @@ class Stream(Lifecycle):
     def _finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
         if not self.delivery.withheld_by:
             self._note_shown(now)
-        self._set_finished(self._finished_event(reason, row, now))
+        self.finished = self._finished_event(reason, row, now)
+        self._move(StreamState.FINISHED)
         self.delivery.wake()
 
     def _fail(self, error: SluiceError) -> None:
         self.cascade.commit(ENDED)
-        self._set_failed(error)
+        self.error = error
+        self._move(StreamState.FAILED)
         self.delivery.wake()
 
     def _cancel_row(self) -> None:
@@ -290,7 +289,8 @@ class Stream(Lifecycle):
     def _restart(self, notice: Notice) -> None:
         if self.guards is not None:
             self.guards.checks.restart()
-        self._set_restarted()
+        self._row_end = None
+        self._move(StreamState.PUBLISHING)
         self.delivery.restart(self.current, notice)
 
     def _check_answer(self) -> None:

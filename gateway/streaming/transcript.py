@@ -13,8 +13,9 @@ that an index of a token is a place in the text.
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
+from gateway.safety.output.filter import OutputFilter
 from gateway.streaming.detokenizer import Detokenizer
 from gateway.streaming.stops import StopMatcher
 from sluice.defaults import HIDDEN_TOKEN_ID
@@ -28,31 +29,10 @@ Token = tuple[int, Logprobs | None]
 _HIDDEN: Final[Token] = (HIDDEN_TOKEN_ID, None)
 
 
-class Filter(Protocol):
-    """Decides which characters of an answer are visible. Offsets count characters as the model gave them."""
-
-    @property
-    def decided(self) -> int:
-        """Characters that later text cannot change any more."""
-
-    @property
-    def stopped(self) -> tuple[str, ...]:
-        """Why the answer ends here: names of rules."""
-
-    def push(self, text: str) -> str:
-        """What may be shown once ``text`` has been added."""
-
-    def finish(self, truncated: bool) -> str:
-        """The rest; ``truncated``: the model did not end by itself."""
-
-    def hides(self, start: int, end: int) -> bool:
-        """Whether a decided character from ``start`` to ``end`` is hidden; called in order."""
-
-
 class FilteredTokens:
     """The tokens of one answer that wait for the decision of its output filter."""
 
-    def __init__(self, output: Filter) -> None:
+    def __init__(self, output: OutputFilter) -> None:
         self.output = output
         self._waiting: deque[tuple[Token, int, int]] = deque()
         """Tokens with the range of their text."""
@@ -163,7 +143,7 @@ class Transcript:
         stops: Sequence[str],
         stop_token_ids: Collection[int],
         token_text: TokenText,
-        output: Filter | None = None,
+        output: OutputFilter | None = None,
         held: Sequence[int] = (),
         alternatives: int | None = None,
     ) -> None:

@@ -10,6 +10,7 @@ from opentelemetry.util.types import AttributeValue
 from gateway.safety.actions import Action
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Failure, Message
+from gateway.streaming.cascade_state import REROUTED
 from gateway.streaming.stream import Stream
 from gateway.upstream.guard_client import GuardClient, Question
 from gateway.upstream.rows import RequestContext
@@ -106,7 +107,7 @@ class GuardRunner:
     async def _reroute(self, stream: Stream, decided: Decided) -> None:
         model = decided.check.guard.settings.action.model
         assert model is not None, "a route has a model"
-        stream.commit_for_reroute()
+        stream.cascade.commit(REROUTED)
         if stream.current.model == model:
             self.checks.followed(decided.check)
             self._continue(stream)

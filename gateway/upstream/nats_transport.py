@@ -3,13 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js.api import Header
 from nats.js.errors import APIError
@@ -30,6 +29,8 @@ from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
 from sluice.wire.connection import disconnect, settle
 
+M = TypeVar("M", bound=Message)
+
 _log = logging.getLogger(__name__)
 
 PUBLISH_S: Final = 5.0
@@ -47,37 +48,33 @@ _FULL: Final = frozenset({10023, 10028, 10047, 10077})
 class NatsTransport:
     """Sends for the registry and passes it what arrives. The one user of the NATS connection."""
 
-    def __init__(self, gateway_id: str) -> None:
+    def __init__(
+        self, gateway_id: str, registry: Registry, outbox: ControlOutbox, loads: ModelLoadTable
+    ) -> None:
         self.gateway_id = gateway_id
-        self.outbox = ControlOutbox(self._schedule_flush)
+        self._registry = registry
+        self._outbox = outbox
+        self._loads = loads
         self._client: Client | None = None
-        self._registry: Registry | None = None
-        self._loads: ModelLoadTable | None = None
-        self._subscriptions: list[Subscription] = []
         self._publishing: dict[str, asyncio.Task[None]] = {}
         self._flushing: set[asyncio.Task[None]] = set()
+        outbox.on_first = self._schedule_flush
 
     @property
     def connected(self) -> bool:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
 
-    async def start(self, client: Client, registry: Registry, loads: ModelLoadTable) -> None:
+    async def start(self, client: Client) -> None:
         """Subscribes. Frames can arrive as soon as this returns; core NATS drops messages without a subscription."""
-        self._client, self._registry, self._loads = client, registry, loads
-        for subject, callback in (
-            (subjects.frames(self.gateway_id), self._on_frames),
-            (subjects.held(self.gateway_id), self._on_held),
-            (subjects.REPORTS, self._on_report),
-        ):
-            self._subscriptions.append(
-                await client.subscribe(
-                    subject,
-                    cb=callback,
-                    pending_msgs_limit=_PENDING_MESSAGES,
-                    pending_bytes_limit=_PENDING_BYTES,
-                )
-            )
+        self._client = client
+        await self._subscribe(
+            client, subjects.frames(self.gateway_id), FrameBundle, self._on_frames
+        )
+        await self._subscribe(
+            client, subjects.held(self.gateway_id), HeldTokensRequest, self._on_held
+        )
+        await self._subscribe(client, subjects.REPORTS, BatcherReport, self._on_report)
         await settle(client, _SETTLE_S)
 
     async def close(self) -> None:
@@ -125,8 +122,7 @@ class NatsTransport:
 
     def on_reconnect(self) -> None:
         """Messages to this gateway may have been lost: requests the next frames."""
-        if self._registry is not None:
-            self._registry.request_missing(time.monotonic())
+        self._registry.request_missing(time.monotonic())
 
     def _done(self, row_id: str) -> None:
         publishing = self._publishing.pop(row_id)
@@ -139,7 +135,7 @@ class NatsTransport:
         flushing.add_done_callback(self._flushing.discard)
 
     async def _flush(self) -> None:
-        for message in self.outbox.drain():
+        for message in self._outbox.drain():
             await self._send(subjects.CONTROL, message)
 
     async def _send(self, subject: str, message: Message) -> None:
@@ -150,32 +146,40 @@ class NatsTransport:
             # Resends are repeated, and frames of unknown requests are answered with another cancel or confirm.
             _log.warning("NATS: %s not sent: %s", type(message).__name__, error)
 
-    async def _on_frames(self, msg: Msg) -> None:
-        assert self._registry is not None, "subscribed in start"
-        try:
-            bundle = unpack(FrameBundle, msg.data)
-        except MalformedMessage as error:
-            _log.error("frames dropped: %s", error)
-            return
+    async def _subscribe(
+        self,
+        client: Client,
+        subject: str,
+        kind: type[M],
+        handle: Callable[[M, str], Awaitable[None]],
+    ) -> None:
+        """Passes the messages of ``subject`` to ``handle``, each with its reply subject."""
+
+        async def on_message(msg: Msg) -> None:
+            try:
+                message = unpack(kind, msg.data)
+            except MalformedMessage as error:
+                _log.error("NATS: %s dropped: %s", kind.__name__, error)
+                return
+            await handle(message, msg.reply)
+
+        await client.subscribe(
+            subject,
+            cb=on_message,
+            pending_msgs_limit=_PENDING_MESSAGES,
+            pending_bytes_limit=_PENDING_BYTES,
+        )
+
+    async def _on_frames(self, bundle: FrameBundle, _: str) -> None:
         now = time.monotonic()
         for frame in bundle.frames:
             self._registry.accept(frame, now)
 
-    async def _on_held(self, msg: Msg) -> None:
-        assert self._registry is not None, "subscribed in start"
-        try:
-            asked = unpack(HeldTokensRequest, msg.data)
-        except MalformedMessage as error:
-            _log.error("request for held tokens dropped: %s", error)
-            return
-        await self._send(msg.reply, self._registry.held(asked.request_id))
+    async def _on_held(self, request: HeldTokensRequest, reply: str) -> None:
+        await self._send(reply, self._registry.held(request.request_id))
 
-    async def _on_report(self, msg: Msg) -> None:
-        assert self._loads is not None, "subscribed in start"
-        try:
-            self._loads.update(unpack(BatcherReport, msg.data), time.monotonic())
-        except MalformedMessage as error:
-            _log.error("report dropped: %s", error)
+    async def _on_report(self, report: BatcherReport, _: str) -> None:
+        self._loads.update(report, time.monotonic())
 
 
 def _public_error(error: Exception) -> SluiceError:

@@ -50,7 +50,7 @@ class Bench:
     def __init__(self, **keys: object) -> None:
         settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
-        self.outbox = ControlOutbox(lambda: None)
+        self.outbox = ControlOutbox()
         self.registry = Registry(self.outbox, ReplayCache(2, 60))
         spec = StreamSpec(
             started=Started(request_id="r1", model="m"),

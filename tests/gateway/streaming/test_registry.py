@@ -58,7 +58,8 @@ class Bench:
 
     def __init__(self, keep_s: float = 60.0) -> None:
         self.announced = 0
-        self.outbox = ControlOutbox(self._announce)
+        self.outbox = ControlOutbox()
+        self.outbox.on_first = self._announce
         self.registry = Registry(self.outbox, ReplayCache(2, keep_s))
 
     def _announce(self) -> None:

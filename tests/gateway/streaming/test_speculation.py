@@ -92,7 +92,7 @@ class Bench:
     ) -> None:
         self.cascade = ScriptedCascade(holds, stop)
         self.cascade.refuses = refuses
-        self.outbox = ControlOutbox(lambda: None)
+        self.outbox = ControlOutbox()
         self.registry = Registry(self.outbox, ReplayCache(2, 60.0))
         self.now = 1.0
         self.ends = 0
