@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from batcher.core.load import class_reports
-from batcher.core.queue import Queue
+from batcher.core.scheduler.queue import Queue
 from batcher.workers.fleet import Fleet
 from sluice.internal.v1 import control_pb2
 
@@ -18,6 +17,6 @@ def model_report(
         slots=fleet.slots,
         running=fleet.running,
         queued=len(queue),
-        classes=class_reports(queue, backlog, now),
+        classes=queue.class_reports(backlog, now),
         tokens_per_s=queue.tokens_per_s,
     )

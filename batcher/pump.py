@@ -61,7 +61,7 @@ class Pump:
             self._woken.clear()
             now = time.monotonic()
             share = self._process.peers.share(self._model, now)
-            self._ledger.advance(now, self._fleet.replicas(self._ledger, share))
+            self._ledger.advance(now, self._fleet.capacities(self._ledger, share))
             await self._carry_out(self._ledger.take())
             self._after()
             if not len(self._ledger) and not self._woken.is_set():

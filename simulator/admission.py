@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from batcher.core.load import class_reports
-from batcher.core.queue import Queue
+from batcher.core.scheduler.queue import Queue
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.routing.breaker import Breakers
@@ -44,7 +43,7 @@ class Admission:
             model=MODEL,
             workers=workers,
             queued=len(self._queue),
-            classes=class_reports(self._queue, self._backlog, now),
+            classes=self._queue.class_reports(self._backlog, now),
             tokens_per_s=self._queue.tokens_per_s,
         )
         # What is sent at this very time is not in it.

@@ -1,6 +1,6 @@
 """The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, tokens on the way back.
 
-The queue is `batcher.core.queue.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
+The queue is `batcher.core.scheduler.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
 the ones that run in production. Delays between processes are constant. Nothing is random: all chance is in the trace.
 """
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from batcher.core.batches import Batch
-from batcher.core.queue import Queue
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch, QueuedTask
 from simulator.admission import REPORT_S, Admission
 from simulator.cost import StepCost
 from simulator.engines import ENGINES, EngineKind, EngineLimits, EngineRow, Progress
@@ -170,8 +169,8 @@ class Simulation:
         now = self._events.now
         while True:
             self._prefetch()
-            replicas = [worker.replica() for worker in self._workers.values()]
-            decision = self._queue.next_batch(now, replicas)
+            capacities = [worker.capacity() for worker in self._workers.values()]
+            decision = self._queue.next_batch(now, capacities)
             for request_id in decision.expired:
                 self._expire(int(request_id))
             if decision.batch is None:

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from batcher.core.replicas import Replica
-from batcher.core.rooms import Room, Use, rooms
+from batcher.core.scheduler.capacity import Capacity, Usage
 from simulator.cost import StepCost
 from simulator.engines import Engine, EngineRow, Progress, Stretch
-from sluice.internal.v1 import worker_pb2
 
 Action = Callable[[], None]
 
@@ -83,40 +81,37 @@ class SimulatedWorker:
         self._in_flight: dict[str, EngineRow] = {}
         self._unanswered = 0
 
-    def replica(self) -> Replica:
+    def capacity(self) -> Capacity:
         """What the batcher knows: the worker's last report, and what it sent since."""
         load = self._engine.load()
         in_flight = self._in_flight.values()
         free = math.inf
         if load.block_tokens:
-            promised = sum(self._sent[row.request_id] for row in in_flight)
+            reserved = sum(self._sent[row.request_id] for row in in_flight)
             # Rows that wait inside the worker have no blocks yet.
-            free = load.free_blocks * load.block_tokens - load.waiting_tokens - promised
+            free = load.free_blocks * load.block_tokens - load.waiting_tokens - reserved
         present = max(len(self._sent), load.running + load.waiting + len(in_flight))
-        return Replica(
+        capacity = Capacity(
             worker=self.name,
             free_rows=max(0, load.slots - present),
-            free_tokens=max(0.0, free),
+            free_tokens=free,
             waiting_tokens=load.waiting_tokens + sum(row.prompt for row in in_flight),
             running_rows=load.running + load.waiting,
             batches_in_flight=self._unanswered,
             step_s=self._cost(0, load.running, load.running_tokens) if load.running else 0.0,
             prefill_token_s=self._cost.prefill_token_s,
-            rooms=self._rooms(load, free),
         )
-
-    def _rooms(self, load: worker_pb2.WorkerLoad, free_tokens: float) -> tuple[Room, ...]:
         if not load.ranks:
-            return ()
-        uses = [
-            Use(r.running + r.waiting, r.waiting_tokens, r.running_tokens + r.waiting_tokens)
+            return capacity
+        usages = [
+            Usage(r.running + r.waiting, r.waiting_tokens, r.running_tokens + r.waiting_tokens)
             for r in load.ranks
         ]
-        for row in self._in_flight.values():
-            rows, waiting, cached = uses[row.rank]
-            promised = self._sent.get(row.request_id, 0)
-            uses[row.rank] = Use(rows + 1, waiting + row.prompt, cached + promised)
-        return rooms(uses, load.slots, load.places, free_tokens)
+        for row in in_flight:
+            rows, waiting, cached = usages[row.rank]
+            reserved = self._sent.get(row.request_id, 0)
+            usages[row.rank] = Usage(rows + 1, waiting + row.prompt, cached + reserved)
+        return capacity.with_preemption(usages, load.slots, load.places)
 
     @property
     def running(self) -> int:

@@ -1,12 +1,13 @@
 """What a batcher knows of a worker from its channel: whether frames are complete, and how much room there is."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from batcher.core.pace import Pace
 from batcher.core.peers import Share
-from batcher.core.replicas import Replica
-from batcher.core.rooms import Room, Use, rooms
+from batcher.core.scheduler.capacity import Capacity, Usage
 from batcher.core.transit import Flight, Sent
 from sluice.internal.v1 import worker_pb2
 
@@ -63,39 +64,41 @@ class Channel:
         if admission.HasField("load"):
             self._load = admission.load
 
-    def replica(self, name: str, sent: Sent, share: Share) -> Replica:
-        """The worker as the queue sees it, without what is other batchers' share."""
+    def capacity(self, name: str, sent: Sent, share: Share) -> Capacity:
+        """What fits in the worker, without what is other batchers' share."""
         load = self._load
-        free_tokens = self._free_tokens(sent)
-        return Replica(
+        capacity = Capacity(
             worker=name,
             free_rows=self._free_rows(sent, share),
-            free_tokens=max(0, free_tokens) / share.batchers,
+            free_tokens=self._free_tokens(sent),
             waiting_tokens=load.waiting_tokens + sent.prefill_tokens_unanswered,
             running_rows=load.running + load.waiting,
             batches_in_flight=sent.batches_unanswered,
             step_s=self._pace.step_s,
             prefill_token_s=self._pace.prefill_token_s,
-            rooms=self._rooms(sent, share, free_tokens),
         )
-
-    def _rooms(self, sent: Sent, share: Share, free_tokens: float) -> tuple[Room, ...]:
-        load = self._load
         flights = sent.by_rank
-        if not self.live or self._refused or len(load.ranks) != len(flights):
-            return ()
-        uses = [_use(rank, flight) for rank, flight in zip(load.ranks, flights, strict=True)]
-        found = rooms(uses, load.slots, load.places, free_tokens)
-        ours = list(accumulate(flight.rows for flight in flights))
-        flying = list(accumulate(flight.unanswered for flight in flights))
-        return tuple(
-            Room(
-                share.of(load.slots, room.free_rows + flying[rank], ours[rank], flying[rank]),
-                max(0, room.free_tokens) / share.batchers,
-                room.waiting_tokens,
+        if self.live and not self._refused and len(load.ranks) == len(flights):
+            usages = [
+                _usage(rank, flight) for rank, flight in zip(load.ranks, flights, strict=True)
+            ]
+            capacity = capacity.with_preemption(usages, load.slots, load.places)
+        return self._shared(capacity, flights, share)
+
+    def _shared(self, capacity: Capacity, flights: Sequence[Flight], share: Share) -> Capacity:
+        ours = accumulate(flight.rows for flight in flights)
+        flying = accumulate(flight.unanswered for flight in flights)
+        slots = self._load.slots
+        preemptible = tuple(
+            replace(
+                each,
+                free_rows=share.of(slots, each.free_rows + unanswered, used, unanswered),
+                free_tokens=each.free_tokens / share.batchers,
             )
-            for rank, room in enumerate(found)
+            for each, used, unanswered in zip(capacity.preemptible, ours, flying, strict=False)
         )
+        free_tokens = capacity.free_tokens / share.batchers
+        return replace(capacity, free_tokens=free_tokens, preemptible=preemptible)
 
     def _free_rows(self, sent: Sent, share: Share) -> int:
         if not self.live or self._refused:
@@ -114,10 +117,10 @@ class Channel:
         return free - self._load.waiting_tokens - sent.cache_tokens_unanswered
 
 
-def _use(load: worker_pb2.RankLoad, flight: Flight) -> Use:
+def _usage(load: worker_pb2.RankLoad, flight: Flight) -> Usage:
     """The worker's own count may be older than what it has of us, so the larger one is believed."""
     rows = max(flight.rows - flight.unanswered, load.running + load.waiting)
-    return Use(
+    return Usage(
         rows + flight.unanswered,
         load.waiting_tokens + flight.prefill_tokens_unanswered,
         load.running_tokens + load.waiting_tokens + flight.cache_tokens_unanswered,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from batcher.core.batches import Batch, BatchRow
 from batcher.core.rows import Row, RowState
+from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.internal.v1 import frame_pb2
 
 
@@ -32,7 +32,7 @@ class Formed:
 
 
 def batch_info(
-    batch_id: str, worker_id: str, batch: Batch, member: BatchRow
+    batch_id: str, worker_id: str, batch: Batch, member: QueuedTask
 ) -> frame_pb2.BatchInfo:
     """What the gateway is told about the batch of one of its members."""
     return frame_pb2.BatchInfo(

@@ -5,9 +5,9 @@ from array import array
 from collections.abc import Mapping
 from typing import Final
 
-from batcher.core.queue import Queue
 from batcher.core.rows import IN_FLIGHT, Row
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
 
 PREFIX_TOKENS: Final = 64
@@ -50,7 +50,7 @@ def _queued(row: Row) -> QueuedTask:
         workload=task.workload,
         prompt_tokens=len(task.prompt_token_ids),
         max_tokens=task.sampling.max_tokens,
-        produced=len(row.produced),
+        produced_tokens=len(row.produced),
         prefix=_prefix(row),
     )
 

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from batcher.core.answers import Answers
-from batcher.core.batches import Batch
 from batcher.core.book import Book
 from batcher.core.departed import Departed
 from batcher.core.effects import Effects, Formed, Settlement, batch_info
 from batcher.core.filing import Filing
 from batcher.core.frames import Merge, classify, merge
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
 from batcher.core.rows import IN_FLIGHT, Row, RowState
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch
 from batcher.core.transit import Sent, Transit
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
@@ -193,19 +193,19 @@ class Ledger:
 
     # Time.
 
-    def advance(self, now: float, replicas: Sequence[Replica]) -> None:
+    def advance(self, now: float, capacities: Sequence[Capacity]) -> None:
         """Ends what is too late, repeats what was not confirmed, forms batches for the live workers."""
         self._expire(now)
         self._effects.questions.extend(self._answers.repeat(now))
         while True:
-            decision = self.queue.next_batch(now, replicas)
+            decision = self.queue.next_batch(now, capacities)
             for request_id in decision.expired:
                 self._end(self._book[request_id], _deadline(), now)
             if decision.batch is None:
                 self._wake_at = decision.wake_at
                 return
             self._send(decision.batch, now)
-            replicas = [replica.after(decision.batch) for replica in replicas]
+            capacities = [capacity.after(decision.batch) for capacity in capacities]
 
     def wake_at(self) -> float | None:
         """When `advance` must be called if nothing happens before; None: never."""

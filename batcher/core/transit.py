@@ -4,8 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from batcher.core.batches import Batch
 from batcher.core.rows import Row
+from batcher.core.scheduler.task import Batch
 from sluice.wire.subjects import RANKS
 
 

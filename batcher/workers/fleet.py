@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from batcher.core.ledger import Ledger
 from batcher.core.peers import Share
-from batcher.core.replicas import Replica
+from batcher.core.scheduler.capacity import Capacity
 from batcher.workers.worker import Worker, WorkerEvents
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import BatcherSettings, ModelSettings
@@ -54,10 +54,10 @@ class Fleet:
         """What the worker calls itself now."""
         return self._workers[worker].channel.worker
 
-    def replicas(self, ledger: Ledger, share: Share) -> list[Replica]:
+    def capacities(self, ledger: Ledger, share: Share) -> list[Capacity]:
         """What may be sent to each live worker."""
         return [
-            worker.channel.replica(name, ledger.sent(name), share)
+            worker.channel.capacity(name, ledger.sent(name), share)
             for name, worker in self._workers.items()
             if worker.live
         ]

@@ -6,9 +6,7 @@ from itertools import islice
 from random import Random
 from typing import Final
 
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler import Capacity, Queue, QueuedTask
 from simulator.arrivals import Lognormal
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
@@ -35,9 +33,9 @@ def tasks(count: int, seed: int) -> list[QueuedTask]:
     ]
 
 
-def replica(free_rows: int) -> Replica:
+def capacity(free_rows: int) -> Capacity:
     """A worker with room."""
-    return Replica("w0", free_rows=free_rows, step_s=0.01)
+    return Capacity("w0", free_rows=free_rows, step_s=0.01)
 
 
 class CoreLoad:
@@ -58,7 +56,7 @@ class CoreLoad:
         """
         coming = iter(tasks(decisions + rows, self._seed + 1_000_000))
         self._seed += 1
-        worker, queued, handed_out, spent_s = replica(rows), len(self._queue), 0, 0.0
+        worker, queued, handed_out, spent_s = capacity(rows), len(self._queue), 0, 0.0
         while handed_out < decisions:
             begun = time.process_time()
             batch = self._queue.next_batch(self._now, [worker]).batch
@@ -90,7 +88,7 @@ def filling(policy: Policy, count: int, seed: int) -> Filling:
         queue.add(QueuedTask(str(number), "bulk", prompt_tokens=prompt, max_tokens=16), 0.0)
     now, batches, cells, filled = 0.0, 0, 0, 0
     while len(queue):
-        batch = queue.next_batch(now, [replica(BATCH_ROWS)]).batch
+        batch = queue.next_batch(now, [capacity(BATCH_ROWS)]).batch
         now += 1.0
         if batch is None:
             continue

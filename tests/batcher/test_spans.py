@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from batcher.core.ledger import Ledger
-from batcher.core.replicas import Replica
 from batcher.core.rows import Row
+from batcher.core.scheduler.capacity import Capacity
 from batcher.spans import RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
@@ -45,7 +45,7 @@ class Scene:
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        self.ledger.advance(0.0, [Replica("w", room)])
+        self.ledger.advance(0.0, [Capacity("w", room)])
         effects = self.ledger.take()
         for move in effects.moves:
             self.spans.moved(move)

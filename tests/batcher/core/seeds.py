@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from tests.batcher.core.queue.yard import Yard
+from tests.batcher.core.scheduler.fuzz import QueueFuzz
 from tests.batcher.core.world import World
 
-KINDS: Final[dict[str, Callable[[int], World | Yard]]] = {"world": World, "yard": Yard}
+KINDS: Final[dict[str, Callable[[int], World | QueueFuzz]]] = {"world": World, "queue": QueueFuzz}
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ import pytest
 
 from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.peers import Share
-from batcher.core.rooms import Room
 from batcher.core.transit import Flight, Sent
 from sluice.internal.v1 import worker_pb2
 
@@ -15,7 +14,7 @@ def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.Ste
 
 
 def free_rows(channel: Channel, sent: Sent | None = None) -> int:
-    return channel.replica("name", sent or Sent(), Share()).free_rows
+    return channel.capacity("name", sent or Sent(), Share()).free_rows
 
 
 def test_a_worker_that_has_not_spoken_has_no_room() -> None:
@@ -90,16 +89,16 @@ def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
     )
     channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
     sent = Sent((Flight(2, 2, 30, 200),), batches_unanswered=1)
-    replica = channel.replica("name", sent, Share(batchers=2))
-    assert replica.free_tokens == (800 - 100 - 200) / 2
-    assert replica.waiting_tokens == 130
-    assert replica.batches_in_flight == 1
+    capacity = channel.capacity("name", sent, Share(batchers=2))
+    assert capacity.free_tokens == (800 - 100 - 200) / 2
+    assert capacity.waiting_tokens == 130
+    assert capacity.batches_in_flight == 1
 
 
 def test_without_a_paged_cache_only_rows_limit_it() -> None:
     channel = Channel()
     channel.step(report(0), 0.0)
-    assert channel.replica("name", Sent(), Share()).free_tokens == math.inf
+    assert channel.capacity("name", Sent(), Share()).free_tokens == math.inf
 
 
 def ranks(*rows: tuple[int, int]) -> list[worker_pb2.RankLoad]:
@@ -131,11 +130,12 @@ def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
     channel.step(worker_pb2.StepReport(worker="w", load=load), 0.0)
     # One interactive row more is on its way; all bulk rows are of another batcher.
     sent = Sent((Flight(2, 1, 5, 20), Flight(2), Flight()), batches_unanswered=1)
-    replica = channel.replica("name", sent, Share())
-    assert (replica.free_rows, replica.free_tokens, replica.waiting_tokens) == (0, 30, 15)
+    capacity = channel.capacity("name", sent, Share())
+    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (0, 30, 15)
     # Ten rows are here or on their way, so two places are left.
-    assert replica.rooms == (Room(2, 60 + 20 - 20 + 50, 5), Room(2, 30 + 60, 5))
-    assert not any(room.free_rows for room in channel.replica("n", sent, Share(1, 3)).rooms[1:])
+    found = [(c.free_rows, c.free_tokens, c.waiting_tokens) for c in capacity.preemptible]
+    assert found == [(2, 60 + 20 - 20 + 50, 5), (2, 30 + 60, 5)]
+    assert not channel.capacity("n", sent, Share(1, 3)).preemptible[1].free_rows
     unable = worker_pb2.WorkerLoad(slots=8, running=8)
     channel.admitted(worker_pb2.Admission(load=unable))
-    assert channel.replica("name", sent, Share()).rooms == ()
+    assert channel.capacity("name", sent, Share()).preemptible == ()

@@ -5,8 +5,8 @@ import pytest
 from batcher.core.effects import Effects, Settlement
 from batcher.core.finals import TRIES
 from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
-from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
+from batcher.core.scheduler.capacity import Capacity
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
@@ -32,7 +32,7 @@ class Desk:
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
         """Returns the effects since the last call."""
         self.now += after_s
-        self.ledger.advance(self.now, [Replica(WORKER, room)])
+        self.ledger.advance(self.now, [Capacity(WORKER, room)])
         return self.ledger.take()
 
     def send(self, room: int = 8) -> str:
@@ -320,8 +320,8 @@ def test_batches_never_exceed_the_room(desk: Desk) -> None:
 def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.add("first")
     desk.add("second")
-    replicas = [Replica("one", 1), Replica("two", 1)]
-    desk.ledger.advance(desk.now, replicas)
+    capacities = [Capacity("one", 1), Capacity("two", 1)]
+    desk.ledger.advance(desk.now, capacities)
     batches = {formed.batch.worker: formed for formed in desk.ledger.take().batches}
     for worker, formed in batches.items():
         names = [row.id for row in formed.rows]
@@ -333,7 +333,7 @@ def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     assert desk.ledger.lost("one", desk.now) == [lost.id]
     assert (desk.ledger.sent("one").rows, desk.ledger.sent("two").rows) == (0, 1)
     # The other worker takes it over; what the first may still say of it is nothing to us.
-    desk.ledger.advance(desk.now, [Replica("two", 1)])
+    desk.ledger.advance(desk.now, [Capacity("two", 1)])
     (again,) = desk.ledger.take().batches
     assert ([row.id for row in again.rows], again.batch.worker) == ([lost.id], "two")
     frame = frame_pb2.Frame(request_id=lost.id, attempt=1, token_ids=[1])

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from batcher.core.effects import Effects, Formed, Move
-from batcher.core.replicas import Replica
 from batcher.core.rows import Row, RowState
+from batcher.core.scheduler.capacity import Capacity
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -23,9 +23,9 @@ class Checks:
         for name, rows in self.waiting.items():
             self.served_at[name] = min((row.since for row in rows.values()), default=0.0)
 
-    def see(self, effects: Effects, replicas: Sequence[Replica], now: float) -> None:
-        """Checks the batches that were formed for ``replicas``, each when its first row goes."""
-        known = {replica.worker: replica for replica in replicas}
+    def see(self, effects: Effects, capacities: Sequence[Capacity], now: float) -> None:
+        """Checks the batches that were formed for ``capacities``, each when its first row goes."""
+        known = {capacity.worker: capacity for capacity in capacities}
         first = {formed.rows[0].id: formed for formed in effects.batches}
         for move in effects.moves:
             formed = first.get(move.row.id) if move.after is RowState.SENT else None
@@ -36,19 +36,17 @@ class Checks:
                 known[worker] = known[worker].after(formed.batch)
             self.follow(move, now)
 
-    def seen(self, formed: Formed, replica: Replica) -> Replica:
+    def seen(self, formed: Formed, capacity: Capacity) -> Capacity:
         """As the class of the batch sees it: less urgent rows give way where there is no room for the first row."""
         first = formed.batch.rows[0]
-        waiting = replica.waiting_tokens + first.prefill_tokens
-        fits = replica.free_rows > 0 and first.cache_tokens <= replica.free_tokens
-        fits = fits and (not replica.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
-        if fits or replica.idle or not (self.policy.takes_slots and self.policy.by_class):
-            return replica
+        waiting = capacity.waiting_tokens + first.prefill_tokens
+        fits = capacity.free_rows > 0 and first.cache_tokens <= capacity.free_tokens
+        fits = fits and (not capacity.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
+        if fits or capacity.idle or not (self.policy.takes_slots and self.policy.by_class):
+            return capacity
         classes = {row.task.priority_class for row in formed.rows}
         assert len(classes) == 1
-        seen = replica.giving_way(RANKS[classes.pop()])
-        assert seen is not None
-        return seen
+        return capacity.preemptible[RANKS[classes.pop()]]
 
     def follow(self, move: Move, now: float) -> None:
         name = move.row.task.priority_class
@@ -61,17 +59,17 @@ class Checks:
             if move.after is RowState.SENT:
                 self.served_at[name] = now
 
-    def check_budgets(self, formed: Formed, replica: Replica) -> None:
+    def check_budgets(self, formed: Formed, capacity: Capacity) -> None:
         batch, policy = formed.batch, self.policy
         count, alone = len(batch.rows), len(batch.rows) == 1
         assert [row.id for row in formed.rows] == [row.request_id for row in batch.rows]
-        assert 0 < count <= min(policy.max_rows, replica.free_rows)
-        assert replica.batches_in_flight < policy.batches_in_flight_max
+        assert 0 < count <= min(policy.max_rows, capacity.free_rows)
+        assert capacity.batches_in_flight < policy.batches_in_flight_max
         assert alone or batch.padding_share <= policy.padding_max + 1e-9
         assert alone or batch.tokens <= policy.batch_tokens_max
-        if not alone or replica.waiting_tokens:
-            assert replica.waiting_tokens + batch.tokens <= policy.waiting_tokens_max
-        assert (alone and replica.idle) or batch.cache_tokens <= replica.free_tokens
+        if not alone or capacity.waiting_tokens:
+            assert capacity.waiting_tokens + batch.tokens <= policy.waiting_tokens_max
+        assert (alone and capacity.idle) or batch.cache_tokens <= capacity.free_tokens
 
     def check_turns(self, formed: Formed, now: float) -> None:
         """While a class is overdue, only others that are overdue too go before it."""

@@ -9,7 +9,7 @@ from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.effects import Effects
 from batcher.core.ledger import Ledger
 from batcher.core.peers import Share
-from batcher.core.replicas import Replica
+from batcher.core.scheduler.capacity import Capacity
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from tests.batcher.core.actors.checks import Checks
@@ -44,10 +44,10 @@ class Shell:
         if not self.alive:
             return
         now = self.world.now
-        replicas = [line.replica() for line in self.lines.values() if line.live]
-        self.ledger.advance(now, replicas)
+        capacities = [line.capacity() for line in self.lines.values() if line.live]
+        self.ledger.advance(now, capacities)
         effects = self.ledger.take()
-        self.checks.see(effects, replicas, now)
+        self.checks.see(effects, capacities, now)
         self.carry_out(effects)
 
     def change_policy(self, policy: Policy) -> None:
@@ -90,9 +90,9 @@ class Line:
     def owner(self) -> str:
         return self.shell.name
 
-    def replica(self) -> Replica:
+    def capacity(self) -> Capacity:
         sent = self.shell.ledger.sent(self.engine.name)
-        return self.channel.replica(self.engine.name, sent, Share(len(self.world.shells)))
+        return self.channel.capacity(self.engine.name, sent, Share(len(self.world.shells)))
 
     def is_stale(self, opening: int) -> bool:
         """Whether something comes from a channel that was given up."""

@@ -1,24 +1,27 @@
-"""How long an answer will be: at most max_tokens, and about as long as others of the tenant's workload were.
+"""What is learned from traffic: how long answers will be, and how fast waiting tasks are handed out.
 
-Two numbers are learned, each in constant time and memory: the mean, which is what a tenant is charged until the truth
-is known, and a high quantile, which is what room in a worker's cache is reserved for. The quantile moves up by a step
-when an answer is longer and down when it is not, in such a ratio that it rests where the wanted share is longer; steps
-are relative, because lengths are, and become smaller up to a floor, so that it follows when answers change.
+An answer has at most `max_tokens` and is about as long as others of its tenant's workload were. Two numbers are
+learned, each in constant time and memory: the mean, which is what a tenant is charged until the truth is known, and a
+high quantile, which is what room in a worker's cache is reserved for. The quantile moves up by a step when an answer is
+longer and down when it is not, in such a ratio that it rests where the wanted share is longer; steps are relative,
+because lengths are, and become smaller up to a floor, so that it follows when answers change.
 """
 
+import math
 from typing import Final
 
-from batcher.core.queue.entries import Entry
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.task import QueuedTask
 
 TRUSTED_FROM: Final = 8
 """Answers that must have been seen."""
 KEYS_MAX: Final = 4096
 """Tenants and workloads that are remembered; the oldest is forgotten first."""
 GUESS_TOKENS: Final = 128
-"""An answer of which nothing is known, at most. To charge for max_tokens what ends much earlier would move everybody's
-virtual time, and who begins to wait then would start too late."""
+"""Expected of an answer of which nothing is known, at most. To charge max_tokens for what ends much earlier would move
+all virtual times, and a tenant that begins to wait then would start too late."""
 STEP_MIN: Final = 0.05
+RATE_MEMORY_S: Final = 10.0
+"""What was handed out longer ago counts for less than a third."""
 
 
 class _Seen:
@@ -61,27 +64,26 @@ class OutputLengths:
         """Kinds of answers that are remembered."""
         return len(self._seen)
 
-    def estimate(self, entry: Entry) -> None:
-        """Sets what ``entry`` is expected to cost, and the room it may need.
+    def estimate(self, task: QueuedTask) -> None:
+        """Sets what ``task`` is expected to cost, and the room it may need.
 
         An answer that has outlived what was expected will grow by as much again.
         """
-        task = entry.task
         prompt, most = task.prompt_tokens, task.max_tokens
         seen = self._seen.get((task.tenant, task.workload))
         if seen is None or seen.answers < TRUSTED_FROM:
             seen = self._of_others(task)
-        entry.guessed = seen is None
+        task.guessed = seen is None
         if seen is None:
-            entry.tokens = prompt + min(most, GUESS_TOKENS)
-            entry.cache = prompt + most
+            task.cost_tokens = prompt + min(most, GUESS_TOKENS)
+            task.cache_tokens = prompt + most
             return
         expected, reserved = seen.expected, seen.reserved
-        produced = entry.prefill - prompt
+        produced = task.prefill_tokens - prompt
         if produced:
             expected, reserved = max(expected, 2 * produced), max(reserved, 2 * produced)
-        entry.tokens = prompt + (expected if expected < most else most)
-        entry.cache = prompt + (reserved if reserved < most else most)
+        task.cost_tokens = prompt + (expected if expected < most else most)
+        task.cache_tokens = prompt + (reserved if reserved < most else most)
 
     def observe(self, task: QueuedTask, tokens: int) -> None:
         """An answer of ``tokens`` has ended by itself."""
@@ -97,3 +99,28 @@ class OutputLengths:
     def _of_others(self, task: QueuedTask) -> _Seen | None:
         seen = self._seen.get((None, task.workload))
         return None if seen is None or seen.answers < TRUSTED_FROM else seen
+
+
+class HandoutRate:
+    """Tokens of tasks, prompt and expected answer, a second, measured while some wait: without a queue one sees demand,
+    not capacity.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate; 0: not known."""
+        return self._tokens / self._busy_s if self._busy_s else 0.0
+
+    def decided(self, tokens: int, left: int, now: float) -> None:
+        """``tokens`` were handed out, and ``left`` tasks still wait."""
+        if self._busy_since is not None:
+            spent_s = max(0.0, now - self._busy_since)
+            fade = math.exp(-spent_s / RATE_MEMORY_S)
+            self._tokens = self._tokens * fade + tokens
+            self._busy_s = self._busy_s * fade + spent_s
+        self._busy_since = now if left else None

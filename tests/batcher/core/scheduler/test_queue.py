@@ -8,21 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.core.batches import BatchLimit
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import BatchLimit, QueuedTask
 from sluice.settings.batching import ClassPolicies, Policy
 from sluice.wire.subjects import CLASSES
 
 
 def taken(queue: Queue, now: float = 0.0, capacity: int = 100) -> list[str]:
-    batch = queue.next_batch(now, [Replica("w", capacity)]).batch
+    batch = queue.next_batch(now, [Capacity("w", capacity)]).batch
     return [row.request_id for row in batch.rows] if batch else []
 
 
 def test_an_empty_queue_has_nothing_to_do_and_never_wakes() -> None:
-    decision = Queue(Policy(max_rows=8)).next_batch(0.0, [Replica("w", 8)])
+    decision = Queue(Policy(max_rows=8)).next_batch(0.0, [Capacity("w", 8)])
     assert (decision.batch, decision.expired, decision.wake_at) == (None, (), None)
 
 
@@ -63,7 +62,7 @@ def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_
 
     add("guessed", 50, 20)
     add("known", 50, 70)
-    batch = queue.next_batch(0.0, [Replica("w", 2)]).batch
+    batch = queue.next_batch(0.0, [Capacity("w", 2)]).batch
     assert batch is not None
     guessed, known = (row.cache_tokens for row in batch.rows)
     assert known < 50 < guessed < 110
@@ -72,10 +71,10 @@ def test_what_was_guessed_of_a_task_is_estimated_again_when_it_goes_and_nothing_
 def test_a_batch_says_how_long_each_row_waited_since_it_came_or_came_back() -> None:
     queue = Queue(Policy(max_rows=8))
     queue.add(QueuedTask("a", "bulk"), 1.0)
-    queue.next_batch(2.0, [Replica("w", 1)])
+    queue.next_batch(2.0, [Capacity("w", 1)])
     queue.add(QueuedTask("b", "bulk"), 3.0)
     queue.requeue("a", 0, 5.0)
-    batch = queue.next_batch(6.0, [Replica("w", 2)]).batch
+    batch = queue.next_batch(6.0, [Capacity("w", 2)]).batch
     assert batch is not None
     assert [(row.request_id, row.waited_s) for row in batch.rows] == [("a", 1.0), ("b", 3.0)]
 
@@ -96,7 +95,7 @@ def test_a_batch_says_why_it_is_not_larger(
     queue = Queue(Policy(max_rows=4))
     for number in range(waiting):
         queue.add(QueuedTask(str(number), "bulk"), 0.0)
-    batch = queue.next_batch(0.0, [Replica("w", capacity)]).batch
+    batch = queue.next_batch(0.0, [Capacity("w", capacity)]).batch
     assert batch is not None
     assert (len(batch.rows), batch.limit) == (rows, limit)
 
@@ -105,7 +104,7 @@ def test_without_capacity_there_is_no_batch_but_the_late_come_out() -> None:
     queue = Queue(Policy(max_rows=4))
     queue.add(QueuedTask("late", "interactive", 1.0), 0.0)
     queue.add(QueuedTask("in time", "interactive", 2.0), 0.0)
-    decision = queue.next_batch(1.0, [Replica("w", 0)])
+    decision = queue.next_batch(1.0, [Capacity("w", 0)])
     assert (decision.batch, decision.expired, decision.wake_at) == (None, ("late",), 2.0)
     assert len(queue) == 1
 
@@ -113,16 +112,16 @@ def test_without_capacity_there_is_no_batch_but_the_late_come_out() -> None:
 def test_what_came_back_expires_too() -> None:
     queue = Queue(Policy(max_rows=4))
     queue.add(QueuedTask("lost", "interactive", 3.0), 0.0)
-    queue.next_batch(0.0, [Replica("w", 1)])
+    queue.next_batch(0.0, [Capacity("w", 1)])
     queue.requeue("lost", 2, 1.0)
-    assert queue.next_batch(3.0, [Replica("w", 4)]).expired == ("lost",)
+    assert queue.next_batch(3.0, [Capacity("w", 4)]).expired == ("lost",)
 
 
 def test_cancelled_tasks_are_gone_wherever_they_were() -> None:
     queue = Queue(Policy(max_rows=4))
     for name in ("waits", "out", "stays"):
         queue.add(QueuedTask(name, "bulk"), 0.0)
-    queue.next_batch(0.0, [Replica("w", 0)])
+    queue.next_batch(0.0, [Capacity("w", 0)])
     assert taken(queue, capacity=1) == ["waits"]
     queue.cancel("waits")
     queue.cancel("out")
@@ -199,7 +198,7 @@ def test_any_history_takes_tasks_in_the_order_of_the_rules(
                 model.waiting.append(Known(task, model.numbers, now))
             case "next":
                 capacity = chance.randrange(8)
-                decision = queue.next_batch(now, [Replica("w", capacity)])
+                decision = queue.next_batch(now, [Capacity("w", capacity)])
                 assert set(decision.expired) == model.expire(now)
                 rows = decision.batch.rows if decision.batch else ()
                 assert [row.request_id for row in rows] == model.take(min(capacity, max_rows))

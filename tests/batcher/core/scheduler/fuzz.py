@@ -1,6 +1,6 @@
 """A queue and its workers, driven by one seed, with checks after every decision.
 
-The yard draws a policy, tenants, tasks and faults: workers that stall, die and come back, cancels, a clock that jumps.
+It draws a policy, tenants, tasks and faults: workers that stall, die and come back, cancels, a clock that jumps.
 It keeps its own books, and compares:
 
 - a task is handed out only while it waits, never twice at a time, and never after its deadline;
@@ -18,11 +18,9 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from batcher.core.batches import Batch, BatchRow
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
-from batcher.core.rooms import Use, rooms
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.capacity import Capacity, Usage
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch, QueuedTask
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
@@ -34,7 +32,7 @@ TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 @dataclass
 class Known:
-    """A task as the yard knows it."""
+    """A task as the harness knows it."""
 
     task: QueuedTask
     answer: int
@@ -58,18 +56,18 @@ class Worker:
     name: str
     alive: bool = True
     stalled_until: float = 0.0
-    rows: dict[str, BatchRow] = field(default_factory=dict)
+    rows: dict[str, QueuedTask] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
-    gives_way: bool = True
+    preempts: bool = True
     unanswered: list[int] = field(default_factory=list)
     batches: dict[int, set[str]] = field(default_factory=dict)
     life: int = 0
 
-    def replica(self) -> Replica:
+    def capacity(self) -> Capacity:
         fresh = [row for name, row in self.rows.items() if self.is_new(name)]
         free_tokens = CACHE_TOKENS - sum(row.cache_tokens for row in self.rows.values())
-        uses = [self.use(rank) for rank in range(len(CLASSES))]
-        return Replica(
+        usages = [self.usage(rank) for rank in range(len(CLASSES))]
+        capacity = Capacity(
             self.name,
             free_rows=max(0, SLOTS - len(self.rows)),
             free_tokens=free_tokens,
@@ -78,19 +76,19 @@ class Worker:
             batches_in_flight=len(self.unanswered),
             step_s=0.01,
             prefill_token_s=0.0001,
-            rooms=rooms(uses, SLOTS, PLACES, free_tokens) if self.gives_way else (),
         )
+        return capacity.with_preemption(usages, SLOTS, PLACES) if self.preempts else capacity
 
-    def use(self, rank: int) -> Use:
+    def usage(self, rank: int) -> Usage:
         names = [name for name in self.rows if self.ranks[name] == rank]
         waiting = sum(self.rows[name].prefill_tokens for name in names if self.is_new(name))
-        return Use(len(names), waiting, sum(self.rows[name].cache_tokens for name in names))
+        return Usage(len(names), waiting, sum(self.rows[name].cache_tokens for name in names))
 
     def is_new(self, request_id: str) -> bool:
         return any(request_id in self.batches[number] for number in self.unanswered)
 
 
-class Yard:
+class QueueFuzz:
     """Everything, and the clock."""
 
     def __init__(self, seed: int) -> None:
@@ -103,9 +101,9 @@ class Yard:
         self.batches = 0
         self.tasks: dict[str, Known] = {}
         self.served_at = dict.fromkeys(CLASSES, 0.0)
-        gives_way = self.chance.random() < 0.7
+        preempts = self.chance.random() < 0.7
         self.workers = [
-            Worker(f"w{n}", gives_way=gives_way) for n in range(self.chance.randrange(1, 4))
+            Worker(f"w{n}", preempts=preempts) for n in range(self.chance.randrange(1, 4))
         ]
         self.plan()
 
@@ -150,7 +148,7 @@ class Yard:
             workload=chance.choice(["", "short"]),
             prompt_tokens=int(min(900.0, chance.lognormvariate(4.5, 1.0))) + 1,
             max_tokens=answer + chance.randrange(200),
-            produced=produced,
+            produced_tokens=produced,
             prefix=chance.choice([b"", b"x", b"y"]),
         )
         self.numbers += 1
@@ -231,33 +229,31 @@ class Yard:
 
     def decide(self) -> None:
         while True:
-            replicas = [worker.replica() for worker in self.workers if worker.alive]
-            decision = self.queue.next_batch(self.now, replicas)
+            capacities = [worker.capacity() for worker in self.workers if worker.alive]
+            decision = self.queue.next_batch(self.now, capacities)
             self.check_expired(set(decision.expired))
             if decision.batch is None:
                 break
-            (replica,) = [r for r in replicas if r.worker == decision.batch.worker]
-            self.check_batch(decision.batch, self.seen(replica, decision.batch))
+            (capacity,) = [r for r in capacities if r.worker == decision.batch.worker]
+            self.check_batch(decision.batch, self.seen(capacity, decision.batch))
             self.send(decision.batch)
             self.check_books()
         self.check_books()
-        self.check_alive(decision.wake_at, replicas)
+        self.check_alive(decision.wake_at, capacities)
         if decision.wake_at is not None:
             self.at(max(0.0, decision.wake_at - self.now), lambda: None)
 
-    def seen(self, replica: Replica, batch: Batch) -> Replica:
+    def seen(self, capacity: Capacity, batch: Batch) -> Capacity:
         """As the class of the batch sees it: others give way only where its first row has no room."""
         first = batch.rows[0]
-        waiting = replica.waiting_tokens + first.prefill_tokens
-        fits = replica.free_rows > 0 and first.cache_tokens <= replica.free_tokens
-        fits = fits and (not replica.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
-        if fits or replica.idle or not (self.policy.takes_slots and self.policy.by_class):
-            return replica
+        waiting = capacity.waiting_tokens + first.prefill_tokens
+        fits = capacity.free_rows > 0 and first.cache_tokens <= capacity.free_tokens
+        fits = fits and (not capacity.waiting_tokens or waiting <= self.policy.waiting_tokens_max)
+        if fits or capacity.idle or not (self.policy.takes_slots and self.policy.by_class):
+            return capacity
         classes = {self.tasks[row.request_id].task.priority_class for row in batch.rows}
         assert len(classes) == 1
-        seen = replica.giving_way(RANKS[classes.pop()])
-        assert seen is not None
-        return seen
+        return capacity.preemptible[RANKS[classes.pop()]]
 
     def check_expired(self, expired: set[str]) -> None:
         late = {k for k, t in self.tasks.items() if t.waits and t.task.deadline <= self.now}
@@ -265,7 +261,7 @@ class Yard:
         for request_id in late:
             del self.tasks[request_id]
 
-    def check_batch(self, batch: Batch, replica: Replica) -> None:
+    def check_batch(self, batch: Batch, capacity: Capacity) -> None:
         policy, rows = self.policy, batch.rows
         members = [self.tasks[row.request_id] for row in rows]
         assert len({row.request_id for row in rows}) == len(rows) > 0
@@ -284,18 +280,18 @@ class Yard:
         assert batch.cache_tokens == sum(row.cache_tokens for row in rows)
         assert math.isclose(batch.padding_share, 1 - tokens / cells, abs_tol=1e-9)
         assert batch.longest_wait.waited_s == max(row.waited_s for row in rows)
-        assert len(rows) <= min(policy.max_rows, replica.free_rows)
-        assert replica.batches_in_flight < policy.batches_in_flight_max
+        assert len(rows) <= min(policy.max_rows, capacity.free_rows)
+        assert capacity.batches_in_flight < policy.batches_in_flight_max
         if policy.batches_running_max is not None:
             worker = next(w for w in self.workers if w.name == batch.worker)
             assert sum(map(bool, worker.batches.values())) < policy.batches_running_max
         if len(rows) > 1:
             assert batch.padding_share <= policy.padding_max + 1e-9
             assert (cells if policy.pads else tokens) <= policy.batch_tokens_max
-        if len(rows) > 1 or replica.waiting_tokens:
-            assert replica.waiting_tokens + tokens <= policy.waiting_tokens_max
-        if len(rows) > 1 or not replica.idle:
-            assert batch.cache_tokens <= replica.free_tokens
+        if len(rows) > 1 or capacity.waiting_tokens:
+            assert capacity.waiting_tokens + tokens <= policy.waiting_tokens_max
+        if len(rows) > 1 or not capacity.idle:
+            assert batch.cache_tokens <= capacity.free_tokens
         self.check_turns(members)
 
     def check_turns(self, members: list[Known]) -> None:
@@ -346,9 +342,9 @@ class Yard:
             wait_s = self.queue.expected_wait(name, self.now, "a")
             assert 0 <= wait_s < math.inf
 
-    def check_alive(self, wake_at: float | None, replicas: list[Replica]) -> None:
+    def check_alive(self, wake_at: float | None, capacities: list[Capacity]) -> None:
         """With a worker that has nothing to do, what waits goes, or it is known when."""
-        if len(self.queue) and any(replica.idle and replica.free_rows for replica in replicas):
+        if len(self.queue) and any(capacity.idle and capacity.free_rows for capacity in capacities):
             assert wake_at is not None
 
     def count(self, priority_class: str) -> int:

@@ -6,9 +6,9 @@ from heapq import heappop, heappush
 
 import pytest
 
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
 
 SLOTS = 16
@@ -85,8 +85,8 @@ class Mill:
     def send(self) -> None:
         while True:
             used = len(self.running)
-            replica = Replica("w", SLOTS - used, running_rows=used)
-            batch = self.queue.next_batch(self.now, [replica]).batch
+            capacity = Capacity("w", SLOTS - used, running_rows=used)
+            batch = self.queue.next_batch(self.now, [capacity]).batch
             if batch is None:
                 return
             for row in batch.rows:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.batcher.core.queue.yard import Yard
+from tests.batcher.core.scheduler.fuzz import QueueFuzz
 
 
 @pytest.mark.parametrize("first", range(0, 150, 10))
 def test_every_decision_is_right(first: int) -> None:
     for seed in range(first, first + 10):
-        Yard(seed).run()
+        QueueFuzz(seed).run()

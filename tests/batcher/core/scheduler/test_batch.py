@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from batcher.core.batches import Batch, BatchCause, BatchLimit
-from batcher.core.queue import Queue
-from batcher.core.replicas import Replica
-from batcher.core.rooms import Room
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch, BatchCause, BatchLimit, QueuedTask
 from sluice.settings.batching import PRESETS, Policy
 
 NUMBERS = iter(range(10**9))
@@ -32,11 +30,11 @@ def fill(
         queue.add(QueuedTask(f"t{next(NUMBERS)}", priority_class, **known), now)  # type: ignore[arg-type]
 
 
-def busy(free_rows: int = 8, **values: object) -> Replica:
-    return Replica("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
+def busy(free_rows: int = 8, **values: object) -> Capacity:
+    return Capacity("w", free_rows, **{"running_rows": 8, **values})  # type: ignore[arg-type]
 
 
-def batch_of(queue: Queue, now: float, replica: Replica) -> Batch:
+def batch_of(queue: Queue, now: float, replica: Capacity) -> Batch:
     batch = queue.next_batch(now, [replica]).batch
     assert batch is not None
     return batch
@@ -48,7 +46,7 @@ def batch_of(queue: Queue, now: float, replica: Replica) -> Batch:
 def test_a_worker_that_would_idle_gets_what_there_is() -> None:
     queue = Queue(policy(wait_s=0.4))
     fill(queue, 5)
-    assert batch_of(queue, 0.0, Replica("w", 8)).cause is BatchCause.WORKER_IDLE
+    assert batch_of(queue, 0.0, Capacity("w", 8)).cause is BatchCause.WORKER_IDLE
 
 
 def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
@@ -93,7 +91,7 @@ def test_enough_for_the_room_there_is_need_not_wait() -> None:
 def test_what_presses_does_not_wait(why: str) -> None:
     queue = Queue(policy(wait_s=0.4, wait_adapts=False, classes={"bulk": {"aging_s": 0.3}}))
     fill(queue, 5, priority_class="bulk")
-    (row,) = batch_of(queue, 0.0, Replica("w", 8)).rows
+    (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
     if why == "came back":
         queue.requeue(row.request_id, 1, 0.0)
     else:
@@ -104,10 +102,10 @@ def test_what_presses_does_not_wait(why: str) -> None:
     assert batch_of(queue, at, busy()).cause is BatchCause.URGENT
 
 
-def full_of_bulk(urgent_rows: int = 3) -> Replica:
+def full_of_bulk(urgent_rows: int = 3) -> Capacity:
     """No slot is free, but bulk rows would give theirs."""
-    room = Room(urgent_rows, math.inf, 0)
-    return busy(free_rows=0, running_rows=16, rooms=(room, room))
+    room = Capacity("w", urgent_rows, running_rows=16, preempts=True)
+    return busy(free_rows=0, running_rows=16, preempts=True, preemptible=(room, room))
 
 
 @pytest.mark.parametrize(
@@ -143,13 +141,12 @@ def test_without_the_switch_nobody_gives_way() -> None:
 
 
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
-    room = Room(16, math.inf, 0)
-    for rooms, rows in (((), 4), ((room, room), 8)):
+    for preempts, rows in ((False, 4), (True, 8)):
         queue = Queue(policy(wait_s=0, classes={"bulk": {"prefill_s_max": 9.0}}))
         fill(queue, 5, priority_class="interactive")
-        batch_of(queue, 0.0, Replica("w", 1))
+        batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
-        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, rooms=rooms))
+        batch = batch_of(queue, 0.1, busy(free_rows=8, running_rows=8, preempts=preempts))
         assert len(batch.rows) == rows
 
 
@@ -158,7 +155,7 @@ def test_nothing_goes_before_what_fits_nowhere() -> None:
     fill(queue, 500)
     fill(queue, 5, priority_class="bulk")
     assert queue.next_batch(0.0, [busy(free_tokens=100)]).batch is None
-    assert len(batch_of(queue, 0.0, Replica("w", 8, free_tokens=100)).rows) == 1
+    assert len(batch_of(queue, 0.0, Capacity("w", 8, free_tokens=100)).rows) == 1
 
 
 def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
@@ -192,7 +189,7 @@ def test_bulk_adds_little_to_the_prompts_that_wait_while_more_urgent_tasks_come(
 
 
 def test_fixed_waits_for_its_size_even_if_the_worker_idles() -> None:
-    queue, idle = Queue(policy("fixed", max_rows=3)), Replica("w", 8)
+    queue, idle = Queue(policy("fixed", max_rows=3)), Capacity("w", 8)
     fill(queue, 5, 5)
     assert queue.next_batch(0.0, [idle]).wake_at == 0.1
     fill(queue, 5, 5)
@@ -205,8 +202,8 @@ def test_window_sends_what_has_come_when_it_is_over() -> None:
     queue = Queue(policy("window"))
     fill(queue, 5, now=1.0)
     fill(queue, 5, 5, now=1.03)
-    assert queue.next_batch(1.04, [Replica("w", 8)]).wake_at == 1.05
-    batch = batch_of(queue, 1.05, Replica("w", 8))
+    assert queue.next_batch(1.04, [Capacity("w", 8)]).wake_at == 1.05
+    batch = batch_of(queue, 1.05, Capacity("w", 8))
     assert (batch.cause, len(batch.rows)) == (BatchCause.WINDOW_OVER, 3)
 
 
@@ -223,7 +220,7 @@ def test_adaptive_grows_while_batches_are_quick_and_shrinks_when_they_are_not() 
     sizes, now = [], 0.0
     for took_s in (0.1, 0.1, 0.1, 0.1, 1.0, 2.0, 2.0, 0.1):
         fill(queue, *[5] * 4, now=now)
-        rows = batch_of(queue, now, Replica("w", 8)).rows
+        rows = batch_of(queue, now, Capacity("w", 8)).rows
         sizes.append(len(rows))
         now += took_s
         for row in rows:
@@ -246,7 +243,7 @@ def test_adaptive_grows_while_batches_are_quick_and_shrinks_when_they_are_not() 
     ],
 )
 def test_a_batch_says_why_it_is_not_larger(
-    values: dict[str, object], worker: Replica, rows: int, limit: BatchLimit
+    values: dict[str, object], worker: Capacity, rows: int, limit: BatchLimit
 ) -> None:
     queue = Queue(policy(**values))
     fill(queue, *[10] * 5)  # Each with an answer of up to 10 tokens.
@@ -263,7 +260,7 @@ def test_a_row_beyond_the_budget_goes_alone() -> None:
 def test_rows_of_about_one_length_go_together() -> None:
     queue = Queue(policy("length", padding_max=0.1, batches_running_max=None))
     fill(queue, 100, 1000, 105, 20, 95, 990)
-    first, second, third = (batch_of(queue, 1.0, Replica("w", 8)) for _ in range(3))
+    first, second, third = (batch_of(queue, 1.0, Capacity("w", 8)) for _ in range(3))
     assert sorted(row.prefill_tokens for row in first.rows) == [95, 100, 105]
     assert sorted(row.prefill_tokens for row in second.rows) == [990, 1000]
     assert [row.prefill_tokens for row in third.rows] == [20]
@@ -298,7 +295,7 @@ def padding_efficiency(name: str) -> tuple[float, float]:
     fill(queue, *[draw() for _ in range(2000)])
     for number in range(150):
         now = 1.0 + number
-        batch = batch_of(queue, now, Replica("w", 32))
+        batch = batch_of(queue, now, Capacity("w", 32))
         lengths = [row.prefill_tokens for row in batch.rows]
         tokens, rows = tokens + sum(lengths), rows + len(lengths)
         cells += len(lengths) * max(lengths)
@@ -329,7 +326,7 @@ def test_a_queue_goes_on_under_another_policy(name: str) -> None:
     queue.finish(out[1], 3, 1.0)
     waited_s = []
     while len(queue):
-        for row in batch_of(queue, 60.0, Replica("w", 8)).rows:
+        for row in batch_of(queue, 60.0, Capacity("w", 8)).rows:
             waited_s.append(row.waited_s)
             queue.finish(row.request_id, 3, 60.0)
     assert sorted(waited_s) == [59.0, 60.0, 60.0, 60.0, 60.0]

@@ -2,9 +2,8 @@ import random
 
 import pytest
 
-from batcher.core.queue.entries import Entry
-from batcher.core.queue.lengths import GUESS_TOKENS, KEYS_MAX, TRUSTED_FROM, OutputLengths
-from batcher.core.tasks import QueuedTask
+from batcher.core.scheduler.estimates import GUESS_TOKENS, KEYS_MAX, TRUSTED_FROM, OutputLengths
+from batcher.core.scheduler.task import QueuedTask
 
 
 def task(tenant: str = "a", workload: str = "w", max_tokens: int = 1000) -> QueuedTask:
@@ -15,10 +14,9 @@ def task(tenant: str = "a", workload: str = "w", max_tokens: int = 1000) -> Queu
 
 def expected(lengths: OutputLengths, of: QueuedTask, produced: int = 0) -> tuple[int, int]:
     """Tokens of the answer that are charged, and that room is kept for."""
-    entry = Entry(of)
-    entry.prefill = of.prompt_tokens + produced
-    lengths.estimate(entry)
-    return entry.tokens - of.prompt_tokens, entry.cache - of.prompt_tokens
+    of.prefill_tokens = of.prompt_tokens + produced
+    lengths.estimate(of)
+    return of.cost_tokens - of.prompt_tokens, of.cache_tokens - of.prompt_tokens
 
 
 def learn(lengths: OutputLengths, of: QueuedTask, answers: int, tokens: int) -> None:
@@ -77,12 +75,12 @@ def test_what_has_outlived_expectations_is_expected_to_double() -> None:
 
 def test_what_was_guessed_is_told_from_what_is_known() -> None:
     lengths = OutputLengths(0.9)
-    entry = Entry(task())
-    lengths.estimate(entry)
-    assert entry.guessed
+    guessed = task()
+    lengths.estimate(guessed)
+    assert guessed.guessed
     learn(lengths, task(), 20, 30)
-    lengths.estimate(entry)
-    assert (entry.guessed, entry.tokens) == (False, 40)
+    lengths.estimate(guessed)
+    assert (guessed.guessed, guessed.cost_tokens) == (False, 40)
 
 
 def test_memory_is_bounded_whatever_callers_call_their_workloads() -> None:

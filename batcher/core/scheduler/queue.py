@@ -1,0 +1,169 @@
+"""Tasks of one model: what comes, goes out, comes back and ends. The rules are in the package's docstring."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from batcher.core.scheduler.batch import BatchFormer
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.estimates import HandoutRate, OutputLengths
+from batcher.core.scheduler.order import Waiting
+from batcher.core.scheduler.task import Batch, Decision, QueuedTask
+from sluice.internal.v1 import control_pb2
+from sluice.settings.batching import Policy
+from sluice.wire.subjects import CLASSES
+
+
+class Queue:
+    """Tasks of one model: those that wait, and those handed out until `finish`.
+
+    Args:
+        weights: of tenants that differ from 1.
+    """
+
+    def __init__(self, policy: Policy, weights: Mapping[str, float] | None = None) -> None:
+        self._tasks: dict[str, QueuedTask] = {}
+        self._numbers = 0
+        self._rate = HandoutRate()
+        self._lengths = OutputLengths(policy.output_quantile)
+        self._waiting = Waiting(policy, weights or {}, self._lengths)
+        self._former = BatchFormer(policy, self._waiting)
+
+    def __len__(self) -> int:
+        """Tasks that wait."""
+        return self._waiting.count
+
+    # The life of a task.
+
+    def add(self, task: QueuedTask, now: float) -> None:
+        """Takes a task that the queue does not hold."""
+        held = self._tasks.setdefault(task.request_id, task)
+        assert held is task, task.request_id
+        self._wait(task, now)
+
+    def cancel(self, request_id: str) -> None:
+        """Forgets a task, waiting or handed out; unknown ones are ignored."""
+        task = self._tasks.pop(request_id, None)
+        if task is None:
+            return
+        if task.number:
+            self._waiting.remove(task)
+        else:
+            self._former.landed(task.open_batch, None)
+
+    def finish(
+        self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
+    ) -> None:
+        """Forgets a task that was handed out and needs no worker any more.
+
+        Args:
+            output_tokens: of the whole answer, what existed when the task came included.
+            whole: the answer ended by itself: estimates learn from it.
+        """
+        task = self._tasks.pop(request_id)
+        assert not task.number, request_id
+        members = self._waiting.of(task.priority_class)
+        members.settle(task, task.prompt_tokens + output_tokens)
+        if whole:
+            members.served(now - task.open_batch.sent_at)
+            self._lengths.observe(task, output_tokens)
+        self._former.landed(task.open_batch, now if whole else None)
+
+    def requeue(self, request_id: str, produced: int, now: float) -> None:
+        """Puts a task that was handed out back to the head of its class.
+
+        ``produced`` tokens of its answer exist now, what existed when it came included.
+        """
+        task = self._tasks[request_id]
+        assert not task.number, request_id
+        assert task.prompt_tokens + produced >= task.prefill_tokens, request_id
+        self._former.landed(task.open_batch, None)
+        task.prefill_tokens = task.prompt_tokens + produced
+        task.returned = True
+        self._wait(task, now)
+
+    def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
+        """Goes on under another policy: what waits keeps its time, what is out stays out; shares start from zero."""
+        self._lengths.quantile = policy.output_quantile
+        learned = {name: self.service_s(name) for name in CLASSES}
+        self._waiting = Waiting(policy, weights, self._lengths)
+        for name, service_s in learned.items():
+            self._waiting.of(name).served(service_s)
+        self._former.reconfigure(policy, self._waiting)
+        waiting = [task for task in self._tasks.values() if task.number]
+        for task in sorted(waiting, key=lambda task: task.number):
+            self._waiting.add(task, task.waiting_since)
+
+    def _wait(self, task: QueuedTask, now: float) -> None:
+        self._numbers = task.number = self._numbers + 1
+        task.waiting_since = now
+        self._lengths.estimate(task)
+        self._waiting.add(task, now)
+
+    # Decisions.
+
+    def next_batch(self, now: float, capacities: Sequence[Capacity]) -> Decision:
+        """Forms one batch for one of the live workers of the model, by what fits in each."""
+        expired = tuple(task.request_id for task in self._waiting.pop_expired(now))
+        for request_id in expired:
+            del self._tasks[request_id]
+        before = self._waiting.handed_out
+        formed = self._former.form(now, capacities)
+        self._rate.decided(self._waiting.handed_out - before, self._waiting.count, now)
+        if isinstance(formed, Batch):
+            return Decision(formed, expired, now)
+        wake_at = min(self._waiting.next_deadline(), math.inf if formed is None else formed)
+        return Decision(None, expired, None if math.isinf(wake_at) else wake_at)
+
+    # What waits, and for how long.
+
+    def waiting(self, priority_class: str) -> int:
+        """Tasks of one class that wait."""
+        return self._waiting.count_of(priority_class)
+
+    def waiting_tokens(self, priority_class: str) -> int:
+        """Their prompts and expected answers, tokens."""
+        return self._waiting.tokens_of(priority_class)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts and expected answers that were handed out a second while tasks waited; 0: not known."""
+        return self._rate.tokens_per_s
+
+    def service_s(self, priority_class: str) -> float:
+        """How long answers of the class took lately, from being handed out to the end; 0: not known."""
+        return self._waiting.of(priority_class).service_s
+
+    def expected_wait(
+        self, priority_class: str, now: float, tenant: str = "default", *, backlog_tokens: float = 0
+    ) -> float:
+        """How long a task that came now would wait here, seconds; 0 also when that is not known.
+
+        Args:
+            backlog_tokens: of tasks elsewhere that go before it.
+        """
+        rate = self._rate.tokens_per_s
+        if not rate:
+            return 0.0
+        return (self._waiting.tokens_before(priority_class, tenant) + backlog_tokens) / rate
+
+    def class_reports(
+        self, backlog: Mapping[str, int], now: float
+    ) -> Iterator[control_pb2.ClassReport]:
+        """What a new task of each class, most urgent first, would have to expect.
+
+        Args:
+            backlog: by class, tasks in JetStream that no batcher has taken; taken to be like those that wait here.
+        """
+        backlog_tokens = 0.0
+        for name in CLASSES:
+            waiting, tokens = self.waiting(name), self.waiting_tokens(name)
+            backlog_tokens += backlog[name] * (tokens / waiting if waiting else 0.0)
+            wait_s = self.expected_wait(name, now, backlog_tokens=backlog_tokens)
+            yield control_pb2.ClassReport(
+                priority_class=name,
+                queued=waiting,
+                queued_tokens=tokens,
+                expected_wait_ms=wait_s * 1e3,
+                service_ms=self.service_s(name) * 1e3,
+                backlog=backlog[name],
+            )

@@ -1,0 +1,188 @@
+"""What the scheduler orders and what it answers: tasks, batches, decisions. Lengths are in tokens, times in monotonic
+seconds.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class TenantShare:
+    """One tenant in one class, see `batcher.core.scheduler.fair_share`.
+
+    Attributes:
+        time: virtual time: tokens it was given, divided by its weight.
+        waiting: its tasks that wait.
+        tokens: their prompts and expected answers.
+    """
+
+    __slots__ = ("time", "tokens", "waiting", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.time = 0.0
+        self.waiting = 0
+        self.tokens = 0
+
+
+class OpenBatch:
+    """A batch of which a worker still computes ``rows`` rows."""
+
+    __slots__ = ("rows", "sent_at", "worker")
+
+    def __init__(self, worker: str, sent_at: float) -> None:
+        self.worker = worker
+        self.rows = 0
+        self.sent_at = sent_at
+
+
+class QueuedTask:
+    """One task from `Queue.add` until it is finished, cancelled or expired.
+
+    Attributes:
+        workload: what the caller says the task is; answers of one workload tend to be of one length.
+        max_tokens: longest answer, what exists already included.
+        prefix: hash of the prompt's beginning; empty: not known.
+        prefill_tokens: prompt and the answer so far: what a worker computes before the next token.
+        returned: whether it came back from a worker.
+        charged: tokens that its tenant was charged for it.
+        number: of its arrival or return; 0: it does not wait.
+        waiting_since: when it began to wait.
+        waited_s: how long it had waited when it was handed out.
+        cost_tokens: prompt and expected answer.
+        cache_tokens: what it may need of a worker's KV cache.
+        guessed: whether these two are, because nothing was known of such answers.
+        due: its deadline, or the end of the policy's horizon if that is earlier; -inf when it came back.
+        share: its tenant's in its class.
+        bucket: the number of its length bucket.
+        open_batch: the batch it was handed out with.
+    """
+
+    __slots__ = (
+        "bucket",
+        "cache_tokens",
+        "charged",
+        "cost_tokens",
+        "deadline",
+        "due",
+        "guessed",
+        "max_tokens",
+        "number",
+        "open_batch",
+        "prefill_tokens",
+        "prefix",
+        "priority_class",
+        "prompt_tokens",
+        "request_id",
+        "returned",
+        "share",
+        "tenant",
+        "waited_s",
+        "waiting_since",
+        "workload",
+    )
+
+    # Set when it begins to wait.
+    waiting_since: float
+    cost_tokens: int
+    cache_tokens: int
+    guessed: bool
+    due: float
+    share: TenantShare
+    bucket: int
+    # Set when it is handed out.
+    waited_s: float
+    open_batch: OpenBatch
+
+    def __init__(
+        self,
+        request_id: str,
+        priority_class: str,
+        deadline: float = math.inf,
+        *,
+        tenant: str = "default",
+        workload: str = "",
+        prompt_tokens: int = 1,
+        max_tokens: int = 1,
+        produced_tokens: int = 0,
+        prefix: bytes = b"",
+    ) -> None:
+        self.request_id = request_id
+        self.priority_class = priority_class
+        self.deadline = deadline
+        self.tenant = tenant
+        self.workload = workload
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.prefix = prefix
+        self.prefill_tokens = prompt_tokens + produced_tokens
+        self.returned = False
+        self.charged = 0
+        self.number = 0
+
+    def charge(self, tokens: int) -> None:
+        """Makes ``tokens`` what the task has cost its tenant, whatever it was charged before."""
+        self.share.time += (tokens - self.charged) / self.share.weight
+        self.charged = tokens
+
+
+class BatchCause(Enum):
+    """Why a batch was formed when it was."""
+
+    WORKER_IDLE = "worker_idle"
+    """The worker would have had nothing to do."""
+    FULL = "full"
+    """As many rows or tokens waited as a batch, or the worker, takes."""
+    WINDOW_OVER = "window_over"
+    """The wait for company was over, or there is none."""
+    URGENT = "urgent"
+    """A row came back from a lost worker, is close to its deadline, or its class is overdue."""
+
+
+class BatchLimit(Enum):
+    """Why a batch is not larger."""
+
+    ALL_WAITING = "all_waiting"
+    """Everything that waited is in it."""
+    ROWS = "rows"
+    """It has as many rows as a batch may have."""
+    TOKENS = "tokens"
+    """It has as many tokens as a batch may have."""
+    PADDING = "padding"
+    """What else waits is too long or too short to go with it."""
+    WORKER_ROWS = "worker_rows"
+    """The worker has no more free rows."""
+    WORKER_CACHE = "worker_cache"
+    """The worker has no more room in its KV cache."""
+    WORKER_PREFILL = "worker_prefill"
+    """Enough prompt tokens wait in the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks that go to a worker together, in the order in which they were chosen."""
+
+    rows: tuple[QueuedTask, ...]
+    worker: str
+    cause: BatchCause
+    limit: BatchLimit
+    tokens: int
+    """To prefill, without padding."""
+    cache_tokens: int
+    """That its rows may need of the KV cache."""
+    padding_share: float
+    """Part of rows times longest row that is padding: 0 to 1."""
+    longest_wait: QueuedTask
+    """The row that waited longest."""
+
+
+class Decision(NamedTuple):
+    """What to do now."""
+
+    batch: Batch | None
+    """None: nothing to send."""
+    expired: tuple[str, ...]
+    """Tasks whose deadline passed while they waited; the queue has forgotten them."""
+    wake_at: float | None
+    """When to ask again if nothing happens before; None: never."""
