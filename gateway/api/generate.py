@@ -1,6 +1,7 @@
 """One call of Generate, from the request to its last event."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
+from gateway.streaming.lifecycle import RequestTimings, StreamState
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -28,9 +29,8 @@ from gateway.telemetry.spans import CallSpans
 from gateway.upstream.escalation import Escalation
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
-from gateway.upstream.rows import RequestContext, Upstream
+from gateway.upstream.rows import RequestContext, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
-from gateway.upstream.tasks import already_complete, new_request_id, started_of
 from gateway.validation.requests import ValidRequest, tenant_of, validate
 from sluice.errors import DeadlinePassed, SluiceError
 from sluice.settings import GatewaySettings
@@ -143,7 +143,7 @@ class _Call:
     async def _admit(self, request: ValidRequest) -> Stream | Replay:
         """A new stream, or the one that another call with the same key opened meanwhile."""
         admission, observers = self._upstream.admission, self._shared.observers
-        record = observers.records.open(request, new_request_id(), self._spans.trace_id)
+        record = observers.records.open(request, _new_request_id(), self._spans.trace_id)
         try:
             admitted = await admission.admit(request, self._spans, self._timings, record)
         except SluiceError as error:
@@ -164,19 +164,11 @@ class _Call:
             cascade = Escalation(self._upstream, self._shared.escalations, context)
         if admitted.guards:
             guards = GuardRunner(self._shared.guards, context)
-        spec = StreamSpec(
-            started=started_of(context.request_id, admitted, self._spans.trace_id),
-            deadline=context.deadline,
-            with_logprobs=request.sampling.HasField("logprobs"),
-            timings=self._timings,
-            key=request.key,
-            fingerprint=request.fingerprint,
-        )
         first = self._upstream.new_attempt(
             request, admitted.first, context.request_id, request.resume
         )
         on_end = partial(self._ended, context, cascade, guards)
-        stream = self._registry.open(spec, first, cascade, guards, on_end)
+        stream = self._registry.open(context.stream_spec(), first, cascade, guards, on_end)
         reason = already_complete(admitted.first.sampling, first.transcript)
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())
@@ -254,3 +246,8 @@ class _Call:
         self._spans.server.set_attributes(
             end_attributes(answer.finished, answer.escalation_reason, answer.first_token_s)
         )
+
+
+def _new_request_id() -> str:
+    """A unique name; 15 random bytes are 20 url-safe characters."""
+    return f"req-{secrets.token_urlsafe(15)}"

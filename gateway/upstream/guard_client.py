@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.admission.overload import SchedulingParams
 from gateway.admission.prompts import PreparedPrompt
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
@@ -21,11 +20,10 @@ from gateway.safety.guards.families import (
     Said,
     Unparsable,
 )
-from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.rows import InternalRow, Upstream
-from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
+from gateway.upstream.rows import InternalRow, RequestContext, Upstream
+from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
     DeadlinePassed,
     ModelUnavailable,
@@ -34,6 +32,7 @@ from sluice.errors import (
     TransportUnavailable,
 )
 from sluice.internal.v1.task_pb2 import Sampling
+from sluice.v1.inference_pb2 import SamplingParams
 
 WORKLOAD: Final = "guard"
 """Answers of guards have similar lengths, unlike those to callers."""
@@ -57,15 +56,17 @@ class Question:
     Attributes:
         turns: of caller and model as the model may see them, the caller's last.
         headers: trace context of its rows.
-        row_id: name of its row; of several, a number is appended.
     """
 
     check: Check
-    request: ValidRequest
-    scheduling: SchedulingParams
+    context: RequestContext
     turns: Sequence[Message]
     headers: Mapping[str, str]
-    row_id: str
+
+    def row_id(self, number: int) -> str:
+        """The name of its ``number``-th row."""
+        name = f"{self.context.request_id}-g{self.check.number}"
+        return f"{name}-{number}" if number else name
 
 
 class _NoVerdict(Exception):
@@ -93,24 +94,24 @@ class GuardClient:
         return outcome, sum(self.upstream.usage.cost(attempt) for attempt in attempts)
 
     async def _verdict(self, question: Question, attempts: list[ModelAttempt]) -> GuardVerdict:
-        guard = question.check.guard
+        guard, scheduling = question.check.guard, question.context.admitted.scheduling
         model = self.upstream.admission.catalog[guard.settings.model]
-        problem = self.upstream.overload.problem(model.name, question.scheduling, time.monotonic())
+        problem = self.upstream.overload.problem(model.name, scheduling, time.monotonic())
         if problem is not None:
             raise _NoVerdict(_failure_of(problem))
         prompts = await _prompts_of(question, model)
         # Cancelled together: without a verdict on one segment there is none on the text.
-        rows = [
+        answers = [
             asyncio.ensure_future(self._answer(question, model, prompt, number, attempts))
             for number, prompt in enumerate(prompts)
         ]
         try:
-            answers = await asyncio.gather(*rows)
+            said = await asyncio.gather(*answers)
         finally:
-            for row in rows:
-                row.cancel()
+            for answer in answers:
+                answer.cancel()
         try:
-            return _worst([guard.family.reader.read(answer) for answer in answers])
+            return _worst([guard.family.reader.read(one) for one in said])
         except Unparsable:
             raise _NoVerdict(Failure.UNPARSABLE) from None
 
@@ -122,34 +123,25 @@ class GuardClient:
         number: int,
         attempts: list[ModelAttempt],
     ) -> Said:
-        guard, now = question.check.guard, time.monotonic()
-        row = InternalRow(
-            self.upstream,
-            replace(question.request, labels={WORKLOAD_LABEL: WORKLOAD}),
-            PreparedPrompt(model, prompt, _sampling(guard.family, model), None),
-            self._attempt(question, model, prompt, number),
-            min(question.scheduling.deadline, now + guard.settings.budget_s),
-            with_logprobs=True,
+        guard, context = question.check.guard, question.context
+        sampling = _sampling(guard.family, model)
+        # Without the caller's stop strings, and with all alternatives.
+        request = replace(
+            context.request,
+            labels={WORKLOAD_LABEL: WORKLOAD},
+            sampling=SamplingParams(logprobs=sampling.top_logprobs),
         )
-        attempts.append(row.stream.current)
+        prepared = PreparedPrompt(model, prompt, sampling, None)
+        deadline = min(context.deadline, time.monotonic() + guard.settings.budget_s)
+        row = InternalRow(self.upstream, request, prepared, question.row_id(number), deadline)
+        attempts.append(row.attempt)
         try:
-            return _said((await row.answer(question.headers)).current.transcript)
+            await row.answer(question.headers)
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
-            tenant = question.request.tenant
-            self.upstream.usage.ended(tenant, row.stream, time.monotonic())
-
-    def _attempt(
-        self, question: Question, model: ServedModel, prompt: list[int], number: int
-    ) -> ModelAttempt:
-        tokenizer = model.tokenizer
-        transcript = Transcript(
-            tokenizer.detokenizer(), (), tokenizer.stop_token_ids, tokenizer.token_text
-        )
-        row_id = f"{question.row_id}-{number}" if number else question.row_id
-        assembler = Assembler(0, self.upstream.stall_s, time.monotonic())
-        return ModelAttempt(row_id, model.name, len(prompt), transcript, assembler)
+            self.upstream.usage.ended(request.tenant, row.stream, time.monotonic())
+        return _said(row.attempt.transcript)
 
 
 async def _prompts_of(question: Question, model: ServedModel) -> list[list[int]]:

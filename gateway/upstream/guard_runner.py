@@ -79,14 +79,7 @@ class GuardRunner:
         context = self._context
         with context.spans.hop(names.SPAN_GUARD, attributes=_check_attributes(check)) as span:
             start = time.monotonic()
-            question = Question(
-                check,
-                context.request,
-                context.admitted.scheduling,
-                self._turns,
-                headers_of(span),
-                f"{context.request_id}-g{check.number}",
-            )
+            question = Question(check, context, self._turns, headers_of(span))
             outcome, cost = await self._client.ask(question)
             took_ms = (time.monotonic() - start) * 1000
             decided = self.checks.decide(check, outcome, Cost(took_ms, cost))

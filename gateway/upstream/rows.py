@@ -12,20 +12,31 @@ from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.usage import UsageAccounting
 from gateway.records.record_builder import RecordBuilder
+from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
+from gateway.streaming.transcript import Transcript
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.nats_transport import NatsTransport
-from gateway.upstream.tasks import new_attempt, task_of
 from gateway.validation.requests import ValidRequest
+from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.errors import Cancelled, SluiceError
-from sluice.internal.v1.task_pb2 import Task
+from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
-from sluice.v1.inference_pb2 import Started
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FinishReason,
+    Route,
+    RouteStrategy,
+    Started,
+)
 from sluice.wire import subjects
+from sluice.wire.clock import unix_ms
+from sluice.wire.enums import value_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,34 @@ class RequestContext:
         """Monotonic seconds."""
         return self.admitted.scheduling.deadline
 
+    def stream_spec(self) -> StreamSpec:
+        """What is fixed about its stream."""
+        return StreamSpec(
+            started=self._started(),
+            deadline=self.deadline,
+            with_logprobs=self.request.sampling.HasField("logprobs"),
+            timings=self.timings,
+            key=self.request.key,
+            fingerprint=self.request.fingerprint,
+        )
+
+    def _started(self) -> Started:
+        """The first event of the answer."""
+        plan, first = self.admitted.plan, self.admitted.first
+        return Started(
+            request_id=self.request_id,
+            trace_id=self.spans.trace_id,
+            model=plan.model,
+            route=Route(
+                tier=plan.tier,
+                strategy=value_of(RouteStrategy, plan.strategy),
+                reason=plan.reason,
+                degraded=plan.degraded,
+            ),
+            seed=first.sampling.seed,
+            prompt_tokens=len(first.prompt_token_ids),
+        )
+
 
 @dataclass(frozen=True)
 class Upstream:
@@ -68,26 +107,59 @@ class Upstream:
         held: Sequence[int] = (),
     ) -> ModelAttempt:
         """A model's attempt at the answer; ``held`` are the tokens that the caller was shown before."""
-        return new_attempt(request, prepared, row_id, held, self.stall_s, time.monotonic())
+        model, inspection = prepared.model, prepared.inspect and prepared.inspect()
+        transcript = Transcript(
+            model.tokenizer.detokenizer(),
+            tuple(request.sampling.stop),
+            model.tokenizer.stop_token_ids,
+            model.tokenizer.token_text,
+            inspection.filter if inspection else None,
+            held,
+            request.sampling.logprobs,
+        )
+        for token_id in _before_hidden(held):
+            if not transcript.closed:  # the held tokens may contain a stop string
+                transcript.append(token_id)
+        assembler = Assembler(len(transcript.token_ids), self.stall_s, time.monotonic())
+        prompt_tokens = len(prepared.prompt_token_ids)
+        return ModelAttempt(row_id, model.name, prompt_tokens, transcript, assembler, inspection)
+
+    def task_of(
+        self,
+        attempt: ModelAttempt,
+        request: ValidRequest,
+        prepared: PreparedPrompt,
+        deadline: float,
+    ) -> Task:
+        """The task of ``attempt``'s row; ``deadline`` in monotonic seconds."""
+        remaining_ms = (deadline - time.monotonic()) * 1000
+        return Task(
+            request_id=attempt.row_id,
+            gateway=self.transport.gateway_id,
+            model=prepared.model.name,
+            tenant=request.tenant,
+            priority_class=request.priority_class,
+            deadline_unix_ms=unix_ms() + int(remaining_ms),
+            published_unix_ms=unix_ms(),
+            prompt_token_ids=prepared.prompt_token_ids,
+            produced_token_ids=attempt.transcript.token_ids,
+            sampling=prepared.sampling,
+            workload=request.workload,
+        )
 
     def send_first(self, context: RequestContext, attempt: ModelAttempt) -> None:
         """Publishes the task of a request's first row; `NatsTransport.submitted` raises what goes wrong."""
-        task = self._task(context, attempt, context.admitted.first)
-        self.transport.submit(task.request_id, self._publish(context, task))
+        prepared = context.admitted.first
+        task = self.task_of(attempt, context.request, prepared, context.deadline)
+        self.transport.submit(attempt.row_id, self._publish(context, task))
 
     def send(
         self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
     ) -> None:
         """Publishes the task of another row; the registry decides what follows when that fails."""
         self.admission.sent(prepared, context.request.priority_class)
-        task = self._task(context, attempt, prepared)
-        self.transport.submit(task.request_id, self._publish_other(context, task))
-
-    def _task(
-        self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
-    ) -> Task:
-        gateway_id = self.transport.gateway_id
-        return task_of(attempt, context.request, prepared, gateway_id, context.deadline)
+        task = self.task_of(attempt, context.request, prepared, context.deadline)
+        self.transport.submit(attempt.row_id, self._publish_other(context, task))
 
     async def _publish_other(self, context: RequestContext, task: Task) -> None:
         try:
@@ -112,6 +184,7 @@ class InternalRow:
     """A row that the gateway itself wants an answer to: a guard's question, a shadow. No caller reads it.
 
     Attributes:
+        attempt: the row.
         stream: its answer, as far as it has arrived.
     """
 
@@ -120,20 +193,17 @@ class InternalRow:
         upstream: Upstream,
         request: ValidRequest,
         prepared: PreparedPrompt,
-        attempt: ModelAttempt,
+        row_id: str,
         deadline: float,
-        *,
-        with_logprobs: bool = False,
     ) -> None:
         """``request`` gives tenant, class and workload; at ``deadline`` the row fails with `DeadlinePassed`."""
         self._upstream = upstream
-        self._deadline = deadline
         self._ended = asyncio.Event()
-        started = Started(request_id=attempt.row_id, model=attempt.model)
-        spec = StreamSpec(started, deadline, with_logprobs, RequestTimings(time.monotonic()))
-        self.stream = upstream.registry.open(spec, attempt, on_end=lambda _: self._ended.set())
-        gateway_id = upstream.transport.gateway_id
-        self._task = task_of(attempt, request, prepared, gateway_id, deadline)
+        self.attempt = upstream.new_attempt(request, prepared, row_id)
+        started = Started(request_id=row_id, model=prepared.model.name)
+        spec = StreamSpec(started, deadline, False, RequestTimings(time.monotonic()))
+        self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
+        self._task = upstream.task_of(self.attempt, request, prepared, deadline)
         upstream.admission.sent(prepared, request.priority_class)
 
     async def answer(self, headers: Mapping[str, str]) -> Stream:
@@ -156,10 +226,27 @@ class InternalRow:
         return self.stream
 
     async def _publish(self, headers: Mapping[str, str]) -> None:
+        deadline = self.stream.spec.deadline
         try:
-            await self._upstream.transport.publish(self._task, headers, self._deadline)
+            await self._upstream.transport.publish(self._task, headers, deadline)
         except SluiceError:
             # Without an acknowledgement the task may be stored all the same: frames prove it.
             if not self._ended.is_set():
                 raise
-        self._upstream.registry.published(self._task.request_id)
+        self._upstream.registry.published(self.attempt.row_id)
+
+
+def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
+    """Why nothing is left to compute after the held tokens, or None. `Stream.finish` finds stop strings itself."""
+    held = transcript.token_ids
+    if transcript.closed or (held and held[-1] in sampling.stop_token_ids):
+        return FINISH_REASON_STOP
+    if len(held) >= sampling.max_tokens:
+        return FINISH_REASON_LENGTH
+    return None
+
+
+def _before_hidden(held: Sequence[int]) -> Sequence[int]:
+    """The tokens before the first that was hidden from the caller; from there on the answer is computed again."""
+    hidden = held.index(HIDDEN_TOKEN_ID) if HIDDEN_TOKEN_ID in held else len(held)
+    return held[:hidden]

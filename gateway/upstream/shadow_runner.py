@@ -127,7 +127,7 @@ class ShadowRunner:
             try:
                 stream = await row.answer(headers_of(span))
             finally:
-                now, attempt, usage = time.monotonic(), row.stream.current, self._upstream.usage
+                now, attempt, usage = time.monotonic(), row.attempt, self._upstream.usage
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
                 usage.judge(attempt.model, row.stream.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
@@ -148,8 +148,7 @@ class ShadowRunner:
         request = replace(shadow.context.request, priority_class=CLASS)
         prepared = await prepare(request, admitted.conversation, model, admitted.first.inspect)
         prepared.sampling.seed = admitted.first.sampling.seed
-        attempt = upstream.new_attempt(request, prepared, shadow.row_id)
-        return InternalRow(upstream, request, prepared, attempt, now + LIMIT_S)
+        return InternalRow(upstream, request, prepared, shadow.row_id, now + LIMIT_S)
 
     def _compare(self, shadow: _Shadow, attempt: ModelAttempt, agreed: float) -> None:
         run, outcome = shadow.run, shadow.outcome

@@ -15,6 +15,7 @@ from gateway.routing.learned.training import train
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.errors import RecordUnknown
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import subjects
 from sluice.wire.codec import unpack
@@ -52,7 +53,7 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
             config.ModelSettings(name=name, path="builtin:small", engine="echo")
             for name in ("small", "large")
         ),
-        routing=config.RoutingSettings.model_validate({"learned": learned, "drift": DRIFT}),
+        routing=RoutingSettings.model_validate({"learned": learned, "drift": DRIFT}),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
         batcher=config.BatcherSettings(drain_s=1.0),
         telemetry=config.TelemetrySettings(

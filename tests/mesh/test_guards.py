@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import GetAuditEntryRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -47,7 +48,7 @@ async def mesh(classifier_folder: Path) -> AsyncIterator[Mesh]:
             config.ModelSettings(name="echo", path="builtin:small", engine="echo"),
             config.ModelSettings(name="judge", path=str(classifier_folder), engine="classifier"),
         ),
-        routing=config.RoutingSettings(default="small"),
+        routing=RoutingSettings(default="small"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
         batcher=config.BatcherSettings(drain_s=1.0),
         safety=SAFETY,

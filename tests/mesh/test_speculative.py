@@ -87,7 +87,7 @@ async def test_a_speculative_answer_is_that_of_the_model_that_gave_it(
         answers = await asyncio.gather(*(ask(stub, request) for request in requests))
         records = [await explained(channel, one.started.request_id) for one in answers]
     for number, answer in enumerate(answers):
-        assert answer.started.route.strategy == "speculative"
+        assert answer.started.route.strategy == pb.ROUTE_STRATEGY_SPECULATIVE
         assert answer.text == alone[answer.finished.model][number].text
         assert not answer.taken_back or accept_replace
         assert alone["small"][number].text.startswith(answer.taken_back)

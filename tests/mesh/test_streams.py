@@ -18,6 +18,7 @@ import pytest_asyncio
 from model_workers.tiers.tasks import heldout
 from sluice import settings as config
 from sluice.settings import resolve_model_path
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
@@ -133,7 +134,7 @@ def resilient_settings(endless_model: Path) -> config.Settings:
         models=(
             config.ModelSettings(name="large", tier="large", path=str(endless_model), slots=8),
         ),
-        routing=config.RoutingSettings(default="large"),
+        routing=RoutingSettings(default="large"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0, stall_s=1.0),
         batcher=config.BatcherSettings(drain_s=1.0, heartbeat_ms=200, stall_s=1.5),
     )
