@@ -98,7 +98,7 @@ def counting() -> Callable[[], None]:
         first_token_at=0.05,
         ticket=SimpleNamespace(hops=SimpleNamespace(arrived_at=0.0)),
     )
-    return lambda: metrics.ended(request, stream)
+    return lambda: metrics.count_stream(request, stream)
 
 
 def feeding() -> Callable[[], None]:

@@ -1,7 +1,6 @@
-"""``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains. SIGHUP makes it
-read its safety policies again.
+"""``python -m gateway --config FILE [--id ID]``: runs one gateway until SIGTERM or SIGINT, then drains.
 
-The order of start is the order of reading; the way out goes backwards.
+SIGHUP reloads its safety and routing policies. The parts start in the order of `_serve` and stop in reverse.
 """
 
 import argparse
@@ -35,9 +34,8 @@ from sluice.wire.subjects import is_token
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 after a clean end, 1 when the gateway cannot start."""
     options = _parse(arguments)
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # until it serves, what it is going to read is new enough
+    # A reload is not needed before the configuration has been read.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         settings, gateway_id = _load(options.config), _id(options.id)
         logging.basicConfig(
@@ -93,7 +91,7 @@ def _load(path: Path) -> Settings:
 
 
 def _id(name: str | None) -> str:
-    """Anything else could not be part of a subject."""
+    """The id is part of NATS subjects."""
     gateway_id = name or f"gw-{secrets.token_hex(4)}"
     if not is_token(gateway_id):
         raise SettingsError("--id: use up to 64 letters, digits, '-' and '_'")

@@ -1,4 +1,4 @@
-"""What the gateway learns from how requests end: who spent what, and which models fail."""
+"""What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gateway.streaming.stream import Stream
 from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
 
 _FAILURES = (EngineFailed, ModelUnavailable)
-"""Errors that a model is to blame for."""
+"""Errors that count against the model."""
 
 
 class UsageAccounting:
@@ -27,37 +27,33 @@ class UsageAccounting:
         self.spending = Spending()
         self.models = models
 
-    def ended(self, tenant: str, stream: Stream, now: float) -> None:
-        """A stream of ``tenant`` ended."""
+    def record_stream(self, tenant: str, stream: Stream, now: float) -> None:
+        """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models."""
         for attempt in stream.attempts:
             self.spending.add(tenant, self.cost(attempt), now)
             if attempt is not stream.current:
-                self._judge_aside(attempt, now)
-        self.judge(stream.current.model, stream.error, now)
-
-    def _judge_aside(self, attempt: ModelAttempt, now: float) -> None:
-        """Judges the model of an attempt where another attempt gave the answer."""
-        if attempt.error is not None:
-            self.judge(attempt.model, attempt.error, now)
-        elif attempt.unused_reason and not attempt.assembler.has_frames:
-            self.breakers.abandoned(attempt.model)
-        else:
-            self.breakers.succeeded(
-                attempt.model, now
-            )  # it answered, if not well, or not to the end
+                self._record_other_attempt(attempt, now)
+        self.record_result(stream.current.model, stream.error, now)
 
     def cost(self, attempt: ModelAttempt) -> float:
-        """Of a row so far."""
+        """The cost of the tokens of an attempt so far."""
         return self.models[attempt.model].cost(attempt.prompt_tokens, attempt.completion_tokens)
 
-    def judge(self, model: str, error: SluiceError | None, now: float) -> None:
-        """What a row that has ended, with ``error`` or without, says about ``model``."""
+    def record_result(self, model: str, error: SluiceError | None, now: float) -> None:
+        """A row of ``model`` has ended, with ``error`` or without. Other errors than `_FAILURES` count neither way."""
         if error is None:
             self.breakers.succeeded(model, now)
         elif isinstance(error, _FAILURES):
             self.breakers.failed(model, now)
         else:
             self.breakers.abandoned(model)
+
+    def _record_other_attempt(self, attempt: ModelAttempt, now: float) -> None:
+        """An attempt that did not give the answer. One that was cancelled before its first frame does not count."""
+        if attempt.error is None and attempt.unused_reason and not attempt.assembler.has_frames:
+            self.breakers.abandoned(attempt.model)
+        else:
+            self.record_result(attempt.model, attempt.error, now)
 
 
 @dataclass(frozen=True)

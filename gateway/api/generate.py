@@ -62,7 +62,7 @@ class RequestObservers:
     def refused(self, request: ValidRequest, record: RecordBuilder, error: SluiceError) -> None:
         """A valid request ended before it had a stream."""
         record.finish_with_error(error)
-        self.metrics.refused(request.priority_class, error.reason)
+        self.metrics.count_refusal(request.priority_class, error.reason)
 
     def ended(self, context: RequestContext, cascade: Escalation | None, stream: Stream) -> None:
         """The stream of an admitted request ended."""
@@ -72,7 +72,7 @@ class RequestObservers:
             context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
         context.record.finish(stream)
         self.shadows.ended(context, stream)
-        self.metrics.ended(context.request, stream)
+        self.metrics.count_stream(context.request, stream)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Call:
     ) -> None:
         if guards is not None:
             guards.close()
-        self._upstream.usage.ended(context.request.tenant, stream, time.monotonic())
+        self._upstream.usage.record_stream(context.request.tenant, stream, time.monotonic())
         self._shared.observers.ended(context, cascade, stream)
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:

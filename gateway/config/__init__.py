@@ -1,1 +1,1 @@
-"""The parts of a configuration that a gateway loads, and loads again while it runs."""
+"""Loads models, safety policies and routers from a configuration, and reloads the policies."""

@@ -1,4 +1,4 @@
-"""The safety policies of a configuration: read with their lists, and compiled."""
+"""Loads the safety policies of a configuration with their word lists, and compiles them."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def _labels(settings: Settings) -> dict[str, tuple[str, ...]]:
 
 
 def _text(settings: Settings, path: Path | None) -> str:
-    """The file as it was written, unless the environment had a word in it."""
+    """The file as it was written, unless the environment overrides its section."""
     section = settings.model_dump(mode="json")[SECTION]
     if path is not None:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A gateway takes new safety and routing policies while it runs; requests in flight keep what they began with."""
+"""Reloads safety and routing policies while the gateway runs; requests in flight keep those they began with."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 log = logging.getLogger(__name__)
 
 _OF_OTHERS: Final = frozenset({"batcher", "tenants", "triton"})
-"""Sections that a gateway does not read."""
+"""Sections that a gateway does not use."""
 _FIXED: Final = [
     name
     for name in Settings.model_fields
@@ -43,10 +43,10 @@ class GatewayReload:
         self._gateway = gateway
 
     async def __call__(self, settings: Settings) -> None:
-        """Loads and compiles beside the loop, then swaps everything whole.
+        """Loads and compiles in a thread, then replaces all policies at once.
 
         Raises:
-            SettingsError: they cannot work, or something else has changed; those in force stay.
+            SettingsError: they are not valid, or something else has changed; the old ones stay in use.
         """
         refuse_changes(self._settings, settings, _FIXED)
         router = await asyncio.to_thread(load_router, settings, self._catalog.facts)

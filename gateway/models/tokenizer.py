@@ -1,10 +1,13 @@
-"""One model's way from text to tokens and back.
+"""The tokenizer and the chat template of a model.
 
 A caller's text must never become a control token (``<|assistant|>``, ``</s>``), or it could end its own turn and speak
-as the assistant. How that is held: the conversation is encoded as Hugging Face would, in one piece; beside it the
-template is rendered with placeholders for the contents, which shows the control tokens that the template itself makes.
-When both have the same control tokens, no text made one, and the first encoding stands. Otherwise the pieces of the
-template and the contents are encoded apart, the contents by a tokenizer for which control tokens are plain text.
+as the assistant. So a conversation is encoded twice: as Hugging Face does, in one piece; and in parts, the template
+around placeholders for the contents, and the contents by a tokenizer for which control tokens are plain text. When both
+have the same control tokens, all of them are the template's, and the first encoding is used; else the second.
+
+Templates are rendered as Hugging Face's tokenizers do, in a sandbox: a template is code that came with a model. The
+conventions are those of transformers' chat templating documentation: blocks are trimmed, ``raise_exception``,
+``strftime_now`` and a ``tojson`` that keeps non-ASCII characters exist, and ``{% generation %}`` has no effect.
 """
 
 import json
@@ -26,7 +29,7 @@ from tokenizers import AddedToken, Tokenizer
 from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
 from sluice.settings import SettingsError
 
-# Stands for a content while the template is rendered. It never leaves the process, so no content can hold it.
+# Part of the placeholders. It never leaves the process, so no content can contain it.
 _NONCE: Final = secrets.token_hex(8)
 _PLACE: Final = re.compile(f"\ue000{_NONCE}(\\d+)\ue001")
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -37,7 +40,7 @@ class TemplateRefused(Exception):
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's tokens for training; here its body stands for itself."""
+    """``{% generation %}`` marks the assistant's tokens for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 
@@ -118,10 +121,10 @@ class ModelTokenizer:
     """Tokens that end an answer."""
     labels: tuple[str, ...] = ()
     """Of a classifier, by number."""
-    _plain: "PlainText" = field(init=False)
+    _plain: "PlainTextEncoder" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_plain", PlainText(self.tokenizer))
+        object.__setattr__(self, "_plain", PlainTextEncoder(self.tokenizer))
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
@@ -133,23 +136,32 @@ class ModelTokenizer:
         Raises:
             TemplateRefused: the template does not take this conversation.
         """
-        assert self.template is not None, "the door checks for a template"
+        assert self.template is not None, "callers check for a template"
         variables = variables or {}
         whole = self._encode(self.template.render(messages, variables))
-        apart = self._encode_apart(self.template, messages, variables)
-        same = self._plain.control_of(whole) == self._plain.control_of(apart)
-        return whole if same else apart
+        parts = self._encode_in_parts(self.template, messages, variables)
+        same = self._plain.control_of(whole) == self._plain.control_of(parts)
+        return whole if same else parts
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of ``text`` as it stands, with what the tokenizer puts around every text (a first token)."""
+        """The tokens of ``text`` without a template, with those that the tokenizer adds to every text."""
         return self._plain.encode(text, add_special_tokens=True)
 
     def segments(self, text: str, tokens_max: int) -> list[list[int]]:
-        """``text`` in pieces of at most ``tokens_max`` tokens, each with what stands around every text.
+        """``text`` in segments of at most ``tokens_max`` tokens, each with the tokenizer's tokens around a text.
 
-        Neighbours share a quarter, so that what is cut in one piece is whole in the other.
+        Neighbours share a quarter, so that what one segment cuts is whole in the next.
         """
-        return self._plain.segments(text, tokens_max)
+        sample = self.tokenizer.encode("a", add_special_tokens=True)
+        lead = sample.special_tokens_mask.index(0)
+        tail = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
+        first, last = sample.ids[:lead], sample.ids[tail:]  # [CLS] text [SEP] in many
+        room = max(1, tokens_max - len(first) - len(last))
+        bare = self._plain.encode(text)
+        if len(bare) <= room:
+            return [[*first, *bare, *last]]
+        starts = range(0, len(bare) - room // 4, room - room // 4)
+        return [[*first, *bare[start : start + room], *last] for start in starts]
 
     def detokenizer(self) -> Detokenizer:
         """For one answer."""
@@ -162,7 +174,7 @@ class ModelTokenizer:
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _encode_apart(
+    def _encode_in_parts(
         self,
         template: ChatTemplate,
         messages: Sequence[Mapping[str, str]],
@@ -178,14 +190,14 @@ class ModelTokenizer:
         return token_ids
 
 
-class PlainText:
-    """Encodes a caller's text without ever making a control token."""
+class PlainTextEncoder:
+    """Encodes a caller's text so that it never holds a control token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = Tokenizer.from_str(_all_controls_special(tokenizer.to_str()))
         # tokenizers' switch for "treat special tokens as text".
         self._tokenizer.encode_special_tokens = True
-        # What stands for unknown characters is no means to control anything.
+        # The token for unknown characters controls nothing.
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._control = {
             token_id: token.content
@@ -207,21 +219,8 @@ class PlainText:
             return self._encode_cut(text)
         return token_ids
 
-    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
-        """See `ModelTokenizer.segments`."""
-        sample = self._tokenizer.encode("a", add_special_tokens=True)
-        lead = sample.special_tokens_mask.index(0)
-        tail = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
-        first, last = sample.ids[:lead], sample.ids[tail:]  # [CLS] text [SEP] in many
-        room = max(1, tokens_max - len(first) - len(last))
-        bare = self.encode(text)
-        if len(bare) <= room:
-            return [[*first, *bare, *last]]
-        starts = range(0, len(bare) - room // 4, room - room // 4)
-        return [[*first, *bare[start : start + room], *last] for start in starts]
-
     def _encode_cut(self, text: str) -> list[int]:
-        """Some models have control tokens as words of their own (unigram): cuts them after their first character."""
+        """Some vocabularies (unigram) hold control tokens as words: splits them after their first character."""
         control = sorted(self._control.values(), key=len, reverse=True)
         pattern = "|".join(f"(?<={re.escape(c[0])})(?={re.escape(c[1:])})" for c in control)
         token_ids: list[int] = []

@@ -1,1 +1,1 @@
-"""What is kept of requests: a record for `Explain`, an entry for the audit. Never on the way of an answer."""
+"""Records for `Explain`, the audit, and outcomes for learning; stored in JetStream without delaying answers."""

@@ -1,4 +1,4 @@
-"""What the gateway counts of requests. An event costs a number in a dictionary; metrics read it when they are asked."""
+"""Request metrics. Counting an event changes a number in a dictionary, which is read when metrics are collected."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0),
 )
-"""Bounds of the histogram, as the GenAI conventions have them."""
+"""Bucket bounds of the histogram, from OpenTelemetry's GenAI conventions."""
 
 
 class RequestMetrics:
-    """Valid requests by how they ended, their tokens, and the time to their first token.
+    """Valid requests by outcome, their tokens, and the time to their first token.
 
-    Labels are names of models and classes and reasons of ends; never tenants or requests, of which there is no end.
+    Labels are models, classes and outcomes; never tenants or requests, whose number has no bound.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -42,11 +42,11 @@ class RequestMetrics:
             names.METRIC_TOKENS, [self._count_tokens], "{token}", "Tokens of prompts and answers."
         )
 
-    def refused(self, priority_class: str, reason: str) -> None:
+    def count_refusal(self, priority_class: str, reason: str) -> None:
         """A valid request ended before it had a stream."""
         self._requests["", priority_class, reason] += 1
 
-    def ended(self, request: ValidRequest, stream: Stream) -> None:
+    def count_stream(self, request: ValidRequest, stream: Stream) -> None:
         """The stream of ``request`` ended."""
         model = stream.current.model
         self._requests[model, request.priority_class, _outcome(stream)] += 1
@@ -57,7 +57,7 @@ class RequestMetrics:
             self._first_token.record(stream.first_token_s, _first_token_attributes(request, model))
 
     def _count_requests(self, options: CallbackOptions) -> Iterable[Observation]:
-        # Asked on another thread while the loop counts: a list is made in one go.
+        # Called on another thread while the event loop counts: list() copies in one step.
         for (model, priority_class, outcome), count in list(self._requests.items()):
             attributes = {names.PRIORITY_CLASS: priority_class, names.OUTCOME: outcome}
             named = {names.GEN_AI_RESPONSE_MODEL: model} if model else {}
@@ -71,7 +71,7 @@ class RequestMetrics:
 
 
 def _outcome(stream: Stream) -> str:
-    """The reason of its end in small letters, or that of its error."""
+    """The finish reason in lower case, or the reason of the error."""
     if stream.error is not None:
         return stream.error.reason
     assert stream.finished is not None, "it has ended"

@@ -55,7 +55,7 @@ class CallSpans:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Ends the server span; whatever passes through is recorded."""
+        """Ends the server span; an exception that passes through is recorded."""
         try:
             yield
         except BaseException as error:
@@ -66,7 +66,7 @@ class CallSpans:
 
 
 def finding_attributes(taken: Mapping[tuple[str, Action], int]) -> dict[str, AttributeValue]:
-    """What is told of findings, by rule and action: which there were, and how many of each action."""
+    """Attributes for findings by rule and action: the pairs, and a count for each action."""
     if not taken:
         return {}
     pairs = sorted(f"{rule}:{action.name.lower()}" for rule, action in taken)

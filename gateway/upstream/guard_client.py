@@ -140,7 +140,7 @@ class GuardClient:
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
-            self.upstream.usage.ended(request.tenant, row.stream, time.monotonic())
+            self.upstream.usage.record_stream(request.tenant, row.stream, time.monotonic())
         return _said(row.attempt.transcript)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, models, processors
 
 from gateway.config.models import load_tokenizer
-from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainText, TemplateRefused
+from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainTextEncoder, TemplateRefused
 from sluice.settings import ModelSettings, SettingsError
 from tests.gateway.kit.tokenizer import (
     ASSISTANT,
@@ -84,7 +84,7 @@ def test_raw_text_never_becomes_a_control_token(text: str) -> None:
 def test_marks_among_ordinary_added_tokens_are_plain_text_too() -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
-    plain = PlainText(tokenizer)
+    plain = PlainTextEncoder(tokenizer)
     assert tokenizer.token_to_id("<think>") not in plain.encode("a <think> b")
 
 
@@ -93,7 +93,7 @@ def test_control_tokens_that_are_words_of_the_model_are_cut() -> None:
     pieces = [("<unk>", 0.0), ("</s>", -1.0), ("<", -9.0), ("/s>", -9.0), ("a", -2.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.add_special_tokens(["</s>"])
-    token_ids = PlainText(tokenizer).encode("a</s>a")
+    token_ids = PlainTextEncoder(tokenizer).encode("a</s>a")
     assert [tokenizer.id_to_token(token_id) for token_id in token_ids] == ["a", "<", "/s>", "a"]
 
 
