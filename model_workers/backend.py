@@ -1,4 +1,4 @@
-"""What Triton's Python backend calls: unpacks requests and hands them to the `Worker`, which decides.
+"""What Triton's Python backend calls: unpacks requests and passes them to the `Worker`.
 
 The model is decoupled: `execute` returns at once, and responses leave later through each request's response sender,
 always ended by the FINAL flag. A stub process serves one model instance, so process-wide settings are made here.
@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
-from model_workers.parent import exit_with_parent
+from model_workers.process import build_engine, exit_with_parent
 from model_workers.worker import Worker
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-class TritonPort:
-    """One request's response sender; see `model_workers.channel.Port`."""
+class TritonResponseSender:
+    """One request's response sender; see `model_workers.sender.ResponseSender`."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
@@ -67,13 +67,11 @@ class TritonPythonModel:
         )
         exit_with_parent()
         settings = _settings(args["model_config"])
-        # Before torch is imported: OpenMP reads it once.
+        # Before torch is imported, by build_engine: OpenMP reads it once.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        from model_workers.engines import build_engine
-
         engine = build_engine(settings)
         self._provider = start_tracing(SERVICE_WORKER)
-        # A process without an engine is of no use: whoever watches it starts it anew.
+        # A process without an engine is of no use; the supervisor restarts it.
         self._worker = Worker(
             settings.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1)
         )
@@ -83,11 +81,11 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Takes requests; their responses come later."""
         for request in requests:
-            port = TritonPort(request.get_response_sender())
+            responses = TritonResponseSender(request.get_response_sender())
             try:
-                self._worker.handle(_message(request), port, _traceparent(request))
+                self._worker.handle(_message(request), responses, _traceparent(request))
             except MalformedMessage as error:
-                port.refuse(str(error))
+                responses.refuse(str(error))
 
     def finalize(self) -> None:
         """Ends the threads, then sends the spans that are left."""
@@ -112,7 +110,7 @@ def _message(request: Any) -> worker_pb2.WorkerRequest:
 def _traceparent(request: Any) -> str:
     """The context of Triton's own span, else the request's parameter; empty without both.
 
-    Triton loses the context of some streams, so a batcher says it a second time.
+    Triton loses the context of some streams, so batchers also send it as a parameter.
     """
     context = request.trace().get_context() or request.parameters()
     return str(json.loads(context).get(TRACEPARENT, "")) if context else ""

@@ -12,8 +12,6 @@ from typing import Final
 from model_workers.model_folder import check_model
 from sluice.settings import ModelSettings, Settings, SettingsError, load, resolve_model_path
 
-__all__ = ["PARAMETER", "REQUEST", "RESPONSE", "check_model", "render_repository"]
-
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
 PARAMETER: Final = "model_settings"

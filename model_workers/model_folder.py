@@ -1,4 +1,4 @@
-"""Looks at a model folder in Hugging Face layout without loading it: is everything there, readable and whole?
+"""Checks a model folder in Hugging Face layout without loading it: is everything there, readable and whole?
 
 Cheap (headers only, no torch), so that a broken folder is one clear line before any server starts.
 """
@@ -7,6 +7,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
@@ -22,9 +25,6 @@ EMBEDDINGS: Final = (
     "embed_in.weight",
 )
 """How the names of embedding tables end in the families of transformers."""
-
-_HEADER_MAX: Final = 100_000_000
-"""Longest header that safetensors itself accepts, bytes."""
 
 
 def check_model(settings: ModelSettings) -> None:
@@ -55,7 +55,7 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
     Raises:
         SettingsError: they differ.
     """
-    if _tokens(tokenizer) != _tokens(draft_tokenizer):
+    if _vocabulary(tokenizer) != _vocabulary(draft_tokenizer):
         raise SettingsError(
             f"models: {settings.name}: draft: {settings.draft} has other tokens than {settings.path}; "
             "take a model with the same tokenizer"
@@ -81,11 +81,11 @@ def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
 
 def _check_folder(folder: Path, *, with_weights: bool) -> None:
     config = _json(folder / CONFIG)
-    tokenizer = _json(folder / TOKENIZER)
-    tensors = _tensors(folder) if with_weights else {}
-    rows = _embedding_rows(config, tensors)
-    size = _vocabulary_size(tokenizer, folder / TOKENIZER)
-    if rows is not None and size > rows:
+    size = max(_vocabulary(folder / TOKENIZER).values()) + 1
+    rows = config.get("vocab_size")
+    for path in _weight_files(folder) if with_weights else ():
+        rows = _embedding_rows(path) or rows
+    if isinstance(rows, int) and size > rows:
         raise SettingsError(
             f"{folder / TOKENIZER} has {size} tokens, but the model's embedding only {rows}; "
             "take the tokenizer that the model was trained with"
@@ -108,14 +108,6 @@ def _json(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _tensors(folder: Path) -> Mapping[str, Any]:
-    """Name to description of every tensor, from the headers of all weight files."""
-    found: dict[str, Any] = {}
-    for path in _weight_files(folder):
-        found |= _header(path)
-    return found
-
-
 def _weight_files(folder: Path) -> Iterable[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
@@ -127,58 +119,27 @@ def _weight_files(folder: Path) -> Iterable[Path]:
     raise SettingsError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
 
 
-def _header(path: Path) -> Mapping[str, Any]:
-    """The tensors of one safetensors file: eight bytes of length, then JSON, then the data."""
+def _embedding_rows(path: Path) -> int | None:
+    """Rows of the embedding table in a safetensors file; None when it is not in this one."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            text = file.read(length) if length <= _HEADER_MAX else b""
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (it cannot be iterated itself)
+                if name.endswith(EMBEDDINGS):
+                    return int(file.get_slice(name).get_shape()[0])
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise SettingsError(f"{path} is not whole ({error}); copy the file again") from error
+    return None
+
+
+def _vocabulary(path: Path) -> Mapping[str, int]:
+    """The tokens and their ids."""
+    _json(path)
     try:
-        header: dict[str, Any] = json.loads(text)
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SettingsError(f"{path} has no whole header; copy the file again") from error
-    if size < 8 + length + end:
-        raise SettingsError(
-            f"{path} is cut off at {size} of {8 + length + end} bytes; copy the file again"
-        )
-    return header
-
-
-def _embedding_rows(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> int | None:
-    for name, entry in tensors.items():
-        if name.endswith(EMBEDDINGS):
-            return int(entry["shape"][0])
-    rows = config.get("vocab_size")
-    return rows if isinstance(rows, int) else None
-
-
-def _tokens(path: Path) -> Mapping[int, str]:
-    return _vocabulary(_json(path), path)
-
-
-def _vocabulary_size(tokenizer: Mapping[str, Any], path: Path) -> int:
-    """One above the highest token id."""
-    return max(_vocabulary(tokenizer, path)) + 1
-
-
-def _vocabulary(tokenizer: Mapping[str, Any], path: Path) -> Mapping[int, str]:
-    """The tokens by their ids."""
-    try:
-        words = tokenizer["model"]["vocab"]
-        if isinstance(words, list):
-            found = {place: word for place, (word, _) in enumerate(words)}
-        else:
-            found = {token_id: word for word, token_id in words.items()}
-        found |= {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens", ())}
-        if not found:
-            raise ValueError("no tokens")
-        return found
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(
-            f"{path} is not a tokenizer with a vocabulary; copy it again"
-        ) from error
+        found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
+    except Exception as error:  # the library raises nothing more specific
+        raise SettingsError(f"{path} is not a tokenizer ({error}); copy it again") from error
+    if not found:
+        raise SettingsError(f"{path} is not a tokenizer with a vocabulary; copy it again")
+    return found

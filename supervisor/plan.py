@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from model_workers.deploy import check_model
+from model_workers.model_folder import check_model
 from sluice.errors import SetupError
 from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_http_endpoint
 from sluice.startup import (

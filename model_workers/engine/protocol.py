@@ -1,4 +1,4 @@
-"""The seam between a worker and an engine.
+"""The interface between a worker and an engine.
 
 An engine computes rows together, one step at a time: rows join and leave between any two steps (continuous batching).
 It is driven by one thread and never looks at a clock: ``now`` is monotonic seconds and comes from the caller.
@@ -51,7 +51,7 @@ class RowSpec:
         owner: the batcher that gets its frames.
         attempt: a higher one replaces a row of the same request.
         prompt: at least one token.
-        produced: tokens of the answer that exist already; the row goes on behind them.
+        produced: tokens of the answer that exist already; the row continues after them.
         deadline: monotonic seconds; None means none.
     """
 
@@ -139,7 +139,7 @@ class EngineFull(Refused):
     retryable = True
 
 
-class WorkerAway(Refused):
+class WorkerUnavailable(Refused):
     """The worker cannot take rows now: it is closing, or the batcher has no channel to it."""
 
     reason = "MODEL_UNAVAILABLE"
@@ -163,7 +163,7 @@ class Engine(Protocol):
         """Drops what is cancelled or past its deadline, then computes all rows it has room for, in one forward pass."""
 
     def abort(self, message: str) -> list[RowStep]:
-        """Ends all rows as FAILED, after `step` has raised. The engine is empty and usable behind it."""
+        """Ends all rows as FAILED, after `step` has raised. The engine is empty and usable afterwards."""
 
     def has_rows(self) -> bool:
         """Whether `step` has anything to do."""

@@ -37,7 +37,8 @@ def wrong_length(folder: Path) -> None:
 def more_words(folder: Path) -> None:
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    tokenizer["added_tokens"] = [{"id": 97, "content": "<more>"}]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"] = [{"id": 97, "content": "<more>", **flags}]
     path.write_text(json.dumps(tokenizer))
 
 
@@ -59,9 +60,9 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tokenizer empty": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "no weights"),
     "pickled weights": (pickled, "convert them"),
-    "header cut off": (cut_header, "no whole header"),
-    "header length wrong": (wrong_length, "no whole header"),
-    "data cut off": (cut_data, "is cut off at"),
+    "header cut off": (cut_header, "is not whole"),
+    "header length wrong": (wrong_length, "is not whole"),
+    "data cut off": (cut_data, "is not whole"),
     "lost shard": (lost_shard, r"model-00001\.safetensors cannot be read"),
     "more words than rows": (more_words, "98 tokens, but the model's embedding only 97"),
 }

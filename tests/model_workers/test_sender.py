@@ -1,4 +1,4 @@
-"""The sending thread: bounds and order. The channels themselves are tested in test_channel.py."""
+"""The sending thread: bounds and order. The channels themselves are tested in test_channels.py."""
 
 from collections.abc import Iterator
 from threading import Event, Thread
@@ -6,8 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
-from model_workers.channel import BACKLOG_FRAMES_MAX, Channels
-from model_workers.sender import Sender
+from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Sender
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -79,7 +78,7 @@ def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(
     assert sender.has_room()
     sender.post({"b": frames(2 * BACKLOG_FRAMES_MAX)}, worker_pb2.WorkerLoad())
     with monkeypatch.context() as patch:
-        patch.setattr(sender_module, "ROOM_WAIT_S", 0.01)
+        patch.setattr(sender_module, "BACKLOG_WAIT_S", 0.01)
         assert not sender.has_room()
     port.go_on.set()
     port.wait_frames(2 * BACKLOG_FRAMES_MAX)

@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 from opentelemetry.trace import NoOpTracer
 
-from model_workers import loop
+from model_workers import worker as worker_module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
 from model_workers.worker import Worker
@@ -136,11 +136,11 @@ def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -
     """The batcher may be back with a new channel and new rows before the loss of the old one is dealt with."""
     channel = opened(worker)
     asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
-    worker._loop.submit(loop.Abandon("batcher-1", at=0.0))
+    worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=0.0))
     asked(worker, cancel_rows())
     channel.wait_frames(len(channel.frames) + 10)
     assert not channel.ends
-    worker._loop.submit(loop.Abandon("batcher-1", at=math.inf))
+    worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=math.inf))
     channel.wait_ends("r")
 
 
@@ -173,7 +173,7 @@ def test_a_fault_of_ours_is_not_silent(
 ) -> None:
     fault = Event()
     worker = Worker("small", engine, NoOpTracer(), on_fault=fault.set)
-    monkeypatch.setattr(loop.EngineLoop, "_report", lambda *_: 1 / 0)
+    monkeypatch.setattr(worker_module.EngineLoop, "_report", lambda *_: 1 / 0)
     worker.start()
     opened(worker)
     asked(worker, batch([wire_row("r")]))
@@ -223,7 +223,7 @@ def test_stop_ends_all_requests() -> None:
 
 def test_a_full_inbox_refuses_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(worker)
-    monkeypatch.setattr(loop, "INBOX_MAX", 0)
+    monkeypatch.setattr(worker_module, "INBOX_MAX", 0)
     admission = asked(worker, batch([wire_row("r")]))
     assert admission.refused[0].error.reason == "MODEL_UNAVAILABLE"
     assert admission.refused[0].retryable

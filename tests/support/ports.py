@@ -8,7 +8,7 @@ WAIT_S = 10.0
 
 
 class FakePort:
-    """See `model_workers.channel.Port`. Thread-safe."""
+    """See `model_workers.sender.ResponseSender`. Thread-safe."""
 
     def __init__(self) -> None:
         self.responses: list[worker_pb2.WorkerResponse] = []

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from model_workers.door import row_spec
 from model_workers.engine.protocol import RowInvalid, Sampling
+from model_workers.messages import row_spec
 from tests.support.rows import wire_row
 
 

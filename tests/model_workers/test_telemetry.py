@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from model_workers.engine.protocol import RowEnd, RowStep
-from model_workers.ledger import Ledger
+from model_workers.telemetry import RowTelemetry
 from sluice.telemetry import names
 from tests.support.rows import row_spec
 
@@ -18,10 +18,10 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def ledger(exporter: InMemorySpanExporter) -> Ledger:
+def telemetry(exporter: InMemorySpanExporter) -> RowTelemetry:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Ledger(provider.get_tracer("test"), "small", "small-1")
+    return RowTelemetry(provider.get_tracer("test"), "small", "small-1")
 
 
 def step(*tokens: int, end: RowEnd | None = None, attempt: int = 0) -> RowStep:
@@ -34,11 +34,11 @@ def lasted_s(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-def test_times_and_spans_of_a_row(ledger: Ledger, exporter: InMemorySpanExporter) -> None:
-    ledger.accept(row_spec("r", [1, 2], produced=[3]), PARENT, now=10.0)
-    assert ledger.note(step(5), 10.5) is None
-    assert ledger.note(step(6), 10.6) is None
-    timings = ledger.note(step(7, end=RowEnd.STOP), 12.0)
+def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
+    telemetry.accept(row_spec("r", [1, 2], produced=[3]), PARENT, now=10.0)
+    assert telemetry.add_step(step(5), 10.5) is None
+    assert telemetry.add_step(step(6), 10.6) is None
+    timings = telemetry.add_step(step(7, end=RowEnd.STOP), 12.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (500.0, 1500.0)
     prefill, decode = exporter.get_finished_spans()
@@ -60,46 +60,46 @@ def test_times_and_spans_of_a_row(ledger: Ledger, exporter: InMemorySpanExporter
 
 
 def test_a_row_without_a_token_has_prefill_only(
-    ledger: Ledger, exporter: InMemorySpanExporter
+    telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    ledger.accept(row_spec("r", [1]), PARENT, now=1.0)
-    timings = ledger.note(step(end=RowEnd.DEADLINE), 3.0)
+    telemetry.accept(row_spec("r", [1]), PARENT, now=1.0)
+    timings = telemetry.add_step(step(end=RowEnd.DEADLINE), 3.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (2000.0, 0.0)
     assert [span.name for span in exporter.get_finished_spans()] == [names.SPAN_PREFILL]
 
 
-def test_a_failed_row_is_an_error(ledger: Ledger, exporter: InMemorySpanExporter) -> None:
-    ledger.accept(row_spec("r", [1]), PARENT, now=1.0)
-    ledger.note(step(4), 2.0)
-    ledger.note(step(end=RowEnd.FAILED), 3.0)
+def test_a_failed_row_is_an_error(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
+    telemetry.accept(row_spec("r", [1]), PARENT, now=1.0)
+    telemetry.add_step(step(4), 2.0)
+    telemetry.add_step(step(end=RowEnd.FAILED), 3.0)
     prefill, decode = exporter.get_finished_spans()
     assert prefill.status.status_code is StatusCode.UNSET
     assert decode.status.status_code is StatusCode.ERROR
 
 
 def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
-    ledger: Ledger, exporter: InMemorySpanExporter
+    telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    ledger.accept(row_spec("r", [1], attempt=0), PARENT, now=1.0)
-    ledger.note(step(4), 2.0)
-    ledger.accept(row_spec("r", [1], attempt=1, owner="batcher-2"), PARENT, now=5.0)
+    telemetry.accept(row_spec("r", [1], attempt=0), PARENT, now=1.0)
+    telemetry.add_step(step(4), 2.0)
+    telemetry.accept(row_spec("r", [1], attempt=1, owner="batcher-2"), PARENT, now=5.0)
     ended = exporter.get_finished_spans()[-1]
     assert ended.attributes is not None
     assert ended.attributes[names.GEN_AI_FINISH_REASONS] == ("replaced",)
-    assert (ledger.owned("batcher-1"), ledger.owned("batcher-2")) == ([], ["r"])
-    assert (ledger.owned("batcher-2", before=5.0), ledger.owned("batcher-2", before=5.1)) == (
+    assert (telemetry.owned("batcher-1"), telemetry.owned("batcher-2")) == ([], ["r"])
+    assert (telemetry.owned("batcher-2", before=5.0), telemetry.owned("batcher-2", before=5.1)) == (
         [],
         ["r"],
     )
-    timings = ledger.note(step(5, end=RowEnd.STOP, attempt=1), 5.25)
+    timings = telemetry.add_step(step(5, end=RowEnd.STOP, attempt=1), 5.25)
     assert timings is not None
     assert timings.prefill_ms == 250.0
 
 
 def test_no_context_makes_a_trace_of_its_own(
-    ledger: Ledger, exporter: InMemorySpanExporter
+    telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    ledger.accept(row_spec("r", [1]), "", now=1.0)
-    ledger.note(step(5, end=RowEnd.STOP), 2.0)
+    telemetry.accept(row_spec("r", [1]), "", now=1.0)
+    telemetry.add_step(step(5, end=RowEnd.STOP), 2.0)
     assert [span.parent for span in exporter.get_finished_spans()] == [None, None]

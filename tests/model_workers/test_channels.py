@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.channel import NEWS_S, REPORT_FRAMES_MAX, Channels, Parcel
+from model_workers.sender import LOAD_UPDATE_S, REPORT_FRAMES_MAX, Channels, DueReport
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -17,13 +17,13 @@ def channels(heartbeat_s: float = 1.0) -> Channels:
     return opened
 
 
-def reports(parcels: list[Parcel]) -> list[worker_pb2.StepReport]:
-    return [parcel.report for parcel in parcels]
+def reports(due: list[DueReport]) -> list[worker_pb2.StepReport]:
+    return [entry.report for entry in due]
 
 
 def test_a_new_channel_says_hello() -> None:
     opened = channels()
-    opened.take_load(worker_pb2.WorkerLoad(slots=3), 0.0)
+    opened.set_load(worker_pb2.WorkerLoad(slots=3), 0.0)
     (report,) = reports(opened.due(0.0))
     assert (report.worker, report.sequence, report.load.slots) == ("worker-1", 0, 3)
     assert not report.frames
@@ -34,11 +34,11 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
     opened = channels(heartbeat_s=1.0)
     opened.due(0.0)
     opened.post("b", frames(1))
-    (parcel,) = opened.due(0.5)
-    assert not parcel.beat
+    (report,) = opened.due(0.5)
+    assert not report.is_heartbeat
     assert opened.next_due() == 1.0
-    (parcel,) = opened.due(1.0)
-    assert parcel.beat
+    (report,) = opened.due(1.0)
+    assert report.is_heartbeat
     assert opened.next_due() == 2.0
 
 
@@ -46,19 +46,20 @@ def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> Non
     opened = channels()
     opened.open("other", FakePort(), 1.0, now=0.0)
     opened.due(0.0)
-    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=1), 0.1)
+    opened.set_load(worker_pb2.WorkerLoad(slots=3, running=1), 0.1)
     opened.post("b", frames(1))
-    (parcel,) = opened.due(0.1)
-    assert parcel.channel.batcher == "b"
-    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=2), 0.12)
-    assert opened.next_due() == pytest.approx(0.1 + NEWS_S)
+    (report,) = opened.due(0.1)
+    assert report.channel.batcher == "b"
+    opened.set_load(worker_pb2.WorkerLoad(slots=3, running=2), 0.12)
+    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
     assert opened.due(0.14) == []
-    (news,) = opened.due(0.16)
-    assert (news.channel.batcher, news.beat, news.report.load.running) == ("other", False, 2)
-    (news,) = opened.due(0.18)
-    assert news.channel.batcher == "b"
-    # What does not change is no news, and steps alone change nothing.
-    opened.take_load(worker_pb2.WorkerLoad(slots=3, running=2, steps=9), 0.2)
+    (update,) = opened.due(0.16)
+    assert (update.channel.batcher, update.is_heartbeat) == ("other", False)
+    assert update.report.load.running == 2
+    (update,) = opened.due(0.18)
+    assert update.channel.batcher == "b"
+    # What does not change is no update, and steps alone change nothing.
+    opened.set_load(worker_pb2.WorkerLoad(slots=3, running=2, steps=9), 0.2)
     assert opened.next_due() == 1.0
 
 
@@ -84,8 +85,8 @@ def test_each_batcher_gets_its_own_frames() -> None:
     opened.open("other", FakePort(), 1.0, 0.0)
     opened.due(0.0)
     opened.post("other", frames(1))
-    (parcel,) = opened.due(0.1)
-    assert parcel.channel.batcher == "other"
+    (report,) = opened.due(0.1)
+    assert report.channel.batcher == "other"
 
 
 def test_frames_without_a_channel_are_dropped() -> None:
@@ -98,7 +99,7 @@ def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
     opened = channels()
     (old,) = opened.due(0.0)
     opened.post("b", frames(5))
-    assert opened.open("b", FakePort(), 1.0, 0.1) is old.channel.port
+    assert opened.open("b", FakePort(), 1.0, 0.1) is old.channel.responses
     (new,) = opened.due(0.1)
     assert (new.report.sequence, len(new.report.frames)) == (0, 0)
     assert not opened.drop(old.channel)

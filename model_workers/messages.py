@@ -1,13 +1,27 @@
-"""The door of a worker: a row of the wire becomes a valid `RowSpec`, or is refused. Inside, rows are trusted."""
+"""Rows, frames and refusals between the wire and the engine.
+
+A row of the wire becomes a valid `RowSpec`, or is refused; inside the engine rows are trusted.
+"""
 
 import math
+from typing import Final
 
-from model_workers.engine.protocol import RowInvalid, RowSpec, Sampling
-from sluice.internal.v1 import task_pb2, worker_pb2
+from model_workers.engine.protocol import (
+    Refused,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStep,
+    Sampling,
+    TokenLogprobs,
+)
+from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES, RANKS
 
-TOP_LOGPROBS_MAX = 32
+TOP_LOGPROBS_MAX: Final = 32
 """Most alternatives per token that a row may ask for."""
+
+ENGINE_FAILED: Final = "ENGINE_FAILED"
 
 
 def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
@@ -82,3 +96,35 @@ def _within(value: float, low: float, high: float) -> bool:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise RowInvalid(message)
+
+
+def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Frame:
+    """The frame of one row's step; ``timings`` are sent with the end."""
+    message = frame_pb2.Frame(
+        request_id=step.request_id,
+        attempt=step.attempt,
+        start_index=step.start_index,
+        token_ids=step.token_ids,
+        logprobs=[_logprobs(entry) for entry in step.logprobs],
+    )
+    if step.end is not None:
+        message.final.end = frame_pb2.RowEnd.ValueType(step.end)
+        message.final.timings.CopyFrom(timings or frame_pb2.RowTimings())
+    if step.end is RowEnd.FAILED:
+        message.final.error.reason = ENGINE_FAILED
+        message.final.error.message = step.error
+    return message
+
+
+def refusal(request_id: str, refused: Refused) -> worker_pb2.Refusal:
+    """Why a row was not taken."""
+    error = frame_pb2.RowError(reason=refused.reason, message=refused.message)
+    return worker_pb2.Refusal(request_id=request_id, error=error, retryable=refused.retryable)
+
+
+def _logprobs(entry: TokenLogprobs) -> frame_pb2.Logprobs:
+    return frame_pb2.Logprobs(
+        logprob=entry.logprob,
+        top_token_ids=[token_id for token_id, _ in entry.top],
+        top_logprobs=[logprob for _, logprob in entry.top],
+    )

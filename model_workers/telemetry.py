@@ -1,4 +1,4 @@
-"""What a worker knows of its rows beside the engine: whose they are, when what happened, and their spans."""
+"""Telemetry of a worker's rows: the batcher of each, its times and its spans."""
 
 import math
 import time
@@ -17,7 +17,7 @@ REPLACED: Final = "replaced"
 
 
 @dataclass
-class Entry:
+class RowTimes:
     """One row. Times are monotonic seconds."""
 
     spec: RowSpec
@@ -27,8 +27,8 @@ class Entry:
     tokens: int = 0
 
 
-class Ledger:
-    """The rows in the engine, by request. Belongs to the engine's thread."""
+class RowTelemetry:
+    """Telemetry of the rows in the engine, by request. Used by the engine's thread only."""
 
     def __init__(self, tracer: Tracer, model: str, worker: str) -> None:
         self._tracer = tracer
@@ -36,59 +36,59 @@ class Ledger:
             names.WORKER_ID: worker,
             names.GEN_AI_RESPONSE_MODEL: model,
         }
-        self._entries: dict[str, Entry] = {}
+        self._rows: dict[str, RowTimes] = {}
 
     def accept(self, spec: RowSpec, traceparent: str, now: float) -> None:
-        """The engine took a row; one of a lower attempt is over."""
-        old = self._entries.get(spec.request_id)
+        """The engine took a row; it replaces one of a lower attempt."""
+        old = self._rows.get(spec.request_id)
         if old is not None:
             self._record(old, now, REPLACED)
-        self._entries[spec.request_id] = Entry(spec, traceparent, now)
+        self._rows[spec.request_id] = RowTimes(spec, traceparent, now)
 
     def owned(self, owner: str, before: float = math.inf) -> list[str]:
         """Requests of one batcher that were accepted before a moment."""
         return [
             request_id
-            for request_id, entry in self._entries.items()
-            if entry.spec.owner == owner and entry.accepted_at < before
+            for request_id, row in self._rows.items()
+            if row.spec.owner == owner and row.accepted_at < before
         ]
 
-    def note(self, step: RowStep, now: float) -> frame_pb2.RowTimings | None:
-        """A step happened to a row; its times when it has ended."""
-        entry = self._entries[step.request_id]
-        entry.tokens += len(step.token_ids)
-        if step.token_ids and entry.first_at is None:
-            entry.first_at = now
+    def add_step(self, step: RowStep, now: float) -> frame_pb2.RowTimings | None:
+        """Adds a step of a row; returns its timings when the row has ended."""
+        row = self._rows[step.request_id]
+        row.tokens += len(step.token_ids)
+        if step.token_ids and row.first_at is None:
+            row.first_at = now
         if step.end is None:
             return None
-        del self._entries[step.request_id]
-        self._record(entry, now, step.end.name.lower(), failed=step.end is RowEnd.FAILED)
-        first_at = now if entry.first_at is None else entry.first_at
+        del self._rows[step.request_id]
+        self._record(row, now, step.end.name.lower(), failed=step.end is RowEnd.FAILED)
+        first_at = now if row.first_at is None else row.first_at
         return frame_pb2.RowTimings(
-            prefill_ms=(first_at - entry.accepted_at) * 1000, decode_ms=(now - first_at) * 1000
+            prefill_ms=(first_at - row.accepted_at) * 1000, decode_ms=(now - first_at) * 1000
         )
 
-    def _record(self, entry: Entry, now: float, end: str, *, failed: bool = False) -> None:
-        prefill_end = now if entry.first_at is None else entry.first_at
-        tokens_in = len(entry.spec.prompt) + len(entry.spec.produced)
+    def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
+        prefill_end = now if row.first_at is None else row.first_at
+        tokens_in = len(row.spec.prompt) + len(row.spec.produced)
         self._span(
             names.SPAN_PREFILL,
-            entry,
-            (entry.accepted_at, prefill_end),
+            row,
+            (row.accepted_at, prefill_end),
             {names.GEN_AI_INPUT_TOKENS: tokens_in},
-            failed and entry.first_at is None,
+            failed and row.first_at is None,
         )
-        if entry.first_at is not None:
+        if row.first_at is not None:
             about: dict[str, AttributeValue] = {
-                names.GEN_AI_OUTPUT_TOKENS: entry.tokens,
+                names.GEN_AI_OUTPUT_TOKENS: row.tokens,
                 names.GEN_AI_FINISH_REASONS: [end],
             }
-            self._span(names.SPAN_DECODE, entry, (entry.first_at, now), about, failed)
+            self._span(names.SPAN_DECODE, row, (row.first_at, now), about, failed)
 
     def _span(
         self,
         name: str,
-        entry: Entry,
+        row: RowTimes,
         times: tuple[float, float],
         about: dict[str, AttributeValue],
         failed: bool,
@@ -96,12 +96,12 @@ class Ledger:
         start_ns, end_ns = (_unix_ns(at) for at in times)
         span = self._tracer.start_span(
             name,
-            context_of({TRACEPARENT: entry.traceparent}),
+            context_of({TRACEPARENT: row.traceparent}),
             attributes={
                 **self._common,
                 **about,
-                names.REQUEST_ID: entry.spec.request_id,
-                names.ATTEMPT: entry.spec.attempt,
+                names.REQUEST_ID: row.spec.request_id,
+                names.ATTEMPT: row.spec.attempt,
             },
             start_time=start_ns,
         )

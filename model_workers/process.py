@@ -1,7 +1,10 @@
-"""Which engine serves a model."""
+"""What a worker's process sets up: the engine of its model, and its end with Triton."""
 
+import os
+import select
 import time
 from functools import partial
+from threading import Thread
 from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
@@ -25,7 +28,7 @@ def build_engine(settings: ModelSettings) -> Engine:
             return EchoEngine(*limits)
         return EchoEngine(*limits, partial(time.sleep, settings.echo_step_ms / 1000))
     check_model(settings)
-    # Imported here: an echo worker needs no torch, and a broken folder is told at once.
+    # Imported here: an echo worker needs no torch, and a broken folder is reported at once.
     from model_workers.engine.checkpoint import limit_threads, load_engine
 
     limit_threads(settings.threads)
@@ -34,3 +37,19 @@ def build_engine(settings: ModelSettings) -> Engine:
 
         return load_classifier(settings)
     return load_engine(settings, time.monotonic)
+
+
+def exit_with_parent() -> None:
+    """Starts a thread that waits until the parent process ends, and then ends this one at once.
+
+    A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death
+    signal of Linux does not help: it is sent when the *thread* that started the stub ends, in Triton one that loads
+    models.
+    """
+    parent = os.pidfd_open(os.getppid())
+    Thread(target=_wait, args=(parent,), name="parent", daemon=True).start()
+
+
+def _wait(parent: int) -> None:
+    select.select([parent], [], [])
+    os._exit(1)
