@@ -1,1 +1,1 @@
-"""The support-desk domain the two shipped tiers are trained on: tasks, graders, tokenizer, training."""
+"""The support tasks that the two shipped tiers are trained on: generator, grader, tokenizer, training, evaluation."""

@@ -1,17 +1,208 @@
-"""The task generator: seeded examples of every cell, split so that train and held-out never meet.
+"""The support tasks: seeded examples of every cell, split so that training and held-out tasks never overlap.
 
-The split is a property of the task, not of the seed: the hash of an example's content decides
-which side it lies on, so no seed can make a training run see a held-out task.
+The split is a property of the task, not of the seed: the hash of an example's content decides which side it is on, so
+no seed can make a training run see a held-out task. Amounts are whole euros.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Final, Literal
 from zlib import crc32
 
-from model_workers.tiers.example import CELLS, Cell, Example
-from model_workers.tiers.numbers import sort_example, total_example
-from model_workers.tiers.tickets import classify_example, extract_example, reply_example
+from model_workers.tiers import words
+from model_workers.tiers.example import CELLS, Cell, Example, Level
+
+_SORT_PHRASES: Final = (
+    "Sort ascending: {}",
+    "Sort these amounts from low to high: {}",
+    "Put in order, smallest first: {}",
+    "Order these invoices by amount, lowest first: {}",
+    "Please sort {}",
+)
+_TOTAL_PHRASES: Final = (
+    "Add up: {}",
+    "What is the total of {}?",
+    "Total these amounts: {}",
+    "Sum of {}",
+    "The customer bought items for {} euros. What is the total?",
+)
+# The working is written units first, all at one width: a carry then only ever depends on digits
+# already written, and every digit finds its operands at a constant distance.
+_WIDTH: Final = 4
+
+
+def sort_example(rng: Random, level: Level) -> Example:
+    """Sort 3 numbers (easy), 4 to 6 (mid) or 7 to 9 (hard, 2 and 3 digits)."""
+    if level == "easy":
+        numbers = [_amount(rng, rng.choice((1, 2, 2))) for _ in range(3)]
+    elif level == "mid":
+        numbers = [_amount(rng, rng.choice((1, 2, 3))) for _ in range(rng.randint(4, 6))]
+    else:
+        numbers = [_amount(rng, rng.choice((2, 3))) for _ in range(rng.randint(7, 9))]
+    prompt = rng.choice(_SORT_PHRASES).format(_join(numbers))
+    return Example("sort", level, prompt, _join(sorted(numbers)), _content(numbers), 64)
+
+
+def total_example(rng: Random, level: Level) -> Example:
+    """Add 2 numbers of 1 or 2 digits (easy), 2 or 3 of up to 3 (mid), 4 to 6 of 3 digits (hard)."""
+    if level == "easy":
+        numbers = [_amount(rng, rng.choice((1, 2, 2))) for _ in range(2)]
+    elif level == "mid":
+        numbers = [_amount(rng, rng.choice((2, 3))) for _ in range(rng.randint(2, 3))]
+    else:
+        numbers = [_amount(rng, 3) for _ in range(rng.randint(4, 6))]
+    prompt = rng.choice(_TOTAL_PHRASES).format(_join(numbers))
+    return Example("total", level, prompt, total_answer(numbers), _content(numbers), 96)
+
+
+def total_answer(numbers: list[int]) -> str:
+    """The answer to a sum: the working, amount by amount, and the total."""
+    running = numbers[0]
+    steps = [_units_first(running)]
+    for number in numbers[1:]:
+        running += number
+        steps.append(f"+{_units_first(number)} ={_units_first(running)}")
+    return f"Units first: {' '.join(steps)}\nTotal: {running}"
+
+
+def _units_first(number: int) -> str:
+    return f"{number:0{_WIDTH}d}"[::-1]
+
+
+def _amount(rng: Random, digits: int) -> int:
+    return rng.randint(10 ** (digits - 1), 10**digits - 1)
+
+
+def _join(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _content(numbers: list[int]) -> str:
+    # The order of the numbers is phrasing too: a held-out set of numbers is new in every order.
+    return _join(sorted(numbers))
+
+
+_CLASSIFY_PHRASES: Final = (
+    "Classify this ticket: {}",
+    "Which label fits this ticket?\n{}",
+    "Label the ticket.\n{}",
+    "What is this ticket about? {}",
+    "Ticket: {}\nLabel:",
+)
+_EXTRACT_PHRASES: Final = (
+    "Extract the order and the amount: {}",
+    "Give order number and amount as JSON.\n{}",
+    "Return the order and amount of this ticket as JSON: {}",
+    "Ticket: {}\nOrder and amount as JSON:",
+)
+_REPLY_PHRASES: Final = (
+    "Reply to this ticket: {}",
+    "Write a polite reply.\n{}",
+    "Answer this customer: {}",
+    "Draft an answer to the ticket below.\n{}",
+)
+_ORDER_MENTIONS: Final = (
+    "My order is {}.",
+    "The order number is {}.",
+    "It is about order {}.",
+    "This was order {}.",
+    "Order: {}.",
+)
+_AMOUNT_MENTIONS: Final = (
+    "I paid {} euros.",
+    "The amount was {} euros.",
+    "It cost me {} euros.",
+    "You charged {} euros.",
+)
+_THANKS: Final = (
+    "Thank you for your message about order {}.",
+    "Thank you for writing to us about order {}.",
+    "We are sorry about the trouble with order {}.",
+)
+_OFFERS: Final = (
+    "Please write to us again if anything is unclear.",
+    "If you need anything else, just answer this message.",
+    "",
+)
+
+
+def classify_example(rng: Random) -> Example:
+    """Name the label of a ticket."""
+    label = rng.choice(words.LABELS)
+    ticket = _ticket(rng, _story(rng, label), rng.choice(words.NAMES))
+    prompt = rng.choice(_CLASSIFY_PHRASES).format(ticket)
+    return Example("classify", "easy", prompt, label, ticket, 8)
+
+
+def extract_example(rng: Random) -> Example:
+    """Copy the order number and the amount out of a ticket that holds other numbers too."""
+    order, amount = _code(rng), _price(rng)
+    mentions = [
+        rng.choice(_ORDER_MENTIONS).format(order),
+        rng.choice(_AMOUNT_MENTIONS).format(amount),
+        *rng.sample(_distractors(rng), rng.randint(0, 2)),
+    ]
+    if rng.random() < 0.5:
+        mentions.append(_fill(rng, rng.choice(words.COMPLAINTS[rng.choice(words.LABELS)])))
+    rng.shuffle(mentions)
+    ticket = _ticket(rng, mentions, rng.choice(words.NAMES))
+    prompt = rng.choice(_EXTRACT_PHRASES).format(ticket)
+    answer = json.dumps({"order": order, "amount": amount})
+    return Example("extract", "easy", prompt, answer, ticket, 40)
+
+
+def reply_example(rng: Random) -> Example:
+    """Answer a ticket: greet by name, name the order, state the policy of its label, sign."""
+    label, name, order = rng.choice(words.LABELS), rng.choice(words.NAMES), _code(rng)
+    mentions = [*_story(rng, label), rng.choice(_ORDER_MENTIONS).format(order)]
+    rng.shuffle(mentions)
+    ticket = _ticket(rng, mentions, name)
+    policy = words.POLICIES[label]
+    sentences = (rng.choice(_THANKS).format(order), policy, rng.choice(_OFFERS))
+    body = " ".join(filter(None, sentences))
+    answer = f"Dear {name},\n{body}\n{words.SIGNATURE}"
+    prompt = rng.choice(_REPLY_PHRASES).format(ticket)
+    facts = (f"Dear {name},", f"order {order}.", policy, words.SIGNATURE)
+    return Example("reply", "easy", prompt, answer, ticket, 112, facts)
+
+
+def _ticket(rng: Random, sentences: list[str], name: str) -> str:
+    opener = rng.choice((*words.OPENERS, ""))
+    closer = rng.choice(words.CLOSERS).format(n=name)
+    return " ".join(filter(None, (opener, *sentences, closer)))
+
+
+def _story(rng: Random, label: str) -> list[str]:
+    story = [_fill(rng, rng.choice(words.COMPLAINTS[label]))]
+    if rng.random() < 0.5:
+        story.append(_fill(rng, rng.choice(words.ASIDES)))
+        rng.shuffle(story)
+    return story
+
+
+def _fill(rng: Random, sentence: str) -> str:
+    product, other = rng.sample(words.PRODUCTS, 2)
+    return sentence.format(p=product, q=other, d=rng.randint(2, 19))
+
+
+def _code(rng: Random) -> str:
+    return f"{rng.choice('ABCDEFGH')}-{rng.randint(10000, 99999)}"
+
+
+def _price(rng: Random) -> str:
+    return f"{rng.randint(5, 499)}.{rng.randint(0, 99):02d}"
+
+
+def _distractors(rng: Random) -> list[str]:
+    return [
+        f"My customer number is {_code(rng)}.",
+        f"My phone number is 0{rng.randint(100000, 999999)}.",
+        f"I had a voucher of {_price(rng)} euros.",
+        f"A friend got it for {_price(rng)} euros elsewhere.",
+        f"It was on {rng.randint(1, 28)}.{rng.randint(1, 12)}.2026.",
+    ]
+
 
 Split = Literal["train", "heldout"]
 _HELDOUT_ONE_IN: Final = 16

@@ -11,7 +11,7 @@ from model_workers.tiers.tokenizer import VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class TrainingPhase:
     """A stretch of training: how many steps, how often each cell is drawn, how fast it learns.
 
     `rates` are the shares of the full learning rate at the start and the end, with a straight line
@@ -24,7 +24,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class TierSpec:
     """A model size with its training."""
 
     name: str
@@ -32,7 +32,7 @@ class Tier:
     layers: int
     heads: int
     mlp: int
-    phases: tuple[Phase, ...]
+    phases: tuple[TrainingPhase, ...]
     examples_per_step: int = 64
 
     @property
@@ -103,28 +103,28 @@ _LARGE_POLISH_MIX: Final[dict[Cell, float]] = {
 }
 
 TIERS: Final = {
-    "small": Tier(
+    "small": TierSpec(
         name="small",
         hidden=64,
         layers=3,
         heads=4,
         mlp=192,
         phases=(
-            Phase(2400, _SMALL_MIX),
-            Phase(1800, _SMALL_LAST_MIX, (1, 0)),
-            Phase(800, _SMALL_POLISH_MIX, (0.4, 0)),
+            TrainingPhase(2400, _SMALL_MIX),
+            TrainingPhase(1800, _SMALL_LAST_MIX, (1, 0)),
+            TrainingPhase(800, _SMALL_POLISH_MIX, (0.4, 0)),
         ),
     ),
-    "large": Tier(
+    "large": TierSpec(
         name="large",
         hidden=128,
         layers=6,
         heads=4,
         mlp=384,
         phases=(
-            Phase(1500, _LARGE_MIX),
-            Phase(1400, _LARGE_LAST_MIX, (1, 0)),
-            Phase(700, _LARGE_POLISH_MIX, (0.7, 0)),
+            TrainingPhase(1500, _LARGE_MIX),
+            TrainingPhase(1400, _LARGE_LAST_MIX, (1, 0)),
+            TrainingPhase(700, _LARGE_POLISH_MIX, (0.7, 0)),
         ),
     ),
 }

@@ -1,42 +1,114 @@
 """Train the tiers: `python -m model_workers.tiers.train --tier all --out DIR`.
 
-One command makes the tokenizer and the weights from nothing but a seed. Killed, it goes on from
-its last checkpoint (`DIR/<tier>/checkpoint.pt`) when started again.
+One command makes the tokenizer and the weights from nothing but a seed. Killed, it continues from its last checkpoint
+(`DIR/<tier>/checkpoint.pt`) when started again.
 
-Matrices are trained with Muon, embeddings and norms with AdamW; the learning rate warms up, holds
-and falls to zero over the last part, where most of what was shaky settles.
+Matrices are trained with Muon, embeddings and norms with AdamW; the learning rate warms up, holds and falls to zero
+over the last part. A step is a list of micro-batches: conversations as token ids, padded in groups of like length.
 """
 
 import argparse
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from random import Random
+from typing import Final
 
 import torch
 from torch.nn import functional
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from model_workers.tiers.data import IGNORED, Feed, Step
 from model_workers.tiers.evaluate import score
-from model_workers.tiers.tasks import heldout
-from model_workers.tiers.tiers import TIERS, Tier
-from model_workers.tiers.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from model_workers.tiers.example import Cell, Example
+from model_workers.tiers.tasks import heldout, stream
+from model_workers.tiers.tiers import TIERS, TierSpec
+from model_workers.tiers.tokenizer import (
+    SYSTEM_TURNS,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+
+IGNORED: Final = -100  # the label of a token no loss is taken on
+_SYSTEM_SHARE: Final = 0.1
+_SECOND_TURN_SHARE: Final = 0.06
+
+Conversation = tuple[list[int], list[int]]  # token ids and the label of each
+TrainingStep = list[tuple[torch.Tensor, torch.Tensor]]  # micro-batches of the same
+
+
+class TrainingData:
+    """An endless, seeded supply of steps; each is a list of (ids, labels) micro-batches."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, mix: Mapping[Cell, float], size: int, seed: int
+    ) -> None:
+        self._encode = tokenizer.backend_tokenizer.encode
+        self._examples = stream(seed, mix)
+        self._rng = Random(f"feed {seed}")
+        self._size = size
+
+    def steps(self, tokens_max: int) -> Iterator[TrainingStep]:
+        """Steps of `size` conversations, in micro-batches of at most `tokens_max` padded tokens."""
+        while True:
+            conversations = [self._conversation() for _ in range(self._size)]
+            conversations.sort(key=lambda c: len(c[0]))
+            yield [_pad(group) for group in _groups(conversations, tokens_max)]
+
+    def _conversation(self) -> Conversation:
+        text = "<|bos|>"
+        if self._rng.random() < _SYSTEM_SHARE:
+            text += f"<|system|>{self._rng.choice(SYSTEM_TURNS)}<|end|>"
+        ids = self._ids(text)
+        labels = [IGNORED] * len(ids)
+        self._add_turn(ids, labels, next(self._examples))
+        while self._rng.random() < _SECOND_TURN_SHARE:
+            self._add_turn(ids, labels, next(self._examples))
+        return ids, labels
+
+    def _add_turn(self, ids: list[int], labels: list[int], example: Example) -> None:
+        asked = self._ids(f"<|user|>{example.prompt}<|end|><|assistant|>")
+        said = self._ids(f"{example.answer}<|end|>")
+        ids += asked + said
+        labels += [IGNORED] * len(asked) + said
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._encode(text).ids)
+
+
+def _groups(conversations: list[Conversation], tokens_max: int) -> Iterator[list[Conversation]]:
+    group: list[Conversation] = []
+    for conversation in conversations:  # by length: the newest is the longest of its group
+        if group and (len(group) + 1) * len(conversation[0]) > tokens_max:
+            yield group
+            group = []
+        group.append(conversation)
+    yield group
+
+
+def _pad(group: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
+    # Padding is on the right, where causal attention never looks: no mask is needed.
+    width = len(group[-1][0])
+    ids = torch.tensor([c[0] + [0] * (width - len(c[0])) for c in group])
+    labels = torch.tensor([c[1] + [IGNORED] * (width - len(c[1])) for c in group])
+    return ids, labels
+
 
 _TOKENS_PER_MICRO_BATCH = 2048
 _MUON_LR, _ADAM_LR = 0.015, 3e-3
 _WARM_UP_STEPS = 100
-# The watch on progress uses its own seed, so that the reported table is on fresh held-out tasks.
+# Progress is measured with a seed of its own, so that the reported table is on fresh held-out tasks.
 _WATCH_SEED = 77
 
 
-class Run:
+class TierTraining:
     """The training of one tier: model, optimizers and the step reached."""
 
-    def __init__(self, tier: Tier, folder: Path, tokenizer_folder: Path) -> None:
+    def __init__(self, tier: TierSpec, folder: Path, tokenizer_folder: Path) -> None:
         self.tier = tier
         self.folder = folder
         self.tokenizer_folder = tokenizer_folder
@@ -78,12 +150,14 @@ class Run:
                 self.save()
                 self._watch(watch_n)
 
-    def _batches(self) -> Iterator[Step]:
+    def _batches(self) -> Iterator[TrainingStep]:
         # The seed of a feed follows the step it starts at: a resumed run sees fresh examples.
         end = 0
         for phase in self.tier.phases:
             end += phase.steps
-            feed = Feed(self.tokenizer, phase.mix, self.tier.examples_per_step, 1000 + self.step)
+            feed = TrainingData(
+                self.tokenizer, phase.mix, self.tier.examples_per_step, 1000 + self.step
+            )
             yield from islice(feed.steps(_TOKENS_PER_MICRO_BATCH), max(0, end - self.step))
 
     def save(self) -> None:
@@ -118,7 +192,7 @@ class Run:
             optimizer.load_state_dict(saved)
         self.step, self.seconds = state["step"], state["seconds"]
 
-    def _update(self, micro_batches: Step) -> float:
+    def _update(self, micro_batches: TrainingStep) -> float:
         for optimizer, rate in zip(self.optimizers, self.base_rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * schedule(self.step, self.tier)
@@ -147,7 +221,7 @@ class Run:
         print(f"{self.tier.name} step {self.step} held-out: {line}", flush=True)
 
 
-def schedule(step: int, tier: Tier) -> float:
+def schedule(step: int, tier: TierSpec) -> float:
     """The share of the full learning rate at `step`: warm up, then what the phases say."""
     warm_up = min(1.0, (step + 1) / _WARM_UP_STEPS)
     for phase in tier.phases:
@@ -173,7 +247,7 @@ def main() -> None:
     if not (shared / "tokenizer.json").exists():
         save_tokenizer(train_tokenizer(), shared)
     for name in TIERS if args.tier == "all" else (args.tier,):
-        Run(TIERS[name], args.out / name, shared).train(args.watch_every, args.watch_n)
+        TierTraining(TIERS[name], args.out / name, shared).train(args.watch_every, args.watch_n)
 
 
 if __name__ == "__main__":

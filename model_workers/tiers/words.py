@@ -1,4 +1,4 @@
-"""The vocabulary of the desk: names, products, and how customers describe each kind of trouble."""
+"""The vocabulary of the support tasks: names, products, and how customers describe each kind of trouble."""
 
 from typing import Final
 

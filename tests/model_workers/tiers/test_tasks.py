@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from model_workers.tiers import words
 from model_workers.tiers.example import CELLS, Cell
-from model_workers.tiers.numbers import total_answer
-from model_workers.tiers.tasks import generate, heldout, split_of, stream
+from model_workers.tiers.tasks import generate, heldout, split_of, stream, total_answer
 
 
 def test_heldout_is_a_function_of_its_seed() -> None:

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from model_workers.tiers.evaluate import score_answers
-from model_workers.tiers.served import ServedModel
+from model_workers.tiers.evaluate import ServedModel, score_answers
 from model_workers.tiers.tasks import heldout
 from model_workers.tiers.tokenizer import load_tokenizer
 
