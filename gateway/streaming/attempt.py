@@ -1,7 +1,7 @@
 """One model's attempt at an answer: its row, the tokens that arrived, and how the row ended."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.inspector import AnswerInspection
@@ -28,7 +28,7 @@ _REASONS: Final[Mapping[int, "FinishReason.ValueType"]] = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelAttempt:
     """A row that computes an answer.
 
@@ -38,6 +38,7 @@ class ModelAttempt:
         transcript: the tokens that arrived, and their text.
         assembler: order of its frames.
         inspection: what the safety policy does about the answer; its filter is in the transcript.
+        published: JetStream has stored the row's task.
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
@@ -53,7 +54,8 @@ class ModelAttempt:
     transcript: Transcript
     assembler: Assembler
     inspection: AnswerInspection | None = None
-    final: frame_pb2.Final | None = field(default=None, compare=False)
+    published: bool = False
+    final: frame_pb2.Final | None = None
     stopped: bool = False
     escalation_reason: str = ""
     kept_reason: str = ""
@@ -87,6 +89,11 @@ class ModelAttempt:
     def complete(self) -> bool:
         """Whether nothing is left to compute."""
         return self.stopped or self.final is not None
+
+    @property
+    def has_output(self) -> bool:
+        """Whether switching to it shows something at once."""
+        return self.complete or bool(self.transcript.token_ids)
 
     def accept(self, frame: frame_pb2.Frame, now: float) -> AcceptedFrame:
         """Adds what is new in ``frame``."""

@@ -50,63 +50,34 @@ class Cascade(Protocol):
         """The row that was started is not needed: the request has not escalated."""
 
 
-class SpeculativeBackup:
-    """A second model's row that runs beside the first one's, in case its answer is needed.
-
-    Its tokens wait in its attempt. When it fails, the first answer is not affected: the cascade continues without it.
-
-    Attributes:
-        published: JetStream has stored its task.
-    """
-
-    def __init__(self, attempt: ModelAttempt) -> None:
-        self.attempt = attempt
-        self.published = False
-
-    @property
-    def has_output(self) -> bool:
-        """Whether switching to it shows something at once."""
-        return self.attempt.complete or bool(self.attempt.transcript.token_ids)
-
-    def accept(self, frame: Frame, now: float, outbox: ControlOutbox) -> None:
-        """Adds what is new in ``frame``; sets the attempt's ``error`` when the row has failed."""
-        attempt = self.attempt
-        if attempt.complete:
-            outbox.reject(frame)
-            return
-        accepted = attempt.accept(frame, now)
-        if accepted.final is not None and finish_reason_of(accepted.final.end) is None:
-            attempt.error = error_of(accepted.final)
-        if accepted.final is not None or attempt.stopped:
-            outbox.release(attempt.row_id, accepted.final)
-        elif accepted.resend_from is not None:
-            outbox.resend(attempt.row_id, accepted.resend_from)
-
-
 class CascadeState:
     """The attempts at one answer. Without a cascade there is one, unless the safety policy reroutes.
 
     Attributes:
         attempts: all, in the order in which they began.
         current: the one whose answer it is.
-        backup: exists only before the commit point.
+        backup: the second model's attempt that runs beside the first one in case it is needed; only before the commit
+            point. When it fails, the first answer is not affected: the cascade continues without it.
         holding: nothing is shown before the commit point.
     """
 
     def __init__(self, first: ModelAttempt, cascade: Cascade | None, outbox: ControlOutbox) -> None:
         self.attempts = [first]
         self.current = first
-        self.backup: SpeculativeBackup | None = None
+        self.backup: ModelAttempt | None = None
         self.holding = cascade is not None and cascade.holds
         self._cascade = cascade
         self._monitor = None if cascade is None else cascade.monitor
         """None once the current answer cannot be replaced by the cascade any more."""
         self._outbox = outbox
 
-    def backup_of(self, row_id: str) -> SpeculativeBackup | None:
-        """The backup, when that is its row."""
-        known = self.backup is not None and self.backup.attempt.row_id == row_id
-        return self.backup if known else None
+    def is_backup(self, row_id: str) -> bool:
+        """Whether that is the backup's row."""
+        return self.backup is not None and self.backup.row_id == row_id
+
+    def attempt_of(self, row_id: str) -> ModelAttempt:
+        """The attempt with that row."""
+        return next(one for one in self.attempts if one.row_id == row_id)
 
     def start_backup(self, now: float) -> None:
         """Starts the second model's row, if the cascade is speculative and its bounds allow it."""
@@ -115,25 +86,25 @@ class CascadeState:
             return
         self.current.single_start_reason = cascade.refusal(now, ahead=True)
         if not self.current.single_start_reason:
-            self.backup = SpeculativeBackup(cascade.start("", now))
-            self.attempts.append(self.backup.attempt)
+            self.backup = cascade.start("", now)
+            self.attempts.append(self.backup)
 
     def accept_other(self, frame: Frame, now: float) -> None:
         """Adds a frame of another row than the current one's."""
-        backup = self.backup_of(frame.request_id)
-        if backup is not None:
-            backup.accept(frame, now, self._outbox)
-            if backup.attempt.error is not None:
-                self.fail_backup(backup.attempt.error)
-            return
-        # Computed before its batcher learned that it is not needed: it counts as usage.
-        next(one for one in self.attempts if one.row_id == frame.request_id).accept(frame, now)
-        self._outbox.reject(frame)
+        attempt = self.attempt_of(frame.request_id)
+        if attempt is not self.backup:
+            # Computed before its batcher learned that it is not needed: it counts as usage.
+            attempt.accept(frame, now)
+            self._outbox.reject(frame)
+        elif attempt.complete:
+            self._outbox.reject(frame)
+        else:
+            self._accept_backup(attempt, attempt.accept(frame, now))
 
     def fail_backup(self, error: SluiceError) -> None:
         """The backup has failed with ``error``: the cascade continues without it."""
         assert self.backup is not None, "it has just failed"
-        self.backup.attempt.error = error
+        self.backup.error = error
         self._drop_backup(f"it failed before it was needed: {error.reason}")
 
     def commit(self, reason: str) -> None:
@@ -156,10 +127,8 @@ class CascadeState:
     def escalate(self, now: float) -> Notice:
         """The second model answers from now on: the backup, or a row that starts now. Returns a notice for callers."""
         assert self._cascade is not None, "only a cascade has a second model"
-        if self.backup is None:
-            return self.switch_to(self._cascade.start(self.current.transcript.text, now))
         backup, self.backup = self.backup, None
-        return self.switch_to(backup.attempt)
+        return self.switch_to(backup or self._cascade.start(self.current.transcript.text, now))
 
     def switch_to(self, attempt: ModelAttempt) -> Notice:
         """``attempt`` gives the answer from now on; the previous answer is void. Returns a notice for callers."""
@@ -171,6 +140,14 @@ class CascadeState:
             message=f"{attempt.model} answers instead of {previous.model}: {previous.escalation_reason}",
             model=attempt.model,
         )
+
+    def _accept_backup(self, backup: ModelAttempt, accepted: AcceptedFrame) -> None:
+        if accepted.final is not None or backup.stopped:
+            self._outbox.release(backup.row_id, accepted.final)
+        elif accepted.resend_from is not None:
+            self._outbox.resend(backup.row_id, accepted.resend_from)
+        if accepted.final is not None and finish_reason_of(accepted.final.end) is None:
+            self.fail_backup(error_of(accepted.final))
 
     def _decision(self, accepted: AcceptedFrame) -> tuple[CascadeDecision, str]:
         """What the monitor decides about the answer, and why it is in doubt; a complete answer is never pending."""
@@ -196,9 +173,8 @@ class CascadeState:
 
     def _may_escalate(self, doubt: str, now: float) -> bool:
         assert self._cascade is not None, "it was monitored"
-        refusal = ""
-        if self.backup is None or not self.backup.has_output:
-            refusal = self._cascade.refusal(now, ahead=False)
+        ready = self.backup is not None and self.backup.has_output
+        refusal = "" if ready else self._cascade.refusal(now, ahead=False)
         if refusal:
             self.current.kept_reason = f"{doubt}; {refusal}"
             self.commit(KEPT)
@@ -213,8 +189,8 @@ class CascadeState:
     def _drop_backup(self, reason: str) -> None:
         assert self.backup is not None, "checked by the caller"
         assert self._cascade is not None, "it started the row"
-        attempt, self.backup = self.backup.attempt, None
-        attempt.unused_reason = reason
-        if not attempt.complete:
-            self._outbox.cancel(attempt.row_id)
+        backup, self.backup = self.backup, None
+        backup.unused_reason = reason
+        if not backup.complete:
+            self._outbox.cancel(backup.row_id)
         self._cascade.backup_dropped()

@@ -125,23 +125,23 @@ class Stream(Lifecycle):
 
     def published(self, row_id: str) -> None:
         """JetStream has stored the task of the row."""
-        backup = self.cascade.backup_of(row_id)
-        if backup is not None:
-            backup.published = True
-        elif row_id == self.current.row_id:
+        attempt = self.cascade.attempt_of(row_id)
+        attempt.published = True
+        if attempt is self.current:
             self._set_published()
 
     def publish_failed(self, row_id: str, error: SluiceError) -> None:
         """JetStream did not confirm the task of the row. It may be stored all the same: frames prove it."""
-        backup = self.cascade.backup_of(row_id)
-        if backup is not None and not backup.attempt.assembler.has_frames:
-            self.cascade.fail_backup(error)
-        elif row_id == self.current.row_id and self.state is StreamState.PUBLISHING:
-            self.fail(error)
+        if self.cascade.is_backup(row_id):
+            unknown = not self.cascade.attempt_of(row_id).assembler.has_frames
+        else:
+            unknown = self.state is StreamState.PUBLISHING
+        if unknown:
+            self.row_failed(row_id, error)
 
     def row_failed(self, row_id: str, error: SluiceError) -> None:
         """A frame of the row could not be processed: fails the answer, or only the backup."""
-        if self.cascade.backup_of(row_id) is not None:
+        if self.cascade.is_backup(row_id):
             self.cascade.fail_backup(error)
         elif row_id == self.current.row_id:
             self.fail(error)
@@ -274,11 +274,9 @@ class Stream(Lifecycle):
 
     def _escalate(self, now: float) -> None:
         """The second model answers; what the first one answered is void."""
-        backup = self.cascade.backup
         self._restart(self.cascade.escalate(now))
-        if backup is None:
-            return
-        if backup.published:
+        # A backup may have been published, have tokens, and be complete.
+        if self.current.published:
             self._set_published()
         self._set_frame_arrived(with_tokens=bool(self.current.transcript.token_ids), now=now)
         self._finish_if_complete(now)  # batchers were told when its row ended
@@ -310,8 +308,8 @@ class Stream(Lifecycle):
         if not self.row_ended:
             yield self.current
         backup = self.cascade.backup
-        if backup is not None and not backup.attempt.complete:
-            yield backup.attempt
+        if backup is not None and not backup.complete:
+            yield backup
 
     def _finished_event(
         self, reason: "FinishReason.ValueType", row: RowTimings, now: float
