@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.safety.custom import custom_rule
 from gateway.safety.guards.checks import Guard
 from gateway.safety.guards.families import family_of
 from gateway.safety.output.filter import OutputRules, output_rules
@@ -17,6 +18,7 @@ from gateway.safety.rules.lexicon import ListKind, PhraseList
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.settings import CUSTOM, RuleSettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -32,7 +34,7 @@ UNICODE: Final = (
 """What normalization takes out, replaces or, of homoglyphs, notices."""
 LIMITS: Final = ("combining_marks", "encoded", "length", "repetition", "unbroken")
 
-_FAMILIES: Final = ("pii", "secret", "injection", "deny")
+_FAMILIES: Final = ("pii", "secret", "injection", "deny", CUSTOM)
 
 
 def rule_names() -> frozenset[str]:
@@ -99,7 +101,7 @@ def compile_policies(
     Raises:
         RuleError: a list cannot be used.
     """
-    made = _Compiler(labels or {})
+    made = _Compiler(policies.rules, labels or {})
     compiled = {name: made.compiled(policy) for name, policy in policies.by_name.items()}
     return CompiledPolicies(policies, compiled)
 
@@ -107,9 +109,9 @@ def compile_policies(
 class _Compiler:
     """Policies with the same lists and limits share their rules, so that a trial looks once."""
 
-    def __init__(self, labels: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, own: Sequence[RuleSettings], labels: Mapping[str, Sequence[str]]) -> None:
         self._labels = labels
-        self._specs = default_rules()
+        self._specs = (*default_rules(), *map(custom_rule, own))
         self._plain = [spec for spec in self._specs if not spec.scored]
         self._watched = watched_rules(self._plain)
         self._prompts: dict[object, RuleSet] = {}

@@ -30,8 +30,9 @@ from pydantic import (
 )
 
 from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
+from gateway.safety.custom import problems_of
 from gateway.safety.findings import Severity
-from gateway.safety.settings import ChooseRule, PolicySettings, SafetySettings
+from gateway.safety.settings import ChooseRule, PolicySettings, RuleSettings, SafetySettings
 
 SECTION: Final = "safety"
 NORMALIZED: Final = ("unicode.", "syntax.")
@@ -56,17 +57,20 @@ class Policy:
         settings: as written.
         deny: lines of the deny lists.
         allow: lines of the allow lists.
+        rules: the operator's own.
     """
 
     name: str
     settings: PolicySettings
     deny: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    rules: tuple[RuleSettings, ...] = ()
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of the SHA-256 of all that decides, lists included."""
-        content = [self.settings.model_dump(mode="json"), self.deny, self.allow]
+        """The first 12 hex digits of the SHA-256 of all that decides, lists and own rules included."""
+        rules = [rule.model_dump(mode="json") for rule in self.rules]
+        content = [self.settings.model_dump(mode="json"), self.deny, self.allow, *rules]
         plain = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
@@ -80,7 +84,8 @@ class Policy:
         """For prompts. What could not be inspected, or is no text at all, blocks unless it is named."""
         s = self.settings
         severities = {Severity[name.upper()]: choice for name, choice in s.severity.items()}
-        return ActionTable(_ALWAYS | s.actions, severities, s.default)
+        own = {rule.id: rule.action for rule in self.rules if rule.action is not None}
+        return ActionTable(_ALWAYS | own | s.actions, severities, s.default)
 
     @cached_property
     def output_actions(self) -> ActionTable:
@@ -104,12 +109,13 @@ class Policies:
 
     by_name: Mapping[str, Policy]
     default: str
-    rules: tuple[ChooseRule, ...] = ()
+    chosen_by: tuple[ChooseRule, ...] = ()
     dry_run: str | None = None
+    rules: tuple[RuleSettings, ...] = ()
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> Policy:
         """The policy of a request: the first rule that holds, else the default."""
-        for rule in self.rules:
+        for rule in self.chosen_by:
             if rule.holds(tenant, labels):
                 return self.by_name[rule.policy]
         return self.by_name[self.default]
@@ -139,6 +145,7 @@ def load_policies(
         problem = error.errors()[0]
         raise lines.error(problem["loc"], problem["msg"].removeprefix("Value error, ")) from None
     _check_names(settings, lines)
+    _check_rules(settings, lines)
     _check_known(settings, lines, known_rules, known_models or {})
     if known_models is not None:
         _check_guards(settings, lines, known_models)
@@ -149,10 +156,11 @@ def load_policies(
             body,
             tuple(_list_lines(("policies", name, "deny"), body.deny, read_list, lines)),
             tuple(_list_lines(("policies", name, "allow"), body.allow, read_list, lines)),
+            settings.rules,
         )
         for name, body in settings.policies.items()
     }
-    return Policies(policies, settings.default, settings.choose, settings.dry_run)
+    return Policies(policies, settings.default, settings.choose, settings.dry_run, settings.rules)
 
 
 def _unrouted(choice: Choice) -> Choice:
@@ -171,13 +179,28 @@ def _check_names(settings: SafetySettings, lines: "_Lines") -> None:
             raise lines.error(place, f"no policy {name!r}; known: {known}")
 
 
+def _check_rules(settings: SafetySettings, lines: "_Lines") -> None:
+    names = [rule.name for rule in settings.rules]
+    for index, rule in enumerate(settings.rules):
+        if rule.name in names[:index]:
+            raise lines.error(("rules", index, "name"), f"two rules are called {rule.name!r}")
+        for place, problem in problems_of(rule):
+            raise lines.error(("rules", index, *place), problem)
+
+
 def _check_known(
     settings: SafetySettings,
     lines: "_Lines",
     rules: Collection[str],
     models: Mapping[str, Sequence[str]],
 ) -> None:
-    own = ("output.canary", "output.markdown_image", "output.ansi", f"{ALLOW_LIST}list")
+    own = (
+        *(rule.id for rule in settings.rules),
+        "output.canary",
+        "output.markdown_image",
+        "output.ansi",
+        f"{ALLOW_LIST}list",
+    )
     for place, rule, choice in _all_actions(settings):
         if rules and rule is not None and not _fits(rule, [*rules, *own]):
             raise lines.error(place, f"no rule {rule!r}")
@@ -224,6 +247,9 @@ def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
 def _all_actions(
     settings: SafetySettings,
 ) -> Iterator[tuple[tuple[str | int, ...], str | None, Choice]]:
+    for index, own in enumerate(settings.rules):
+        if own.action is not None:
+            yield ("rules", index, "action"), None, own.action
     for name, body in settings.policies.items():
         at = ("policies", name)
         for rule, choice in body.actions.items():

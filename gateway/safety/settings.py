@@ -15,7 +15,10 @@ from pydantic import (
 
 from gateway.safety.actions import Action, Choice
 from gateway.safety.patterns import PatternError, compiled
+from gateway.safety.rules.validators import FOR_ANY_PATTERN
 
+CUSTOM: Final = "custom"
+"""The family of the operator's rules."""
 _RULE: Final = r"^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -237,6 +240,35 @@ class ChooseRule(_Section):
         return ours and all(labels.get(key) == value for key, value in self.labels.items())
 
 
+class RuleSettings(_Section):
+    """A rule of the operator, for the prompts and answers of all policies."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]{1,48}$")
+    """Findings are called "custom.NAME"."""
+    pattern: str
+    """See `gateway.safety.patterns`; without an upper bound of its matches it is refused."""
+    validator: str = ""
+    """One of `FOR_ANY_PATTERN`, which decides whether a match is a finding, and what of it."""
+    severity: SeverityName = "high"
+    action: ActionSpec | None = None
+    """For policies that do not name the rule in ``actions``; unset: by severity, as for any rule."""
+    must_match: tuple[str, ...] = Field(min_length=1)
+    must_not_match: tuple[str, ...] = ()
+    """Texts with and without a finding of the rule, checked when the file is loaded."""
+
+    @field_validator("validator")
+    @classmethod
+    def _is_registered(cls, validator: str) -> str:
+        if validator and validator not in FOR_ANY_PATTERN:
+            raise ValueError(f"no validator {validator!r}; known: {', '.join(FOR_ANY_PATTERN)}")
+        return validator
+
+    @property
+    def id(self) -> str:
+        """The name of its findings."""
+        return f"{CUSTOM}.{self.name}"
+
+
 class SafetySettings(_Section):
     """The whole section."""
 
@@ -246,5 +278,7 @@ class SafetySettings(_Section):
     default: Name = "default"
     choose: tuple[ChooseRule, ...] = ()
     """The first that holds decides, else ``default``."""
+    rules: tuple[RuleSettings, ...] = ()
+    """The operator's own."""
     dry_run: Name | None = None
     """A policy that is tried beside the active one: its decisions are counted, never carried out."""

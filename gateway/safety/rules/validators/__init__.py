@@ -42,3 +42,9 @@ VALIDATORS: Final[Mapping[str, Validator]] = {
     "uk_nino": numbers.uk_nino,
     "us_ssn": numbers.us_ssn,
 }
+
+FOR_ANY_PATTERN: Final = (
+    "alone", "aws_key", "bitcoin_address", "de_tax_id", "email", "ethereum_address", "fr_nir", "iban", "in_aadhaar",
+    "in_pan", "ipv4", "ipv6", "payment_card", "phone_international", "token", "uk_nhs", "uk_nino", "us_ssn",
+)  # fmt: skip
+"""Validators that answer for any text, whatever pattern matched it: an operator's rule may name one of them."""

@@ -50,9 +50,9 @@ _ISSUERS: Final = _issuers()
 
 def is_issued(number: str) -> bool:
     """Whether a known issuer has numbers that start so and are that long."""
-    return any(
+    return number.isdecimal() and any(
         first <= int(number[: len(str(first))]) <= last and len(number) in lengths
-        for first, last, lengths in _ISSUERS.get(number[0], ())
+        for first, last, lengths in _ISSUERS.get(number[:1], ())
     )
 
 
