@@ -21,7 +21,7 @@ from gateway.admission.pipeline import Admission
 from gateway.admission.usage import UsageAccounting
 from gateway.api.admin_service import ADMIN_SERVICE, AdminService
 from gateway.api.generate import Generator, RequestObservers
-from gateway.api.health import SERVICE, Health
+from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
 from gateway.api.reflection import add_reflection
@@ -121,7 +121,7 @@ class Gateway:
             tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
-        self._health = Health(self._loads, catalog.names, lambda: self._transport.connected)
+        self._health = GatewayHealth(self._loads, catalog.names, lambda: self._transport.connected)
         self._server = self._make_server(limits.max_message_bytes)
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Health:
+class GatewayHealth:
     """Keeps the health service up to date."""
 
     def __init__(

@@ -46,13 +46,6 @@ HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 
 _CASCADES: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
 """Strategies that keep or discard an answer by what it says."""
-_WORDS: Final[Mapping[int, str]] = {
-    DRIFT_CHANGE_BEGAN: "began",
-    DRIFT_CHANGE_ENDED: "ended",
-    DRIFT_CHANGE_RETIRED: "retired",
-}
-
-
 _GAUGES: Final[Mapping[str, str]] = {
     names.METRIC_INPUT_DRIFT: "Population stability index of predicted gains against those of held-out outcomes.",
     names.METRIC_ACCURACY_BIAS: "Mean of outcome less predicted chance; below 0 the router is too optimistic.",
@@ -152,12 +145,12 @@ class DriftMonitor:
     def _event(
         self, by: HeadKey, health: Health, signal: Signal, change: "DriftChange.ValueType"
     ) -> None:
-        word = _WORDS[change]
+        word = word_of(DriftChange, change)
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
-        said = " ".join(f"{name}={value}" for name, value in _log_fields(by, health, signal))
-        _log.log(level, "router drift %s: %s", word, said)
-        told = {names.DRIFT_SIGNAL: signal.value, names.DRIFT_CHANGE: word}
-        self._events.add(1, {**_attributes(by), **told})
+        fields = " ".join(f"{name}={value}" for name, value in _log_fields(by, health, signal))
+        _log.log(level, "router drift %s: %s", word, fields)
+        labels = {names.DRIFT_SIGNAL: signal.value, names.DRIFT_CHANGE: word}
+        self._events.add(1, {**_attributes(by), **labels})
         self._announce(
             RouterDriftEvent(
                 gateway=self._gateway_id,
