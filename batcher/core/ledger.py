@@ -288,7 +288,11 @@ class Ledger:
         """Ends ``row``; ``frame`` is the worker's last one, when it is the worker that says so."""
         self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE)
         self._book.move(row, RowState.ENDED, now)
-        row.final = frame_pb2.Final(end=final.end, timings=row.timings(final.timings))
+        row.final = frame_pb2.Final(
+            end=final.end,
+            timings=row.timings(final.timings),
+            cached_prompt_tokens=final.cached_prompt_tokens,
+        )
         if final.HasField("error"):
             row.final.error.CopyFrom(final.error)
         if row.worker:

@@ -13,6 +13,7 @@ from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
+from sluice.wire.tokens import VisibleToken
 
 _THREAD_CHARS: Final = 8192
 """Longer texts are encoded in a thread: they take more than a few milliseconds, and tokenizers releases the GIL."""
@@ -82,6 +83,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         raise _too_long(model.name, prompt_tokens, context)
     _check_vocabulary(request.resume, model)
     sampling = request.sampling
+    _check_stop_tokens(sampling.stop_token_ids, model)
     constraint = sampling.WhichOneof("constraint")
     if constraint is not None and not model.tokenizer.stop_token_ids:
         raise InvalidRequest.of(
@@ -98,7 +100,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.HasField("logprobs"),
         top_logprobs=sampling.logprobs,
-        stop_token_ids=sorted(model.tokenizer.stop_token_ids),
+        stop_token_ids=sorted(model.tokenizer.stop_token_ids.union(sampling.stop_token_ids)),
         min_p=sampling.min_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
@@ -118,7 +120,15 @@ def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
     )
 
 
-def _check_vocabulary(resume: Sequence[int], model: ServedModel) -> None:
+def _check_stop_tokens(token_ids: Sequence[int], model: ServedModel) -> None:
+    size = model.tokenizer.vocab_size
+    if any(token >= size for token in token_ids):
+        raise InvalidRequest.of(
+            "sampling.stop_token_ids", f"must be below {size}, the vocabulary of {model.name}"
+        )
+
+
+def _check_vocabulary(resume: Sequence[VisibleToken], model: ServedModel) -> None:
     """`validate` could not know the model of an "auto" request."""
     vocab_size = model.tokenizer.vocab_size
     if not in_vocabulary(resume, vocab_size):

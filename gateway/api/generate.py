@@ -3,10 +3,10 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.trace import Tracer
 
@@ -88,33 +88,41 @@ class Generator:
     tracer: Tracer
 
     async def answer(
-        self, request: GenerateRequest, context: Any, metadata: Mapping[str, str]
+        self,
+        request: GenerateRequest,
+        write: Callable[[GenerateResponse], Awaitable[None]],
+        remaining_s: float | None,
+        metadata: Mapping[str, str],
     ) -> None:
-        """Writes all events of the answer to ``context``, a grpc.aio ServicerContext.
+        """Passes all events of the answer to ``write``; ``remaining_s``: until the deadline of the call.
 
         Raises:
             SluiceError: the call ends with it.
         """
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
         with spans.whole():
-            await _Call(self, spans, context).run(request, tenant_of(metadata))
+            await _Call(self, spans, write).run(request, remaining_s, tenant_of(metadata))
 
 
 class _Call:
     """The state of one call. Its methods stand in the order in which they run."""
 
-    def __init__(self, shared: Generator, spans: CallSpans, context: Any) -> None:
+    def __init__(
+        self,
+        shared: Generator,
+        spans: CallSpans,
+        write: Callable[[GenerateResponse], Awaitable[None]],
+    ) -> None:
         self._shared = shared
         self._upstream = shared.upstream
         self._registry = shared.upstream.registry
         self._spans = spans
-        self._context = context
+        self._write = write
         self._timings = RequestTimings(arrived_at=time.monotonic())
         self._has_events = asyncio.Event()
 
-    async def run(self, wire: GenerateRequest, tenant: str) -> None:
+    async def run(self, wire: GenerateRequest, remaining_s: float | None, tenant: str) -> None:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
-        remaining_s = self._context.time_remaining()
         request = validate(wire, catalog, remaining_s, settings.default_timeout_s, tenant)
         self._spans.server.set_attributes(request_attributes(request))
         try:
@@ -221,13 +229,13 @@ class _Call:
     async def _write_started(self, answer: Stream | Replay, held_model: str) -> None:
         started = answer.delivery.started(held_model)
         self._spans.server.set_attributes(started_attributes(started))
-        await self._context.write(GenerateResponse(started=started))
+        await self._write(GenerateResponse(started=started))
 
     async def _write_events(self, stream: Stream, reader: Reader) -> None:
         while True:
             self._has_events.clear()
             for event in stream.read(reader):
-                await self._context.write(event)
+                await self._write(event)
                 if event.HasField("finished"):
                     return
             await self._has_events.wait()
@@ -236,9 +244,9 @@ class _Call:
         """Writes the events of an answer that is complete."""
         try:
             await self._write_started(replay, request.resume_model)
-            await self._context.write(_REPLAYED)
+            await self._write(_REPLAYED)
             for event in replay.events(len(request.resume), request.resume_model):
-                await self._context.write(event)
+                await self._write(event)
         finally:
             self._record_end(replay)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from gateway.admission.load_table import ModelLoadTable
@@ -12,9 +14,12 @@ from gateway.api.pages import page_of
 from gateway.validation.requests import tenant_of, validate_count
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
+    NOTICE_KIND_ESCALATED,
     CountTokensRequest,
     CountTokensResponse,
     GenerateRequest,
+    GenerateResponse,
+    GenerateTextResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
@@ -48,20 +53,23 @@ class InferenceService(InferenceServiceServicer):
         self, request: GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
-        if self.draining:
-            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-        if self.active >= self._limit:
-            raise Overloaded(
-                f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
+        with self._admitted():
+            await self._generator.answer(
+                request, context.write, context.time_remaining(), metadata_of(context)
             )
-        self.active += 1
-        self.idle.clear()
-        try:
-            await self._generator.answer(request, context, metadata_of(context))
-        finally:
-            self.active -= 1
-            if self.active == 0:
-                self.idle.set()
+
+    async def GenerateText(self, request: GenerateRequest, context: Any) -> GenerateTextResponse:
+        """See the proto."""
+        response = GenerateTextResponse()
+
+        async def collect(event: GenerateResponse) -> None:
+            add_event(response, event)
+
+        with self._admitted():
+            await self._generator.answer(
+                request, collect, context.time_remaining(), metadata_of(context)
+            )
+        return response
 
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
@@ -82,6 +90,24 @@ class InferenceService(InferenceServiceServicer):
         models = [self._model(name, now) for name in names]
         return ListModelsResponse(models=models, next_page_token=next_page)
 
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Counts a call while it runs."""
+        if self.draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self.active >= self._limit:
+            raise Overloaded(
+                f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
+            )
+        self.active += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.active -= 1
+            if self.active == 0:
+                self.idle.set()
+
     def _model(self, name: str, now: float) -> Model:
         model, load = self._admission.catalog[name], self._loads.load(name, now)
         return Model(
@@ -93,3 +119,22 @@ class InferenceService(InferenceServiceServicer):
             running=load.running,
             queued=load.queued,
         )
+
+
+def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
+    """Adds the next ``event`` of a stream to the whole answer."""
+    match event.WhichOneof("event"):
+        case "started":
+            response.started.CopyFrom(event.started)
+        case "delta":
+            response.text += event.delta.text
+            response.token_ids.extend(event.delta.token_ids)
+            response.logprobs.extend(event.delta.logprobs)
+            response.hidden_indexes.extend(event.delta.hidden_indexes)
+        case "notice":
+            if event.notice.kind == NOTICE_KIND_ESCALATED:
+                for field in ("text", "token_ids", "logprobs", "hidden_indexes"):
+                    response.ClearField(field)
+            response.notices.append(event.notice)
+        case "finished":
+            response.finished.CopyFrom(event.finished)

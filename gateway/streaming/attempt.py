@@ -39,6 +39,7 @@ class ModelAttempt:
         assembler: order of its frames.
         inspection: what the safety policy does about the answer; its filter is in the transcript.
         published: JetStream has stored the row's task.
+        stop_token_ids: the caller's; they end the answer beside the model's own.
         final: how the row ended; None until it has.
         stopped: a stop string or the safety policy ended the answer; the row itself may go on.
         escalation_reason: why another model answers instead; empty for the last attempt.
@@ -54,6 +55,7 @@ class ModelAttempt:
     transcript: Transcript
     assembler: Assembler
     inspection: AnswerInspection | None = None
+    stop_token_ids: frozenset[int] = frozenset()
     published: bool = False
     final: frame_pb2.Final | None = None
     stopped: bool = False
@@ -76,7 +78,17 @@ class ModelAttempt:
     @property
     def usage(self) -> Usage:
         """Tokens of prompt and answer."""
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_prompt_tokens=0 if self.final is None else self.final.cached_prompt_tokens,
+        )
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """The caller's stop token that ended the answer, if one did."""
+        last = self.transcript.token_ids[-1:]
+        return last[0] if last and last[0] in self.stop_token_ids else None
 
     @property
     def batch(self) -> frame_pb2.BatchInfo | None:
@@ -109,7 +121,10 @@ class ModelAttempt:
         # The text that was held back may have completed a stop string or a match of the filter.
         if self.transcript.stop is not None:
             return FINISH_REASON_STOP_SEQUENCE
-        return FINISH_REASON_CONTENT_FILTER if self.transcript.blocked else reason
+        if self.transcript.blocked:
+            return FINISH_REASON_CONTENT_FILTER
+        stopped = reason == FINISH_REASON_STOP and self.stop_token_id is not None
+        return FINISH_REASON_STOP_SEQUENCE if stopped else reason
 
     def _append(self, accepted: AcceptedFrame) -> None:
         transcript = self.transcript

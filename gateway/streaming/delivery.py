@@ -6,6 +6,7 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.transcript import VisibleTokens
 from sluice.errors import SlowReader, SluiceError
 from sluice.v1.inference_pb2 import Finished, GenerateResponse, Notice, Started
+from sluice.wire.tokens import VisibleToken
 
 
 class Reader:
@@ -85,7 +86,7 @@ class Delivery:
             started.model, started.prompt_tokens = self._model, self._prompt_tokens
         return started
 
-    def matches(self, token_ids: Sequence[int], model: str) -> bool:
+    def matches(self, token_ids: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``token_ids`` of ``model`` are the beginning of the answer, as far as a caller can know it."""
         return self.replaced(model) or self._tokens.starts_with(token_ids)
 

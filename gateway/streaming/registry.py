@@ -24,6 +24,7 @@ from sluice.errors import (
 from sluice.internal.v1.control_pb2 import HeldTokensResponse
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
 from sluice.v1.inference_pb2 import FinishReason
+from sluice.wire.tokens import VisibleToken
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Registry:
         return iter(self._live.values())
 
     def find(
-        self, key: str, fingerprint: bytes, held: Sequence[int], model: str, now: float
+        self, key: str, fingerprint: bytes, held: Sequence[VisibleToken], model: str, now: float
     ) -> Stream | Replay | None:
         """The live or complete answer that ``key`` names, or None when the request is new.
 

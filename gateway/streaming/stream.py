@@ -321,6 +321,11 @@ class Stream(Lifecycle):
             usage=self.current.usage,
             timings=self.spec.timings.with_row(row, first_at, now),
             stop=("" if withheld_by else transcript.stop) or "",
+            stop_token_id=(
+                self.current.stop_token_id
+                if reason == FINISH_REASON_STOP_SEQUENCE and not transcript.stop
+                else None
+            ),
             rules=withheld_by or transcript.blocked,
             model=self.current.model,
             attempts=[

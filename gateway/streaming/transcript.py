@@ -6,7 +6,7 @@ character.
 
 An output filter delays tokens and text. A token is released when the filter has decided about every character of it;
 the tokens that make up one character are released together. A token of which any character is hidden is shown as
-`HIDDEN_TOKEN_ID`, so that indexes stay and ids never reveal what the text hides. Text always leaves with a token, so
+None, so that indexes stay and ids never reveal what the text hides. Text always leaves with a token, so
 that an index of a token is a place in the text.
 """
 
@@ -18,15 +18,15 @@ from typing import Final
 from gateway.safety.output.filter import OutputFilter
 from gateway.streaming.detokenizer import Detokenizer
 from gateway.streaming.stops import StopMatcher
-from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1.inference_pb2 import Delta, TokenLogprob, TokenLogprobs
+from sluice.wire.tokens import VisibleToken, put_tokens
 
 TokenText = Callable[[int], str]
 """Text of one token alone."""
-Token = tuple[int, Logprobs | None]
+Token = tuple[VisibleToken, Logprobs | None]
 """Id and log-probabilities of one token."""
-_HIDDEN: Final[Token] = (HIDDEN_TOKEN_ID, None)
+_HIDDEN: Final[Token] = (None, None)
 
 
 class FilteredTokens:
@@ -73,14 +73,14 @@ class VisibleTokens:
     """The tokens that a caller may see, each with its text and log-probabilities.
 
     Attributes:
-        token_ids: in order; `HIDDEN_TOKEN_ID` for those that are hidden.
+        token_ids: in order; None for those that are hidden.
         tail: text that no later token released: it was held back until the answer was complete.
         contradicted: the tokens differ from those that the caller was shown before.
     """
 
-    def __init__(self, held: Sequence[int] = ()) -> None:
+    def __init__(self, held: Sequence[VisibleToken] = ()) -> None:
         """``held``: the tokens that the caller was shown before."""
-        self.token_ids: list[int] = []
+        self.token_ids: list[VisibleToken] = []
         self.tail = ""
         self.contradicted = False
         self._texts: list[str] = []
@@ -97,7 +97,7 @@ class VisibleTokens:
         """Whether there are fewer tokens than the caller was shown before."""
         return len(self.token_ids) < len(self._held)
 
-    def append(self, token_id: int, text: str, logprobs: TokenLogprobs) -> None:
+    def append(self, token_id: VisibleToken, text: str, logprobs: TokenLogprobs) -> None:
         """Adds the next token."""
         if self._held:
             index = len(self.token_ids)
@@ -110,18 +110,19 @@ class VisibleTokens:
         """What is visible from token ``start`` to ``end`` (None: to the last), in one piece; None when it is empty."""
         if start >= len(self.token_ids[:end]):
             return None
-        return Delta(
+        delta = Delta(
             text="".join(self._texts[start:end]),
-            token_ids=self.token_ids[start:end],
             index=start,
             logprobs=self._logprobs[start:end] if with_logprobs else (),
         )
+        put_tokens(delta, self.token_ids[start:end], start)
+        return delta
 
     def tail_delta(self) -> Delta | None:
         """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
         return Delta(text=self.tail, index=len(self.token_ids)) if self.tail else None
 
-    def starts_with(self, token_ids: Sequence[int]) -> bool:
+    def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
         """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
         known = self.token_ids + self._held[len(self.token_ids) :]
         return known[: len(token_ids)] == list(token_ids)
@@ -144,7 +145,7 @@ class Transcript:
         stop_token_ids: Collection[int],
         token_text: TokenText,
         output: OutputFilter | None = None,
-        held: Sequence[int] = (),
+        held: Sequence[VisibleToken] = (),
         alternatives: int | None = None,
     ) -> None:
         """``held``: the tokens that the caller was shown before.
@@ -216,7 +217,7 @@ class Transcript:
         text, self._pending_text = self._pending_text, ""
         self._show(*tokens[-1], text)
 
-    def _show(self, token_id: int, logprobs: Logprobs | None, text: str) -> None:
+    def _show(self, token_id: VisibleToken, logprobs: Logprobs | None, text: str) -> None:
         public = TokenLogprobs() if logprobs is None else self._public(logprobs)
         self.visible.append(token_id, text, public)
 

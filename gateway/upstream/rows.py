@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
@@ -21,7 +21,6 @@ from gateway.streaming.transcript import Transcript
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
-from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.telemetry import names
@@ -37,6 +36,7 @@ from sluice.v1.inference_pb2 import (
 from sluice.wire import subjects
 from sluice.wire.clock import unix_ms
 from sluice.wire.enums import value_of
+from sluice.wire.tokens import VisibleToken
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class Upstream:
         request: ValidRequest,
         prepared: PreparedPrompt,
         row_id: str,
-        held: Sequence[int] = (),
+        held: Sequence[VisibleToken] = (),
     ) -> ModelAttempt:
         """A model's attempt at the answer; ``held`` are the tokens that the caller was shown before."""
         model, inspection = prepared.model, prepared.inspect and prepared.inspect()
         transcript = Transcript(
             model.tokenizer.detokenizer(),
             tuple(request.sampling.stop),
-            model.tokenizer.stop_token_ids,
+            model.tokenizer.stop_token_ids.union(request.sampling.stop_token_ids),
             model.tokenizer.token_text,
             inspection.filter if inspection else None,
             held,
@@ -122,7 +122,15 @@ class Upstream:
                 transcript.append(token_id)
         assembler = Assembler(len(transcript.token_ids), self.stall_s, time.monotonic())
         prompt_tokens = len(prepared.prompt_token_ids)
-        return ModelAttempt(row_id, model.name, prompt_tokens, transcript, assembler, inspection)
+        return ModelAttempt(
+            row_id,
+            model.name,
+            prompt_tokens,
+            transcript,
+            assembler,
+            inspection,
+            frozenset(request.sampling.stop_token_ids),
+        )
 
     def task_of(
         self,
@@ -246,7 +254,9 @@ def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReaso
     return None
 
 
-def _before_hidden(held: Sequence[int]) -> Sequence[int]:
+def _before_hidden(held: Sequence[VisibleToken]) -> Iterator[int]:
     """The tokens before the first that was hidden from the caller; from there on the answer is computed again."""
-    hidden = held.index(HIDDEN_TOKEN_ID) if HIDDEN_TOKEN_ID in held else len(held)
-    return held[:hidden]
+    for token_id in held:
+        if token_id is None:
+            return
+        yield token_id

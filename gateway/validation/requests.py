@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,10 +10,11 @@ from gateway.models.catalog import Catalog
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
 from gateway.validation.violations import FieldViolations
-from sluice.defaults import AUTO, HIDDEN_TOKEN_ID, TENANT_METADATA
+from sluice.defaults import AUTO, TENANT_METADATA
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest, SamplingParams
+from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_LABELS: Final = 32
 MAX_LABEL_KEY_CHARS: Final = 64
@@ -47,7 +48,7 @@ class ValidRequest:
     """Idempotency key with the tenant; empty without one."""
     fingerprint: bytes
     """Equal for requests with the same content; empty without a key."""
-    resume: tuple[int, ...]
+    resume: tuple[VisibleToken, ...]
     """Tokens of the answer that the caller has received."""
     timeout_s: float
     tenant: str
@@ -99,7 +100,7 @@ def validate(
         # Tenants do not share keys. A tenant's name has no space.
         key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
         fingerprint=_fingerprint(request) if request.idempotency_key else b"",
-        resume=tuple(request.resume.token_ids),
+        resume=tokens_of(request.resume),
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
         tenant=tenant,
         allow_degraded=request.allow_degraded,
@@ -142,9 +143,9 @@ def check_labels(labels: Mapping[str, str]) -> None:
     found.raise_if_any()
 
 
-def in_vocabulary(token_ids: Sequence[int], size: int) -> bool:
-    """Whether all are tokens of a model, or stand for tokens that were hidden from the caller."""
-    return all(token < size or token == HIDDEN_TOKEN_ID for token in token_ids)
+def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
+    """Whether all are tokens of a model, except those that were hidden from the caller."""
+    return all(token is None or token < size for token in token_ids)
 
 
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:

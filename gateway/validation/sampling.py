@@ -16,6 +16,7 @@ MAX_ADDITIVE_PENALTY: Final = 2.0
 MAX_LOGPROBS: Final = 8
 MAX_STOPS: Final = 8
 MAX_STOP_CHARS: Final = 64
+MAX_STOP_TOKENS: Final = 32
 
 
 def sampling_of(
@@ -27,6 +28,8 @@ def sampling_of(
     _check_numbers(sampling, max_answer_tokens, found)
     _check_min_tokens(sampling, max_answer_tokens, found)
     _check_stops(sampling.stop, found)
+    _check_stop_tokens(sampling, found)
+    _check_served(sampling, found)
     _check_constraint(sampling, found)
     return sampling
 
@@ -76,6 +79,29 @@ def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
             f"sampling.stop[{index}]",
             f"must have 1 to {MAX_STOP_CHARS} characters",
         )
+
+
+def _check_stop_tokens(s: SamplingParams, found: FieldViolations) -> None:
+    found.check(
+        len(s.stop_token_ids) <= MAX_STOP_TOKENS,
+        "sampling.stop_token_ids",
+        f"has more than {MAX_STOP_TOKENS} tokens",
+    )
+    constraint = s.WhichOneof("constraint")
+    found.check(
+        not (s.stop_token_ids and constraint),
+        "sampling.stop_token_ids",
+        f"cannot be combined with {constraint}, which determines where the answer ends",
+    )
+
+
+def _check_served(s: SamplingParams, found: FieldViolations) -> None:
+    found.check(not s.logit_bias, "sampling.logit_bias", "is not served yet; leave it out")
+    found.check(
+        not s.HasField("n") or s.n == 1,
+        "sampling.n",
+        "must be 1; several answers are not served yet",
+    )
 
 
 def _check_constraint(s: SamplingParams, found: FieldViolations) -> None:

@@ -86,6 +86,7 @@ class RowStep:
         logprobs: one per token when asked for, else empty.
         end: set in the last step of a row, and only there.
         error: one sentence when ``end`` is FAILED.
+        cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class RowStep:
     logprobs: tuple[TokenLogprobs, ...] = ()
     end: RowEnd | None = None
     error: str = ""
+    cached_prompt_tokens: int = 0
 
 
 class Refused(Exception):

@@ -50,6 +50,7 @@ class Row:
         drafted: as `computed`, in the cache of the draft model; 0 without one.
         table: its blocks of the cache.
         sampling: the sampler's state of the row; None in an engine that does not sample.
+        cached_tokens: tokens of the prompt that were in the prefix cache when the row first joined a step.
         cancelled: by the caller.
     """
 
@@ -62,6 +63,7 @@ class Row:
         self.drafted = 0
         self.table = BlockTable()
         self.sampling: SamplingState | None = None
+        self.cached_tokens: int | None = None
         self.cancelled = False
         self._prompt_tokens = len(spec.prompt)
         self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
@@ -80,6 +82,11 @@ class Row:
     def answered(self) -> int:
         """Tokens of the answer so far: the index of the next one."""
         return len(self.tokens) - self._prompt_tokens
+
+    def note_cached(self) -> None:
+        """Before the first step only the prefix cache can have computed anything; later it may be the row itself."""
+        if self.cached_tokens is None:
+            self.cached_tokens = min(self.computed, self._prompt_tokens)
 
     def move(self, state: RowState) -> None:
         """Changes the state."""
@@ -120,7 +127,15 @@ class Row:
     ) -> RowStep:
         spec = self.spec
         return RowStep(
-            spec.request_id, spec.owner, spec.attempt, index, token_ids, logprobs, end, error
+            request_id=spec.request_id,
+            owner=spec.owner,
+            attempt=spec.attempt,
+            start_index=index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            end=end,
+            error=error,
+            cached_prompt_tokens=self.cached_tokens or 0,
         )
 
 

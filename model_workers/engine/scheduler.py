@@ -180,6 +180,7 @@ class Scheduler:
             self._preempt(self._running[-1])
         self.copies += copies
         row.computed = self.blocks.cached_tokens(row.table, len(row.tokens))
+        row.note_cached()
         self._queue.pop(0)
         self._count_queued(-1, row)
         row.move(RowState.RUNNING)

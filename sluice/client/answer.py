@@ -10,6 +10,7 @@ from enum import StrEnum
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
+from sluice.wire.tokens import VisibleToken, tokens_of
 
 
 class FinishReason(StrEnum):
@@ -97,12 +98,12 @@ class TokenLogprobs:
 class Delta:
     """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
 
-    `sluice.defaults.HIDDEN_TOKEN_ID` stands for a token whose text the safety policy hides; its log-probabilities are
+    None stands for a token whose text the safety policy hides; its log-probabilities are
     blank.
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[VisibleToken, ...]
     index: int
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -118,10 +119,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the prompt (template included) and of the answer (tokens of a stop string included)."""
+    """Tokens of the prompt (template included) and of the answer (tokens of a stop string included).
+
+    ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,7 @@ class Finished:
         rules: those of the safety policy that ended it.
         model: whose answer it is.
         attempts: what every model used that worked on it, in order.
+        stop_token_id: the token of the request's stop_token_ids that ended it.
     """
 
     reason: FinishReason
@@ -167,6 +173,7 @@ class Finished:
     rules: tuple[str, ...] = ()
     model: str = ""
     attempts: tuple[ModelUsage, ...] = ()
+    stop_token_id: int | None = None
 
 
 Event = Started | Delta | Notice | Finished
@@ -191,7 +198,7 @@ class Answer:
     route: Route
     seed: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[VisibleToken, ...]
     logprobs: tuple[TokenLogprobs, ...]
     notices: tuple[Notice, ...]
     finish_reason: FinishReason
@@ -291,7 +298,7 @@ def delta_of(message: pb.Delta) -> Delta:
         )
         for entry in message.logprobs
     )
-    return Delta(message.text, tuple(message.token_ids), message.index, logprobs)
+    return Delta(message.text, tokens_of(message, message.index), message.index, logprobs)
 
 
 def notice_of(message: pb.Notice) -> Notice:
@@ -320,6 +327,7 @@ def finished_of(message: pb.Finished) -> Finished:
         tuple(message.rules),
         message.model,
         tuple(ModelUsage(leg.model, _usage_of(leg.usage), leg.unused) for leg in message.attempts),
+        message.stop_token_id if message.HasField("stop_token_id") else None,
     )
 
 
@@ -329,4 +337,4 @@ def _timings_of(message: pb.Timings) -> Timings:
 
 
 def _usage_of(message: pb.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.completion_tokens)
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_prompt_tokens)

@@ -48,6 +48,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     min_tokens: int
+    stop_token_ids: Sequence[int]
     json_schema: str | Mapping[str, Any]
     regex: str
 

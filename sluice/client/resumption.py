@@ -26,6 +26,7 @@ from sluice.client.answer import (
 )
 from sluice.errors import InternalError
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.tokens import VisibleToken, put_tokens
 
 
 class ResumableAnswer:
@@ -41,7 +42,7 @@ class ResumableAnswer:
         self.complete = False
         self._request = request
         self._model = ""
-        self._token_ids: list[int] = []
+        self._token_ids: list[VisibleToken] = []
         self._text_length = 0
         self._text_length_at = {0: 0}
         self._call_started = False
@@ -57,7 +58,7 @@ class ResumableAnswer:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
         request.resume.seed = self.started.seed
-        request.resume.token_ids.extend(self._token_ids)
+        put_tokens(request.resume, self._token_ids)
         request.resume.model = self._model
         return request
 

@@ -42,6 +42,11 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateText = channel.unary_unary(
+                '/sluice.v1.InferenceService/GenerateText',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
+                _registered_method=True)
         self.CountTokens = channel.unary_unary(
                 '/sluice.v1.InferenceService/CountTokens',
                 request_serializer=sluice_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
@@ -63,6 +68,16 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
         without Finished ended with an error status.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateText(self, request, context):
+        """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,6 +104,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateText': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateText,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.SerializeToString,
             ),
             'CountTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.CountTokens,
@@ -131,6 +151,33 @@ class InferenceService:
             '/sluice.v1.InferenceService/Generate',
             sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/GenerateText',
+            sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,12 @@ class InferenceServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
     without Finished ended with an error status.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    GenerateText: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateTextResponse]
+    """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
@@ -62,6 +68,12 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
     without Finished ended with an error status.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    GenerateText: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateTextResponse]  # type: ignore[assignment]
+    """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
     """Counts the tokens that a prompt takes of a model's context, without running the model."""
@@ -82,6 +94,18 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Streams one answer: Started, then any number of Delta and Notice, then exactly one Finished. A stream that ends
         without Finished ended with an error status.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateText(
+        self,
+        request: _inference_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GenerateTextResponse, _abc.Awaitable[_inference_pb2.GenerateTextResponse]]:
+        """The same answer in one message. Fails as a stream would end; what GenerateRequest says of streams does not apply.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
     @_abc_1.abstractmethod

@@ -5,9 +5,9 @@ import pytest
 
 from gateway.config.models import load_catalog
 from sluice.client import AsyncClient, FinishReason
-from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.wire.tokens import put_tokens, tokens_of
 from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
@@ -26,11 +26,11 @@ async def test_a_secret_of_the_prompt_does_not_come_back(mesh: RunningMesh) -> N
     assert answer.finish_reason is FinishReason.LENGTH
     assert answer.text == PROMPT.replace(KEY, "<AWS_ACCESS_KEY_1>") * 2
     assert len(answer.token_ids) == answer.usage.completion_tokens == 2 * len(asked)
-    shown = [token for token in answer.token_ids if token != HIDDEN_TOKEN_ID]
+    shown = [token for token in answer.token_ids if token is not None]
     assert 0 < len(shown) < len(answer.token_ids)
     assert "AKIA" not in tokenization.tokenizer.decode(shown)
     for token, entry in zip(answer.token_ids, answer.logprobs, strict=True):
-        assert token != HIDDEN_TOKEN_ID or not entry.top
+        assert token is not None or not entry.top
 
 
 async def test_an_answer_goes_on_behind_hidden_tokens(mesh: RunningMesh) -> None:
@@ -45,9 +45,9 @@ async def test_an_answer_goes_on_behind_hidden_tokens(mesh: RunningMesh) -> None
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         deltas = [e.delta async for e in stub.Generate(request) if e.HasField("delta")]
-        held = [token for delta in deltas for token in delta.token_ids][: len(asked)]
-        assert HIDDEN_TOKEN_ID in held
-        request.resume.token_ids.extend(held)
+        held = [token for delta in deltas for token in tokens_of(delta, delta.index)][: len(asked)]
+        assert None in held
+        put_tokens(request.resume, held)
         rest = [e.delta async for e in stub.Generate(request) if e.HasField("delta")]
     assert rest[0].index == len(held)
     assert "".join(delta.text for delta in rest).endswith(

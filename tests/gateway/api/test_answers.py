@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from sluice.client import AnswerBuilder, AsyncClient, Delta, NoticeKind
-from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.internal.v1.task_pb2 import Task
 from sluice.telemetry import names
@@ -76,10 +75,10 @@ async def test_secrets_are_redacted_in_answers_by_default(guarded: Wire) -> None
     shown = tokens_of(events)
     assert len(shown) == len(tokens)
     assert KEY not in guarded.catalog["small"].tokenizer.tokenizer.decode(
-        [token for token in shown if token != HIDDEN_TOKEN_ID]
+        [token for token in shown if token is not None]
     )
     told = [entry for event in events for entry in event.delta.logprobs]
-    assert [not entry.top for entry in told] == [token == HIDDEN_TOKEN_ID for token in shown]
+    assert [not entry.top for entry in told] == [token is None for token in shown]
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP
     attributes = guarded.span(names.SPAN_STREAM).attributes
     assert attributes[names.FINDINGS] == ("secret.aws_access_key:redact",)
@@ -180,7 +179,7 @@ async def asked(client: AsyncClient, relay: Relay, other: str) -> AnswerBuilder:
     async with client.generate("hello", model="small") as stream:
         async for event in stream:
             builder.add(event)
-            if isinstance(event, Delta) and HIDDEN_TOKEN_ID in event.token_ids and not turned:
+            if isinstance(event, Delta) and None in event.token_ids and not turned:
                 turned = True
                 relay.turn(other)
     return builder

@@ -270,3 +270,40 @@ async def test_many_streams_at_once_do_not_mix(wire: Wire) -> None:
     for i, events in enumerate(await asyncio.gather(*reading)):
         assert f"number {i}" in text_of(events)
     assert len(wire.gateway.registry) == 0
+
+
+async def test_a_whole_answer_comes_in_one_message(wire: Wire) -> None:
+    call = wire.stub.GenerateText(prompt("hello"))
+    task = await wire.batcher.task()
+    tokens = wire.tokens("hello world")
+    await wire.batcher.send(task, frame(0, tokens[:1]), last(1, tokens[1:]))
+    response = await call
+    assert (response.text, list(response.token_ids)) == ("hello world", tokens)
+    assert response.started.model == "small"
+    assert response.finished.reason == pb.FINISH_REASON_STOP
+    assert not response.notices
+
+
+async def test_a_whole_answer_that_cannot_be_given_is_an_error(wire: Wire) -> None:
+    code, error = await error_of(wire.stub.GenerateText(prompt("hello", model="nobody")))
+    assert (code.name, error.reason) == ("NOT_FOUND", "MODEL_UNKNOWN")
+
+
+async def test_a_stop_token_of_the_caller_ends_the_answer_without_its_text(wire: Wire) -> None:
+    tokens = wire.tokens("hello world")
+    sampling = pb.SamplingParams(stop_token_ids=[tokens[-1]])
+    call = wire.stub.Generate(prompt("hello", sampling=sampling))
+    task = await wire.batcher.task()
+    assert tokens[-1] in task.sampling.stop_token_ids
+    ended = last(0, tokens)
+    ended.final.cached_prompt_tokens = 2
+    await wire.batcher.send(task, ended)
+    events = await events_of(call)
+    finished = events[-1].finished
+    assert text_of(events) == "hello"
+    assert (finished.reason, finished.stop_token_id) == (
+        pb.FINISH_REASON_STOP_SEQUENCE,
+        tokens[-1],
+    )
+    assert finished.usage.completion_tokens == len(tokens)
+    assert finished.usage.cached_prompt_tokens == 2

@@ -56,6 +56,18 @@ async def test_models_are_listed_with_their_load(wire: Wire) -> None:
     assert small.context_tokens == CONTEXT
 
 
+async def test_models_come_in_pages(wire: Wire) -> None:
+    first = await wire.stub.ListModels(pb.ListModelsRequest(page_size=1))
+    assert [model.name for model in first.models] == ["small"]
+    second = await wire.stub.ListModels(
+        pb.ListModelsRequest(page_size=1, page_token=first.next_page_token)
+    )
+    assert [model.name for model in second.models] == ["large"]
+    assert second.next_page_token == ""
+    code, error = await error_of(wire.stub.ListModels(pb.ListModelsRequest(page_token="x")))
+    assert (code.name, error.violations[0].field) == ("INVALID_ARGUMENT", "page_token")
+
+
 async def test_health_is_true_for_the_service_and_every_model(wire: Wire) -> None:
     for service in ("", SERVICE, "model.small", "model.large"):
         await wire.health_becomes(service, SERVING)

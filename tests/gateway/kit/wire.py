@@ -31,6 +31,7 @@ from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
+from sluice.wire import tokens
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
 
 MODELS: Final = ("small", "large")
@@ -199,8 +200,9 @@ def text_of(events: list[GenerateResponse]) -> str:
     return "".join(event.delta.text for event in events)
 
 
-def tokens_of(events: list[GenerateResponse]) -> list[int]:
-    return [token for event in events for token in event.delta.token_ids]
+def tokens_of(events: list[GenerateResponse]) -> list[tokens.VisibleToken]:
+    deltas = [event.delta for event in events]
+    return [token for delta in deltas for token in tokens.tokens_of(delta, delta.index)]
 
 
 def prompt(text: str = "hello", **fields: Any) -> GenerateRequest:

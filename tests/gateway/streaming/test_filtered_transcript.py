@@ -11,9 +11,9 @@ from gateway.safety.policy import load_policies
 from gateway.safety.redaction import Placeholders
 from gateway.streaming.transcript import Transcript
 from sluice.client.resumption import ResumableAnswer
-from sluice.defaults import HIDDEN_TOKEN_ID
 from sluice.internal.v1.frame_pb2 import Logprobs
 from sluice.v1 import inference_pb2 as pb
+from sluice.wire.tokens import tokens_of
 from tests.gateway.safety.output.kit import random_text
 from tests.gateway.safety.output.real import SAMPLES
 from tests.gateway.streaming.test_transcript import END_ID, TOKENIZER, TOKENS, ids
@@ -92,7 +92,7 @@ def shown_spans(made: Transcript, tokens: list[int]) -> list[tuple[int, int]]:
     for token, shown in zip(tokens, made.visible.token_ids, strict=False):
         word = TOKENIZER.id_to_token(token)
         assert word is not None
-        if shown != HIDDEN_TOKEN_ID:
+        if shown is not None:
             spans.append((at, at + len(word)))
         at += len(word)
     return spans
@@ -132,8 +132,8 @@ def test_no_id_and_no_logprob_tells_a_hidden_character(seed: int) -> None:
         assert not any(start < last and end > first for first, last in hidden)
     delta = made.visible.delta(0, True)
     assert delta is not None
-    for shown, logprobs in zip(delta.token_ids, delta.logprobs, strict=True):
-        if shown == HIDDEN_TOKEN_ID:
+    for shown, logprobs in zip(tokens_of(delta, delta.index), delta.logprobs, strict=True):
+        if shown is None:
             assert logprobs == pb.TokenLogprobs()
         else:
             assert logprobs.top[0].token_id == shown
@@ -152,8 +152,8 @@ def test_a_client_that_reconnects_anywhere_has_the_whole_answer_once(
     exchange, text = ResumableAnswer(pb.GenerateRequest(prompt="x")), ""
     for last in (False, False, True):
         request = exchange.next_request()
-        held = list(request.resume.token_ids)
-        known = held[: held.index(HIDDEN_TOKEN_ID)] if HIDDEN_TOKEN_ID in held else held
+        held = list(tokens_of(request.resume))
+        known = held[: held.index(None)] if None in held else held
         made = transcript(policy, *stops, held=held)
         exchange.accept(pb.GenerateResponse(started=pb.Started(model="m", seed=3)))
         index, until = len(held), len(tokens) if last else rng.randint(len(known), len(tokens))
@@ -197,8 +197,8 @@ def test_nothing_waits_where_nothing_is_pending() -> None:
 def test_the_rest_of_an_answer_cut_in_a_secret_is_hidden() -> None:
     made = filled("redact", ids(f"the key is {KEY[:-2]}"), truncated=True)
     assert text_of(made) == "the key is AKIA"
-    assert made.visible.token_ids[-1] == HIDDEN_TOKEN_ID
-    assert made.visible.token_ids[0] != HIDDEN_TOKEN_ID
+    assert made.visible.token_ids[-1] is None
+    assert made.visible.token_ids[0] is not None
 
 
 def test_a_block_ends_the_answer_with_the_rules_alone() -> None:

@@ -39,6 +39,11 @@ def chat(*turns: tuple[str, str]) -> ChatInput:
 
 
 SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"stop_token_ids": [1] * 33}, "stop_token_ids"),
+    ({"stop_token_ids": [1], "regex": "a"}, "stop_token_ids"),
+    ({"logit_bias": {3: 1.0}}, "logit_bias"),
+    ({"n": 0}, "n"),
+    ({"n": 2}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": CONTEXT + 1}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
