@@ -37,7 +37,7 @@ READ_S: Final = 2.0
 FETCH_MAX: Final = 64
 """Messages that are read at once."""
 _INACTIVE_S: Final = 30.0
-"""The server deletes the consumer of a reader that broke off after this long."""
+"""The server deletes the consumer of an aborted read after this time."""
 _MIB: Final = 1024 * 1024
 
 
@@ -127,7 +127,7 @@ class RecordStore:
         """The record of a request and its grade; raises `RecordUnknown` when nothing is kept."""
         record = unpack(RequestRecord, await self._record(subjects.record(request_id)))
         response = GetRequestRecordResponse(record=record)
-        with suppress(RecordUnknown):  # nobody has graded it
+        with suppress(RecordUnknown):  # it has no grade
             response.grade.CopyFrom(unpack(Grade, await self._record(subjects.grade(request_id))))
         return response
 

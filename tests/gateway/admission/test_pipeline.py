@@ -57,7 +57,7 @@ async def test_a_name_that_is_no_name_is_refused(wire: Wire) -> None:
     for call in (
         wire.stub.Generate(prompt("hello"), metadata=metadata),
         wire.stub.CountTokens(CountTokensRequest(prompt="hello"), metadata=metadata),
-        wire.stub.CheckText(CheckTextRequest(text="hello"), metadata=metadata),
+        wire.safety.CheckText(CheckTextRequest(text="hello"), metadata=metadata),
     ):
         _, error = await error_of(call)
         assert error.reason == "REQUEST_INVALID"
