@@ -75,10 +75,11 @@ def cancel_rows(*request_ids: str, batcher: str = "batcher-1") -> worker_pb2.Wor
 
 @dataclass
 class Answers:
-    """Tokens and ends by request; checks the order of the steps as they come."""
+    """Tokens, ends and cached prompt tokens by request; checks the order of the steps as they come."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, RowEnd] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
 
     def take(self, steps: Iterable[RowStep]) -> None:
         """Adds what a step did."""
@@ -89,6 +90,7 @@ class Answers:
             tokens += step.token_ids
             if step.end is not None:
                 self.ends[step.request_id] = step.end
+                self.cached[step.request_id] = step.cached_prompt_tokens
 
 
 def drive(engine: Engine, *rows: RowSpec, now: float = 0.0) -> Answers:
