@@ -28,7 +28,7 @@ UNAVAILABLE_RETRY_S: Final = 1.0
 
 @dataclass(frozen=True)
 class SchedulingParams:
-    """What the queue needs to know of a request."""
+    """Class, deadline and degradation of a request, for the estimate of its wait."""
 
     priority_class: str
     deadline: float

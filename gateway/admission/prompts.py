@@ -1,4 +1,4 @@
-"""What one model is asked: the tokens of the prompt in its chat template, and the sampling parameters that fit it."""
+"""Prepares a prompt for a model: its tokens in the chat template, and sampling parameters that fit the model."""
 
 import asyncio
 import secrets
@@ -21,13 +21,13 @@ _THREAD_CHARS: Final = 8192
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """What one model is asked."""
+    """A prompt for one model."""
 
     model: ServedModel
     prompt_token_ids: list[int]
     sampling: Sampling
     inspect: Callable[[], AnswerInspection | None] | None
-    """Begins the inspection of an answer; None: answers are not inspected."""
+    """Starts the inspection of an answer; None: answers are not inspected."""
 
 
 async def prepare(

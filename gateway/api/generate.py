@@ -100,7 +100,7 @@ class Generator:
             SluiceError: the call ends with it.
         """
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
-        with spans.whole():
+        with spans.call():
             await _Call(self, spans, write).run(request, remaining_s, tenant_of(metadata))
 
 
@@ -216,7 +216,7 @@ class _Call:
             self._record_end(stream)
             if stream.first_frame_at is not None:
                 lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
-                self._spans.past(names.SPAN_STREAM, lasted_s, stream_attributes(stream))
+                self._spans.completed_hop(names.SPAN_STREAM, lasted_s, stream_attributes(stream))
 
     async def _wait_until_published(self, stream: Stream) -> None:
         try:

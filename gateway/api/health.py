@@ -1,4 +1,4 @@
-"""What ``grpc.health.v1`` says: true readiness, of the service and of every model (docs/wire.md, Readiness)."""
+"""Readiness over ``grpc.health.v1``, of the service and of every model (docs/wire.md, Readiness)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class GatewayHealth:
-    """Keeps the health service up to date."""
+    """Keeps the statuses of the health service up to date."""
 
     def __init__(
         self, loads: ModelLoadTable, models: Sequence[str], connected: Callable[[], bool]
@@ -23,10 +23,10 @@ class GatewayHealth:
         self._loads = loads
         self._models = models
         self._connected = connected
-        self._said: dict[str, bool] = {}
+        self._statuses: dict[str, bool] = {}
 
     async def refresh(self, now: float) -> None:
-        """Says what has changed."""
+        """Sets the statuses that have changed."""
         connected = self._connected()
         ready = {
             f"model.{model}": connected and self._loads.load(model, now).ready
@@ -34,10 +34,10 @@ class GatewayHealth:
         }
         whole = all(ready.values())
         for service, serving in {**ready, SERVICE: whole, "": whole}.items():
-            if self._said.get(service) != serving:
-                self._said[service] = serving
+            if self._statuses.get(service) != serving:
+                self._statuses[service] = serving
                 await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)
 
     async def leave(self) -> None:
-        """NOT_SERVING from now on, whatever happens."""
+        """Sets every status to NOT_SERVING, for good."""
         await self.servicer.enter_graceful_shutdown()

@@ -1,7 +1,7 @@
-"""Around every method of our services: requests that are no messages, and errors, become ``google.rpc.Status``.
+"""Parses the requests of our services, and turns errors into ``google.rpc.Status``.
 
-grpc answers a request that it cannot parse with INTERNAL. So the parsing is done here: it yields the message or the
-error, and the error is raised where errors are turned into status.
+grpc answers INTERNAL to a request that it cannot parse. So requests are parsed here, into the message or an error, and
+the error is raised where errors are turned into a status.
 """
 
 import logging
@@ -22,7 +22,7 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Parses requests and turns errors into status, for the methods of ``sluice.*``."""
+    """Parses requests and turns errors into statuses, for the methods of ``sluice.*``."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes

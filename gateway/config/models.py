@@ -19,7 +19,7 @@ _FILES: Final = [
     "generation_config.json",
     "chat_template.jinja",
 ]
-# Names of the context length in configurations of Hugging Face models.
+# Keys of the context length in the config.json of Hugging Face models.
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
     "n_positions",

@@ -1,4 +1,4 @@
-"""How far two answers to one prompt say the same. Pure code; docs/routing.md lists the rules with examples.
+"""Agreement of two answers to one prompt. Pure code; docs/routing.md lists the rules with examples.
 
 The first rule that applies to both answers decides:
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 from gateway.routing.learned.text import ends
 
 READ_CHARS_MAX: Final = 16_384
-"""Of a longer answer its two ends are read."""
+"""Of a longer answer only both ends are read."""
 JSON_DEPTH_MAX: Final = 32
 
 _NUMBER: Final = r"-?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
@@ -39,7 +39,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def agreement(one: str, other: str) -> float:
-    """From 0, nothing in common, to 1, the same."""
+    """From 0, nothing in common, to 1, the same answer."""
     one, other = ends(one, READ_CHARS_MAX).strip(), ends(other, READ_CHARS_MAX).strip()
     if _plain(one) == _plain(other):
         return 1.0
@@ -56,7 +56,7 @@ def agreement(one: str, other: str) -> float:
 
 
 def final_number(text: str) -> float | None:
-    """The number that ``text`` comes to: marked as the answer, or alone on the last line, behind ":" or "=" there."""
+    """The final number of ``text``: marked as the answer, or alone on the last line, or after ":" or "=" there."""
     marked = _MARKED.findall(text)
     found = marked[-1] if marked else None
     if found is None:
@@ -79,12 +79,12 @@ def _plain(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Its end, where it is long: the patterns take time that grows with the square of a line's white space."""
+    """The last line, cut to its end: the patterns take time quadratic in the white space of a line."""
     return text.rpartition("\n")[2][-_LINE_CHARS_MAX:].strip(" \t*`}")
 
 
 def _json_values(text: str) -> Counter[str] | None:
-    """What the object or list that ``text`` is holds, with or without a fence around it; None where it is none."""
+    """The values of a JSON object or list, with or without a code fence; None where ``text`` is neither."""
     if text.startswith("```"):
         text = text.strip("`").removeprefix("json")
     try:
@@ -95,7 +95,7 @@ def _json_values(text: str) -> Counter[str] | None:
 
 
 def _values(value: Any, place: str = "", depth: int = 0) -> Iterator[str]:
-    """The leaves with the keys that lead to them; what lies deeper than `JSON_DEPTH_MAX` is one leaf."""
+    """The leaves with their paths; a value deeper than `JSON_DEPTH_MAX` is one leaf."""
     if isinstance(value, dict | list) and value and depth < JSON_DEPTH_MAX:
         inner = value.items() if isinstance(value, dict) else enumerate(value)
         for key, one in inner:

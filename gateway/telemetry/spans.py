@@ -1,4 +1,4 @@
-"""The spans of one call (sluice/telemetry/names.py lists them). Contexts are explicit, never looked up."""
+"""The spans of one call (sluice/telemetry/names.py lists them). Contexts are passed explicitly."""
 
 import time
 from collections import Counter
@@ -46,15 +46,17 @@ class CallSpans:
         finally:
             span.end()
 
-    def past(self, name: str, lasted_s: float, attributes: Mapping[str, AttributeValue]) -> None:
-        """A span that began ``lasted_s`` seconds ago and ends now."""
+    def completed_hop(
+        self, name: str, lasted_s: float, attributes: Mapping[str, AttributeValue]
+    ) -> None:
+        """Adds the span of a hop that began ``lasted_s`` seconds ago and ends now."""
         end = time.time_ns()
         start = end - int(lasted_s * 1e9)
         span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=start)
         span.end(end)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def call(self) -> Iterator[None]:
         """Ends the server span; an exception that passes through is recorded."""
         try:
             yield

@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the model is asked."""
+    """The input of a model: a chat, or a prompt as one user turn."""
 
     turns: tuple[Turn, ...]
     raw: bool
@@ -42,7 +42,7 @@ class Conversation:
 
     @property
     def user_text(self) -> str:
-        """What the caller said, all turns."""
+        """The text of all user turns."""
         return "\n".join(turn.content for turn in self.turns if turn.role == USER)
 
 
