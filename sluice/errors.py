@@ -230,27 +230,7 @@ class InternalError(SluiceError):
 
 
 BY_REASON: Final[Mapping[str, type[SluiceError]]] = {
-    kind.reason: kind
-    for kind in (
-        InvalidRequest,
-        PromptTooLong,
-        MessageTooLarge,
-        UnknownModel,
-        RecordUnknown,
-        SafetyBlocked,
-        NoDryRun,
-        OutcomesNotKept,
-        IdempotencyConflict,
-        DeadlinePassed,
-        Cancelled,
-        Overloaded,
-        SlowReader,
-        ModelUnavailable,
-        TransportUnavailable,
-        ShuttingDown,
-        EngineFailed,
-        InternalError,
-    )
+    kind.reason: kind for kind in SluiceError.__subclasses__()
 }
 
 

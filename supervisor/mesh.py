@@ -7,7 +7,6 @@ reads as the start order, and backwards as the order of the stop: the gateway dr
 import asyncio
 import logging
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,9 +36,9 @@ from supervisor.plan import (
     triton_spec,
 )
 from supervisor.state import MeshState, StateDir, write_atomically
-from supervisor.supervisor import SupervisedProcess, Supervisor, Watcher
+from supervisor.supervisor import Supervisor, Watcher
 from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import StubWatch, stub_pids
+from supervisor.triton_stubs import StubWatch
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Mesh:
         self.ready_s = 0.0
         self._plan = plan
         self._ready = False
-        self._supervisor = Supervisor(self._write_state)
+        self.supervisor = Supervisor(self._write_state)
 
     @property
     def address(self) -> str:
@@ -85,54 +84,18 @@ class Mesh:
         return self.settings.triton.url
 
     @property
-    def config_path(self) -> Path:
-        """The settings with every address filled in."""
-        return self.state_dir.config
-
-    @property
-    def processes(self) -> dict[str, int]:
-        """Pids of what runs now, by name."""
-        return self._supervisor.pids
-
-    @property
-    def stubs(self) -> dict[str, int]:
-        """Pids of the Python processes of the embedded models that live now, by model."""
-        pid = self.processes.get(TRITON)
-        found = stub_pids(pid) if pid is not None else {}
-        return {instance.rsplit("_", 2)[0]: stub for instance, stub in found.items()}
-
-    @property
     def state(self) -> MeshState:
         """What the state file says."""
         return MeshState(
-            pid=self._supervisor.pid,
-            started_unix_ms=self._supervisor.started_unix_ms,
+            pid=self.supervisor.pid,
+            started_unix_ms=self.supervisor.started_unix_ms,
             ready=self._ready,
-            stop_s=self._supervisor.stop_s,
+            stop_s=self.supervisor.stop_s,
             address=self.settings.gateway.address,
             nats_url=self.nats_url,
             triton_url=self.triton_url,
-            processes=self._supervisor.states,
+            processes=self.supervisor.states,
         )
-
-    def supervised(self, name: str) -> SupervisedProcess:
-        """One process with its restarts; KeyError when the mesh does not run it."""
-        return self._supervisor.process(name)
-
-    def kill(self, name: str, sent: signal.Signals = signal.SIGKILL) -> int:
-        """Sends a signal to the process ``name``, which is running; returns its pid. The supervisor starts it again."""
-        child = self.supervised(name).child
-        assert child is not None, f"{name} does not run now"
-        child.send(sent)
-        return child.pid
-
-    async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
-        """Returns when ``condition`` holds, which is looked at after every change of a process; else TimeoutError."""
-        await self._supervisor.wait_for(condition, bound_s)
-
-    async def wait_until_serving(self, bound_s: float) -> None:
-        """Returns when the gateway says SERVING; SetupError when it does not in time."""
-        await wait_until_serving(self.address, bound_s)
 
     async def start(self) -> None:
         """Starts everything and returns when the gateway is ready.
@@ -144,18 +107,18 @@ class Mesh:
         self._prepare_files()
         bound_s = self.settings.triton.start_s + GATEWAY_START_S
         if self._plan.nats is not None:
-            self._supervisor.start(nats_spec(self._plan.nats, self.state_dir))
-            await self._supervisor.during_start(
+            self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
+            await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s)
             )
         if self._plan.triton is not None:
-            self._supervisor.start(
+            self.supervisor.start(
                 triton_spec(self._plan.triton, self.state_dir.log(TRITON)),
                 triton_watcher(self._plan.triton, self.settings),
             )
-        self._supervisor.start(batcher_spec(self._plan))
-        self._supervisor.start(gateway_spec(self._plan))
-        await self._supervisor.during_start(self.wait_until_serving(bound_s))
+        self.supervisor.start(batcher_spec(self._plan))
+        self.supervisor.start(gateway_spec(self._plan))
+        await self.supervisor.during_start(wait_until_serving(self.address, bound_s))
         self.ready_s = time.monotonic() - begun
         self._ready = True
         self._write_state()
@@ -163,7 +126,7 @@ class Mesh:
     async def stop(self) -> None:
         """Ends everything in reverse order, within bounds; at once when cancelled."""
         self._ready = False
-        await self._supervisor.stop()
+        await self.supervisor.stop()
 
     def _prepare_files(self) -> None:
         state = self.state_dir

@@ -28,7 +28,6 @@ from sluice.client.answer import (
     TokenLogprob,
     TokenLogprobs,
     Usage,
-    collect,
 )
 from sluice.client.blocking import AnswerStream, Client
 from sluice.client.channel import ConnectionLost
@@ -82,5 +81,4 @@ __all__ = [
     "TokenLogprob",
     "TokenLogprobs",
     "Usage",
-    "collect",
 ]

@@ -3,7 +3,6 @@
 A stream is one `Started`, any number of `Delta` and `Notice`, and one `Finished`. `AnswerBuilder` collects them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -264,14 +263,6 @@ class AnswerBuilder:
             rules=finished.rules,
             attempts=finished.attempts,
         )
-
-
-def collect(events: Iterable[Event]) -> Answer:
-    """The answer that `events` make."""
-    builder = AnswerBuilder()
-    for event in events:
-        builder.add(event)
-    return builder.build()
 
 
 def started_of(message: pb.Started) -> Started:

@@ -21,8 +21,8 @@ from sluice.settings import resolve_model_path
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
-from supervisor.mesh import Mesh, running_mesh
-from tests.support.mesh import RunningMesh
+from supervisor.mesh import Mesh, running_mesh, wait_until_serving
+from tests.support.mesh import RunningMesh, kill, stubs_of
 
 if TYPE_CHECKING:
     from sluice.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -161,12 +161,12 @@ async def test_a_process_killed_in_mid_stream_changes_no_text(
     struck_mesh: Mesh, victim: str
 ) -> None:
     requests = long_requests()
-    await struck_mesh.wait_until_serving(TIMEOUT_S)
+    await wait_until_serving(struck_mesh.address, TIMEOUT_S)
     async with grpc.aio.insecure_channel(struck_mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         undisturbed = await asyncio.gather(*(ask(stub, request) for request in requests))
         for _ in range(BLOWS):
-            await struck_mesh.wait_until_serving(TIMEOUT_S)
+            await wait_until_serving(struck_mesh.address, TIMEOUT_S)
             struck = await ask_and_strike(stub, requests, struck_mesh, victim)
             assert [received.text for received in struck] == [r.text for r in undisturbed]
             if victim not in ("triton", "stub") or any(received.recovered for received in struck):
@@ -189,6 +189,6 @@ async def ask_and_strike(
 def strike(mesh: Mesh, victim: str) -> None:
     """SIGKILL to a process of the mesh, or to the Python process of the model inside Triton."""
     if victim == "stub":
-        os.kill(mesh.stubs["large"], signal.SIGKILL)
+        os.kill(stubs_of(mesh)["large"], signal.SIGKILL)
     else:
-        mesh.kill(victim)
+        kill(mesh, victim)

@@ -15,6 +15,7 @@ from sluice.settings import Settings, load
 from supervisor.mesh import Mesh, running_mesh
 from supervisor.state import StateDir, is_same_process
 from supervisor.status import report_of
+from tests.support.mesh import kill, stubs_of
 
 BOUND_S = 60.0
 ALL = ["nats", "triton", "batcher", "gateway"]
@@ -60,15 +61,15 @@ async def test_ready_means_that_it_answers(mesh: Mesh) -> None:
     assert [process.name for process in report.processes] == ALL
     assert all(process.alive and process.ready for process in report.processes)
     assert [(model.name, model.ready) for model in report.models] == [("echo", True)]
-    assert list(mesh.processes) == ALL
-    assert set(mesh.stubs) == {"echo", "echo.1"}
+    assert list(mesh.supervisor.pids) == ALL
+    assert set(stubs_of(mesh)) == {"echo", "echo.1"}
     assert mesh.state_dir.read() == mesh.state
     assert sorted(os.listdir(mesh.state_dir.logs)) == sorted(f"{name}.log" for name in ALL)
 
 
 async def test_the_resolved_settings_lie_in_the_state_directory(mesh: Mesh) -> None:
-    assert load(mesh.config_path) == mesh.settings
-    assert mesh.config_path.stat().st_mode & 0o077 == 0
+    assert load(mesh.state_dir.config) == mesh.settings
+    assert mesh.state_dir.config.stat().st_mode & 0o077 == 0
 
 
 async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
@@ -82,30 +83,32 @@ async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
 async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> None:
     before = await ask(mesh)
     ports = {one.name: one.port for one in mesh.state.processes}
-    process = mesh.supervised(name)
+    process = mesh.supervisor.process(name)
     restarts = process.life.restarts
-    pid = mesh.kill(name)
-    await mesh.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
+    pid = kill(mesh, name)
+    await mesh.supervisor.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
     await serving(mesh)
     assert await ask(mesh) == before
-    assert mesh.processes[name] != pid
+    assert mesh.supervisor.pids[name] != pid
     assert {one.name: one.port for one in mesh.state.processes} == ports
 
 
 async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
-    before, reloads = await ask(mesh), mesh.supervised("triton").reloads
-    server, stub = mesh.processes["triton"], mesh.stubs["echo"]
+    before, reloads = await ask(mesh), mesh.supervisor.process("triton").reloads
+    server, stub = mesh.supervisor.pids["triton"], stubs_of(mesh)["echo"]
     os.kill(stub, signal.SIGKILL)
-    await mesh.wait_for(lambda: mesh.supervised("triton").reloads == reloads + 1, BOUND_S)
+    await mesh.supervisor.wait_for(
+        lambda: mesh.supervisor.process("triton").reloads == reloads + 1, BOUND_S
+    )
     await serving(mesh)
     assert await ask(mesh) == before
-    assert mesh.processes["triton"] == server
-    assert mesh.stubs["echo"] != stub
+    assert mesh.supervisor.pids["triton"] == server
+    assert stubs_of(mesh)["echo"] != stub
 
 
 async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
     async with running_mesh(echo_settings(), tmp_path) as mesh:
-        pids = [*mesh.processes.values(), *mesh.stubs.values()]
+        pids = [*mesh.supervisor.pids.values(), *stubs_of(mesh).values()]
         assert len(pids) == 6
     assert not any(is_same_process(pid, None) for pid in pids)
     state = StateDir(tmp_path)

@@ -6,6 +6,7 @@ time. Tests that kill processes or need other settings start a mesh of their own
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -22,7 +23,8 @@ from sluice.settings import (
     TritonSettings,
 )
 from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
-from supervisor.mesh import running_mesh
+from supervisor.mesh import Mesh, running_mesh
+from supervisor.triton_stubs import stub_pids
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
 START_S: Final = 120.0
@@ -42,6 +44,20 @@ class RunningMesh:
     address: str
     settings: Settings
     otlp: OtlpReceiver
+
+
+def kill(mesh: Mesh, name: str) -> int:
+    """Kills a running process of ``mesh``; returns its pid. The supervisor starts it again."""
+    child = mesh.supervisor.process(name).child
+    assert child is not None, f"{name} does not run now"
+    child.send(signal.SIGKILL)
+    return child.pid
+
+
+def stubs_of(mesh: Mesh) -> dict[str, int]:
+    """Pids of the Python processes of the embedded models, by model."""
+    found = stub_pids(mesh.supervisor.pids["triton"])
+    return {instance.rsplit("_", 2)[0]: pid for instance, pid in found.items()}
 
 
 TOGETHER: Final = {"cascade": "together"}

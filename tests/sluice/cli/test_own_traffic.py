@@ -72,7 +72,7 @@ async def test_a_router_is_learned_from_own_traffic_and_routes_it(
             "strong": "large",
             "target": {"strong_share": 0.5},
         }
-        changed = config.load(mesh.config_path).model_dump(mode="json")
+        changed = config.load(mesh.state_dir.config).model_dump(mode="json")
         changed["routing"] = {**ROUTING, "learned": learned}
         path = tmp_path / "sluice.yaml"
         path.write_text(json.dumps(changed))

@@ -11,6 +11,7 @@ from sluice.client import Answer, AnswerBuilder, AsyncClient, Delta, GenerateOpt
 from sluice.settings import GatewaySettings, ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import kill, stubs_of
 
 pytestmark = pytest.mark.mesh
 
@@ -71,9 +72,9 @@ async def kill_midway(mesh: Mesh, client: AsyncClient, seed: int) -> Answer:
 
 def kill_gateway(mesh: Mesh) -> None:
     """Holds the engine meanwhile, so that it cannot be done before the gateway is gone."""
-    stub = mesh.stubs[MODEL]
+    stub = stubs_of(mesh)[MODEL]
     os.kill(stub, signal.SIGSTOP)
     try:
-        mesh.kill("gateway")
+        kill(mesh, "gateway")
     finally:
         os.kill(stub, signal.SIGCONT)
