@@ -1,6 +1,6 @@
 """What an answer may be constrained to: JSON schemas and regular expressions, as llguidance grammars.
 
-The gateway refuses what a worker could not hold, so both read a constraint here, with the same options and limits.
+The gateway refuses what a worker could not enforce, so both read constraints here, with the same options and limits.
 """
 
 from functools import lru_cache
@@ -27,11 +27,11 @@ LIMITS: Final = LLParserLimits(
 _JSON_OPTIONS: Final[Any] = {
     "item_separator": ",",
     "key_separator": ":",
-    # Between any two parts; bounded, since models that are unsure like to go on with blanks.
+    # Between any two parts; bounded, since unsure models tend to repeat blanks.
     "whitespace_flexible": True,
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}",
     "coerce_one_of": False,
-    # What a schema asks and cannot be held is refused, not passed over.
+    # A keyword that cannot be enforced is an error, not ignored.
     "lenient": False,
 }
 
@@ -40,7 +40,7 @@ _REASON_MAX_CHARS: Final = 300
 
 
 class ConstraintInvalid(ValueError):
-    """A constraint cannot be held; the message is the reason in one line."""
+    """A constraint cannot be enforced; the message is the reason in one line."""
 
 
 def json_grammar(schema: str) -> str:
@@ -107,7 +107,7 @@ def problem_of_regex(regex: str) -> str | None:
 
 
 def _problem_of(grammar: str) -> str | None:
-    """Compiles, and takes a first byte: what nothing matches shows there, and what is far too large."""
+    """Compiles and consumes a first byte, which finds grammars that match nothing or are far too large."""
     matcher = compile_grammar(grammar, _bytes())
     mask = allocate_token_bitmask(1, _bytes().vocab_size)
     fill_next_token_bitmask(matcher, mask)
@@ -132,6 +132,6 @@ def _check_size(text: str, limit: int) -> None:
 
 
 def _line(message: str) -> str:
-    """The line of the library's message that says what is wrong; about a regex it also draws the place."""
+    """The line of the library's message with the problem; for a regex the message also draws the place."""
     told = message.partition("\nerror: ")[2] or message
     return told.split("\n")[0].replace("<non-verbose/>", "").strip()[:_REASON_MAX_CHARS]

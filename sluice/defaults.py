@@ -1,4 +1,4 @@
-"""What a client and a gateway agree on without a message. Without imports, so that a client starts fast."""
+"""What a client and a gateway agree on without a message. Imports nothing, so that a client starts fast."""
 
 from typing import Final
 
@@ -9,4 +9,4 @@ AUTO: Final = "auto"
 """The model name that means: route."""
 
 TENANT_METADATA: Final = "sluice-tenant"
-"""gRPC metadata that names the tenant where nobody has to prove who they are."""
+"""gRPC metadata that names the tenant where the gateway asks for no credentials."""

@@ -21,7 +21,7 @@
 | `EngineFailed` | INTERNAL | ENGINE_FAILED | |
 | `InternalError` | INTERNAL | INTERNAL | |
 
-Errors of Generate that come after the request was found valid have the metadata ``request_id`` beside their own.
+Errors of Generate that come after the request was found valid have the metadata ``request_id`` as well.
 
 On the wire each is a ``google.rpc.Status`` (AIP-193) with an ``ErrorInfo`` of domain "sluice"; `from_status` turns one
 back into its class at the client.
@@ -209,7 +209,7 @@ class TransportUnavailable(SluiceError):
 
 
 class ShuttingDown(SluiceError):
-    """This process is going away; another one may answer."""
+    """This process is shutting down; another one may answer."""
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "SHUTTING_DOWN"
@@ -282,7 +282,7 @@ def _retry_after_s(status: status_pb2.Status) -> float | None:
 
 
 class SetupError(Exception):
-    """Something on this machine is not as it must be; the message is one line that names it and says what to do."""
+    """Something on this machine is missing, taken or broken; the message names it and says what to do, in one line."""
 
 
 class SettingsError(ValueError):

@@ -20,7 +20,7 @@ _LOWEST: Final = 15_000
 _TRIES: Final = 200
 
 _ONE_THREAD: Final[Mapping[str, str]] = {
-    # Threads that spin beside other busy processes cost 10 to 40 times; a worker sets its own number.
+    # Spinning threads slow other busy processes 10 to 40 times; a worker sets its own number.
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "MKL_NUM_THREADS": "1",
@@ -45,7 +45,7 @@ def split_address(address: str, key: str) -> tuple[str, int]:
 
 
 def free_port(host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
-    """A port that nobody listens on and that the kernel gives to no outgoing connection.
+    """A port that is not in use and that the kernel does not give to outgoing connections.
 
     A server that is restarted needs its port again. A port of the ephemeral range may by then belong to the outgoing
     connection of some client, even of one that is trying to reach this very port; so the port comes from below it.
@@ -86,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:
-    """Whether somebody accepts connections on ``host:port``."""
+    """Whether a server accepts connections on ``host:port``."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
@@ -146,7 +146,7 @@ def _bind_problem(error: OSError, port: int) -> str:
 
 
 def _holder(port: int) -> str | None:
-    """Name and pid of who listens on ``port``, as far as this user may know."""
+    """Name and pid of the process that listens on ``port``, if this user may see it."""
     import psutil  # only to word an error: clients and containers do without it
 
     try:

@@ -23,9 +23,9 @@ from supervisor.state import MeshState, ProcessState, StateDir, write_atomically
 from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
-"""What a supervisor may take to stop beside the bounds of its processes, seconds."""
+"""What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
 RELOAD_S: Final = 30.0
-"""How long a process may take to say whether it took the configuration, seconds."""
+"""How long a process may take to accept or reject the configuration, seconds."""
 _KILLED_BOUND_S: Final = 10.0
 _POLL_S: Final = 0.05
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
@@ -53,13 +53,15 @@ def stop_mesh(state: StateDir) -> Stopped:
     """Ends the supervisor of ``state`` and everything it started; returns when nothing is left.
 
     Raises:
-        SetupError: something is left all the same, or the supervisor belongs to somebody else.
+        SetupError: a process does not end, or the supervisor belongs to another user.
     """
     begun = time.monotonic()
     seen = state.read()
     locked = state.is_locked()
     if locked and seen is None:
-        raise SetupError(f"a supervisor holds {state.root} but has not said who it is; try again")
+        raise SetupError(
+            f"a supervisor holds {state.root} but has not written its state yet; try again"
+        )
     killed = False
     if locked and seen is not None:
         killed = _end_supervisor(seen)
@@ -131,10 +133,10 @@ class Reloaded:
 
 
 def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
-    """Checks ``config``, puts it in the place of the configuration that the processes read, and has them read it.
+    """Checks ``config``, writes it to the file that the processes read, and has them read it.
 
     Without ``config`` the present one is read again, with the lists that it names. All or nothing: when a process
-    refuses it, the one before is put back.
+    rejects it, the previous one is restored.
 
     Raises:
         SetupError: no mesh runs there, or a process does not answer.
@@ -163,7 +165,7 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
 
 
 def _running(state: StateDir) -> list[ProcessState]:
-    """The processes that obey SIGHUP. One that waits for its restart reads the new file when it starts."""
+    """The processes that reload on SIGHUP. One that waits for its restart reads the new file when it starts."""
     mesh = state.read()
     if mesh is None or not state.is_locked():
         raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
@@ -173,7 +175,7 @@ def _running(state: StateDir) -> list[ProcessState]:
         if process.name in TAKEN_WHILE_RUNNING and process.phase == Phase.RUNNING and process.alive
     ]
     if not found:
-        raise SetupError("no process that could take a configuration runs now; see: sluice status")
+        raise SetupError("no process that reloads its configuration runs now; see: sluice status")
     return found
 
 

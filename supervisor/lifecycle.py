@@ -1,4 +1,4 @@
-"""The life of a supervised process: which phases follow each other, and how long to wait before a restart.
+"""The life cycle of a supervised process: its phases, and the wait before each restart.
 
 A core without clock and processes: `now` is monotonic seconds.
 """
@@ -10,7 +10,7 @@ from typing import Final
 BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
 STEADY_S: Final = 10.0
-"""A process that was up for this long starts again at the shortest wait."""
+"""After this long a process counts as steady: its next restart takes the shortest wait."""
 
 
 class Phase(enum.StrEnum):
@@ -54,7 +54,7 @@ class Lifecycle:
         self._started_at = now
 
     def exited(self, now: float) -> float:
-        """The process ended, or could not be started, though nobody asked for it; returns the wait in seconds."""
+        """The process ended by itself or could not be started; returns the wait before the restart, seconds."""
         if self._started_at is not None and now - self._started_at >= STEADY_S:
             self._failures = 0
         self._started_at = None
@@ -65,7 +65,7 @@ class Lifecycle:
         return min(wait_s, BACKOFF_MAX_S)
 
     def stop(self) -> None:
-        """The process shall end: it is asked to when it runs, and is gone for good when it does not."""
+        """A stop is requested: a running process is stopping now, any other has stopped."""
         if self.phase is Phase.RUNNING:
             self._move(Phase.STOPPING)
         elif self.phase in (Phase.WAITING, Phase.BACKING_OFF):
@@ -77,7 +77,7 @@ class Lifecycle:
 
     @property
     def ending(self) -> bool:
-        """Whether it is on its way out, or gone."""
+        """Whether it is stopping or has stopped."""
         return self.phase in (Phase.STOPPING, Phase.STOPPED)
 
     def _move(self, phase: Phase) -> None:

@@ -85,7 +85,7 @@ class Mesh:
 
     @property
     def state(self) -> MeshState:
-        """What the state file says."""
+        """The contents of the state file."""
         return MeshState(
             pid=self.supervisor.pid,
             started_unix_ms=self.supervisor.started_unix_ms,
@@ -157,9 +157,9 @@ def triton_watcher(config: TritonConfig, settings: Settings) -> Watcher:
 
 @asynccontextmanager
 async def running_mesh(settings: Settings, state_dir: Path | None = None) -> AsyncIterator[Mesh]:
-    """A mesh that is ready when the block begins and gone when it ends.
+    """A mesh that is ready when the block begins and stopped when it ends.
 
-    Without ``state_dir`` everything lies in a temporary folder, which is kept when the start fails, for its logs.
+    Without ``state_dir`` all files are in a temporary folder, which is kept for its logs when the start fails.
     Port 0 in ``gateway.address`` takes a free one.
 
     Raises:
@@ -200,7 +200,7 @@ def _state_root(named: Path | None) -> Iterator[Path]:
 async def running_worker(settings: Settings, host: str, port: int) -> AsyncIterator[str]:
     """Serves every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
 
-    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are not looked at.
+    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are ignored.
 
     Raises:
         SetupError: something is missing, taken or did not start.

@@ -119,7 +119,7 @@ async def _ignore(_: Exception) -> None:
 
 
 def _wheel_programs() -> Iterator[Path]:
-    """Where the wheel says it put the program: its record names it, relative to site-packages."""
+    """Where the wheel installed the program, by its record."""
     try:
         files = importlib.metadata.files(_WHEEL) or []
     except importlib.metadata.PackageNotFoundError:

@@ -40,7 +40,7 @@ BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 
 _MARGIN_S: Final = 3.0
-"""What an orderly end may take beside the drain, seconds."""
+"""What a stop may take on top of the drain, seconds."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 

@@ -1,8 +1,8 @@
-"""The state directory: what a supervisor leaves for `sluice status`, `sluice down` and a second `sluice up`.
+"""The state directory: what a supervisor writes for `sluice status`, `sluice down` and a second `sluice up`.
 
 | file | what |
 |---|---|
-| ``lock`` | held (flock) by the supervisor as long as it lives: the truth about whether one runs |
+| ``lock`` | held (flock) by the supervisor as long as it runs |
 | ``state.json`` | `MeshState`, replaced at every change |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
 | ``models/`` | the Triton model repository, rendered at start |
@@ -144,7 +144,7 @@ class StateDir:
             raise self.taken() from None
 
     def is_locked(self) -> bool:
-        """Whether a supervisor lives."""
+        """Whether a supervisor runs."""
         if not self._lock.exists():
             return False
         try:
@@ -154,7 +154,7 @@ class StateDir:
             return True
 
     def taken(self) -> SetupError:
-        """What a second `up` says."""
+        """The error of a second `up`."""
         state = self.read()
         who = f" (pid {state.pid}, {state.address})" if state else ""
         return SetupError(
@@ -169,11 +169,11 @@ class StateDir:
             return None
 
     def write(self, state: MeshState) -> None:
-        """Replaces the state in one step: a reader sees the old or the new one, whole."""
+        """Replaces the state in one step: a reader sees either the old or the new one."""
         write_atomically(self._state, state.to_json())
 
     def forget(self) -> None:
-        """Removes the state: nothing runs, and that is as it should be."""
+        """Removes the state: nothing runs any more."""
         self._state.unlink(missing_ok=True)
 
 
@@ -190,7 +190,7 @@ class Lock:
             raise
 
     def close(self) -> None:
-        """Gives it back; a second time does nothing."""
+        """Releases it; a second time does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

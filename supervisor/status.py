@@ -38,7 +38,7 @@ class MeshReport:
     """A mesh, or its absence.
 
     Attributes:
-        ready: whether everything is; what the exit code says.
+        ready: whether everything is; the exit code follows it.
         problem: one line for people when it is not.
         pid: of the supervisor.
         routers: the learned routers in use.

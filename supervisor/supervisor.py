@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Watcher = Callable[[Child, Callable[[], None]], Awaitable[None]]
-"""Runs beside each run of a process and is cancelled when the process ends. When it fails, the process is restarted.
+"""Runs with each run of a process and is cancelled when the process ends. When it fails, the process is restarted.
 
 Its second argument is to be called after a repair that needed no restart.
 """
@@ -127,12 +127,12 @@ class SupervisedProcess:
         return not self._stop_asked.is_set()
 
     async def _run(self, child: Child) -> int:
-        """Waits for the end of ``child``, with the watcher beside it."""
-        beside = self._start_watcher(child)
+        """Waits for the end of ``child``, with the watcher running."""
+        watching = self._start_watcher(child)
         code = await child.exited
-        if beside is not None:
-            beside.cancel()
-            await asyncio.gather(beside, return_exceptions=True)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         if not self.first_exit.done():
             self.first_exit.set_result(code)
         return code
@@ -207,7 +207,7 @@ class Supervisor:
         return sum(process.spec.stop_s for process in self._processes.values())
 
     async def wait_for(self, condition: Callable[[], bool], bound_s: float) -> None:
-        """Returns as soon as ``condition`` holds; it is looked at after every change.
+        """Returns as soon as ``condition`` holds; it is checked after every change.
 
         Raises:
             TimeoutError: it did not hold in time.

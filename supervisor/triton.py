@@ -7,10 +7,10 @@ Rules:
   fail to import inside the stub. So it is linked by full path, and no other folder gets on the library path.
 - The stub finds our packages as this interpreter does: it embeds the ``python3`` that is first on PATH, which is the
   one beside ``sys.executable``, and gets the rest of ``sys.path`` (source trees, test roots) by PYTHONPATH.
-- Restricted calls need `restricted_metadata`. The secret stands on the command line, because Triton takes it nowhere
-  else: it keeps away other programs on the port, not a user who may list this user's processes.
+- Restricted calls need `restricted_metadata`. The secret is on the command line, the only place where Triton
+  takes it: it stops other programs on the port, not a user who can list this user's processes.
 
-docs/notes-triton.md holds what was measured.
+docs/notes-triton.md has the measurements.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ def find_libpython() -> Path:
 
 
 def prepare_runtime(folder: Path) -> None:
-    """Fills ``folder`` with the links that the server needs; what is right already stays.
+    """Fills ``folder`` with the links that the server needs; correct ones are kept.
 
     Raises:
         SetupError: as `find_wheel` and `find_libpython`, or the folder cannot be written.

@@ -49,19 +49,19 @@ class StubWatch:
 
         Raises:
             TimeoutError: the server did not start in time.
-            ReloadFailed: a model cannot be brought back in this server.
+            ReloadFailed: a model cannot be loaded again in this server.
         """
         await wait_for_triton(self._address, self._start_s)
-        lives = {model: Lifecycle() for model in self._models}
-        for life in lives.values():
-            life.started(time.monotonic())
+        lifecycles = {model: Lifecycle() for model in self._models}
+        for lifecycle in lifecycles.values():
+            lifecycle.started(time.monotonic())
         while True:
             stubs = stub_pids(server.pid)
             if server.ending or not server.alive:
                 return
             dead = [model for model in self._models if f"{model}_0_0" not in stubs]
             for model in dead:
-                await self._reload(model, lives[model])
+                await self._reload(model, lifecycles[model])
                 on_reload()
             if not dead:
                 await first_end(stubs.values())
@@ -72,8 +72,8 @@ class StubWatch:
             logger.warning(
                 "the Python process of model %s ended; loading it again in %.1f s", model, wait_s
             )
-            # Unloaded first: Triton crashes when it answers a cancelled request for a dead stub, and takes a load of a
-            # model that it holds already for done. Until the load, requests are refused as they should be.
+            # Unloaded first: Triton crashes when it answers a cancelled request for a dead stub, and ignores a load of
+            # a model that is loaded already. Until the load, it refuses requests.
             problem = await self._control(model, Action.UNLOAD)
             await asyncio.sleep(wait_s)
             problem = problem or await self._control(model, Action.LOAD)
@@ -90,7 +90,7 @@ class StubWatch:
 def stub_pids(server_pid: int) -> dict[str, int]:
     """Processes that run Python models, by model instance ("NAME_0_0"); a dead one is not among them.
 
-    Empty when the server is gone. Nothing else tells that a stub has died: server and model stay "ready".
+    Empty when the server is gone. Nothing else shows that a stub has died: server and model stay "ready".
     """
     try:
         children = psutil.Process(server_pid).children()
@@ -100,7 +100,7 @@ def stub_pids(server_pid: int) -> dict[str, int]:
 
 
 def _instance(child: psutil.Process) -> tuple[str, int] | None:
-    """The model instance a stub serves; None for what is no stub or no longer lives."""
+    """The model instance a stub serves; None for what is no stub or has ended."""
     try:
         argv = child.cmdline()
         if child.status() == psutil.STATUS_ZOMBIE or not argv or Path(argv[0]).name != STUB:

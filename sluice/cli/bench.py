@@ -28,7 +28,7 @@ def bench(
         raise CommandFailed("BENCHMARK_UNKNOWN", f"no benchmark {name!r}; {there}")
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--runs", str(runs)]
     command += ["--json"] if as_json else []
-    # Benchmarks start processes beside gRPC's threads, which gRPC would mention each time.
+    # Benchmarks fork while gRPC threads run, which gRPC would log each time.
     environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
     code = subprocess.run(command, env=environment, check=False).returncode
     if code:
@@ -36,5 +36,5 @@ def bench(
 
 
 def known() -> list[str]:
-    """The benchmarks of this source tree; what they share lies in a folder below."""
+    """The benchmarks of this source tree."""
     return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")

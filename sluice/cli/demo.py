@@ -1,4 +1,4 @@
-"""`sluice demo`: a mesh of its own, four sample prompts on every model, and everything gone again."""
+"""`sluice demo`: starts a mesh, asks every model four sample prompts, stops the mesh."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a command says when it could not do what was asked: one line on stderr, and an object on stdout with --json."""
+"""How a command reports that it failed: one line on stderr, and with --json an object on stdout."""
 
 import json
 import sys
@@ -10,11 +10,11 @@ UNEXPECTED: Final = "INTERNAL"
 
 
 class CommandFailed(Exception):
-    """A command ran, and what was asked did not happen.
+    """A command ran and did not do what was asked.
 
     Attributes:
         reason: a word in capitals.
-        done: what there is of the result all the same; with --json it stands beside the error.
+        done: the part of the result that there is; with --json it is printed with the error.
     """
 
     def __init__(self, reason: str, message: str, done: dict[str, Any] | None = None) -> None:

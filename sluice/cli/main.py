@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
         code = command.main(args=words, prog_name="sluice", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone (`sluice models | head -1`); nothing more can be said.
+        # The reader of our output has closed it (`sluice models | head -1`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:

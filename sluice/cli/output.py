@@ -38,13 +38,13 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for people, beside the output: on stderr, and only when that is a terminal."""
+    """A remark for people: on stderr, and only when that is a terminal."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
 
 
 def write_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; columns whose cells are all numbers stand to the right."""
+    """A table; columns of numbers are aligned to the right."""
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
     if sys.stdout.isatty():
         _write_rich(headers, rows, right)

@@ -54,7 +54,7 @@ class Score:
 
     @property
     def escalated_share(self) -> float:
-        """Of the questions, those whose answer went over to another model."""
+        """Share of the questions whose answer was escalated to another model."""
         return fmean(sum(not leg.unused for leg in result.legs) > 1 for result in self.results)
 
     @property
@@ -117,7 +117,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """A model, or routing, beside the strong model alone on the same questions; None where that had nothing.
+    """A model, or routing, compared with the strong model alone on the same questions; None where that had nothing.
 
     Attributes:
         right_share: its right answers, of the strong model's.
@@ -134,7 +134,7 @@ class Trade:
 
 
 def trade(score: Score, alone: Score) -> Trade:
-    """``score`` beside ``alone``, the strong model on the same questions."""
+    """``score`` compared with ``alone``, the strong model on the same questions."""
     strong = alone.asked
     return Trade(
         score.asked,
@@ -146,7 +146,7 @@ def trade(score: Score, alone: Score) -> Trade:
 
 
 def trades(table: Sequence[Score], strong: str) -> list[Trade]:
-    """Of every model as a whole beside ``strong``; none where that was not asked."""
+    """Every model as a whole compared with ``strong``; empty when that was not asked."""
     whole = [score for score in table if score.kind == ALL]
     alone = next((score for score in whole if score.asked == strong), None)
     if alone is None:

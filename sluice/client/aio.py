@@ -48,10 +48,10 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def answer(self) -> Answer:
-        """Reads to the end and gives the whole answer.
+        """Reads to the end and returns the answer.
 
         Raises:
-            SluiceError: the answer did not come to its end.
+            SluiceError: the answer is not complete.
         """
         builder = AnswerBuilder()
         async with self:
@@ -84,7 +84,7 @@ class AsyncClient:
     Args:
         address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
-        tenant: who pays, where the gateway takes callers at their word; unset: "default".
+        tenant: who pays, where the gateway asks for no credentials; unset: "default".
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class AsyncClient:
         """How two models did on requests of `tenants` (all, when there are none) that let their prompts be kept.
 
         Raises:
-            OutcomesNotKept: one of them does not, or nobody does.
+            OutcomesNotKept: one of them, or every tenant, does not.
             SluiceError: they cannot be listed.
         """
         channel.check_timeout(timeout_s)
@@ -267,7 +267,7 @@ class AsyncClient:
             except grpc.RpcError as failed:
                 error = channel.error_of(failed)
             finally:
-                call.cancel()  # gRPC leaves a call running that nobody reads any more
+                call.cancel()  # gRPC does not cancel an abandoned call by itself
             if not answer.complete:
                 await sleep(retries.wait_s_after(error, monotonic()))
 

@@ -28,16 +28,16 @@ class FinishReason(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a notice tells."""
+    """What happened."""
 
     RECOVERED = "recovered"
-    """The process that computed the answer was lost; another one went on at the same token."""
+    """The process that computed the answer was lost; another one continued at the same token."""
     REPLAYED = "replayed"
     """The answer is a replay of an earlier one with the same idempotency key."""
     ESCALATED = "escalated"
-    """The answer was in doubt, and `Notice.model` answers instead: every delta so far is void."""
+    """The first model's answer was rejected and `Notice.model` answers instead: every delta so far is void."""
     RECONNECTED = "reconnected"
-    """This client lost its connection and went on at the same token; `Notice.message` names the request."""
+    """This client lost its connection and continued at the same token; `Notice.message` names the request."""
     UNKNOWN = "unknown"
     """A kind that this client is too old to know."""
 
@@ -180,7 +180,7 @@ Event = Started | Delta | Notice | Finished
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `generate` gives when nobody watches it stream; the fields are those of the events.
+    """A complete answer; the fields are those of its events.
 
     Attributes:
         request_id: the request as the mesh first named it.

@@ -93,7 +93,7 @@ def may_resume(error: SluiceError) -> bool:
 
 
 def _typed(call: grpc.RpcError) -> SluiceError | None:
-    # The stubs do not say so, but both kinds of call give pairs, or None.
+    # The type stubs do not show it, but both kinds of call return pairs or None.
     trailer = dict(cast("Iterable[tuple[str, bytes]]", call.trailing_metadata() or ()))
     if STATUS_KEY not in trailer:
         return None

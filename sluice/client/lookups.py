@@ -52,7 +52,7 @@ def count_of(response: inference_pb2.CountTokensResponse) -> TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class SafetyFinding:
-    """One place in a text that a rule has something to say about.
+    """One place in a text that a rule matched.
 
     Attributes:
         rule: such as "pii.iban".

@@ -1,4 +1,4 @@
-"""Makes requests out of arguments. What a field may hold is the gateway's to judge; here it only must fit the wire."""
+"""Makes request messages from arguments. The gateway validates values; here they only must fit their fields."""
 
 import json
 import uuid
@@ -62,7 +62,7 @@ class GenerateOptions(SamplingOptions, total=False):
         timeout_s: seconds from the start of the stream until the answer must be complete; it is the gRPC deadline.
         labels: for routing rules and accounting.
         idempotency_key: names the answer across reconnects; made by the client when not given.
-        raw_prompt: tokenize the prompt as it stands, without the chat template.
+        raw_prompt: tokenize the prompt as it is, without the chat template.
         allow_degraded: a smaller model may answer when the chosen one could not in time.
         accept_replace: a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
     """
@@ -81,7 +81,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     """The message for `generate`.
 
     Raises:
-        InvalidRequest: a value cannot travel: text that is not UTF-8, a number that its field cannot hold.
+        InvalidRequest: a value does not fit its field: text that is not UTF-8, a number out of range.
     """
     priority = options.get("priority", "interactive")
     if priority not in PRIORITIES:
@@ -110,7 +110,7 @@ def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountToken
     """The message for `count_tokens`.
 
     Raises:
-        InvalidRequest: a value cannot travel.
+        InvalidRequest: a value does not fit its field.
     """
     request = pb.CountTokensRequest(raw_prompt=raw_prompt)
     _set_prompt(request, prompt)
@@ -122,7 +122,7 @@ def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextR
     """The message for `check_safety`.
 
     Raises:
-        InvalidRequest: a value cannot travel.
+        InvalidRequest: a value does not fit its field.
     """
     request = safety_pb2.CheckTextRequest()
     _set(request, "text", text)
@@ -148,7 +148,7 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
 
 
 def _as_sent(name: str, value: Any) -> Any:
-    """A schema given as an object travels as text; what else is wrong protobuf tells."""
+    """The value for protobuf, which checks its type: a schema given as an object is sent as text."""
     if name != "json_schema" or isinstance(value, str):
         return value
     with _Field("sampling.json_schema"):

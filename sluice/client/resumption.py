@@ -90,12 +90,12 @@ class ResumableAnswer:
             return event
         if self._token_ids and event.model != self._model:
             raise InternalError(
-                f"the answer of {self._model} came back from {event.model}: it cannot go on"
+                f"the answer of {self._model} came back from {event.model}: it cannot be continued"
             )
         self._model = event.model
         return Notice(
             NoticeKind.RECONNECTED,
-            f"goes on as request {event.request_id}, trace {event.trace_id}",
+            f"continues as request {event.request_id}, trace {event.trace_id}",
         )
 
     def _accept_notice(self, notice: Notice) -> Notice:
@@ -114,7 +114,7 @@ class ResumableAnswer:
             self._text_position = self._text_length_at.get(delta.index)
         position = self._text_position
         if position is None:
-            raise InternalError(f"the answer goes on at token {delta.index}, inside a piece")
+            raise InternalError(f"the answer continues at token {delta.index}, inside a piece")
         skipped = max(0, self._text_length - position)
         self._text_position = position + len(delta.text)
         return self._keep(

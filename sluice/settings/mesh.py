@@ -58,9 +58,9 @@ class BatcherSettings(Section):
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     prefetch_rows: int = Field(1024, ge=1, le=65536)
-    """Tasks of a class and model that a batcher holds ahead of the workers: among them it can choose."""
+    """Tasks of a class and model that a batcher prefetches; it chooses among them."""
     prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
-    """Tasks of a model that a batcher holds at all, bytes: with more it takes none."""
+    """Bytes of the tasks of a model that a batcher holds; above it fetches none."""
     batchers_max: int = Field(8, ge=1, le=256)
     """Batchers side by side for which JetStream hands out tasks."""
     heartbeat_ms: int = Field(1000, ge=50, le=10_000)
@@ -79,7 +79,7 @@ class TenantSettings(Section):
     """One tenant."""
 
     weight: float = Field(1.0, gt=0, le=1e6)
-    """Its share of the workers beside other tenants that want more than there is, relative to theirs."""
+    """Its share of the workers under contention, relative to the other tenants."""
 
 
 class NatsSettings(Section):
@@ -169,7 +169,7 @@ class Settings(BaseSettings):
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
     """Tenants that differ from the default, by name."""
     safety: dict[str, Any] = Field(default_factory=dict)
-    """Policies for prompts, see docs/safety.md. The gateway knows what may stand here and checks it."""
+    """Policies for prompts, see docs/safety.md. The gateway checks it."""
 
     @classmethod
     def settings_customise_sources(
@@ -198,7 +198,9 @@ class Settings(BaseSettings):
         classifiers = {model.name for model in self.models if model.engine == "classifier"}
         for key, target in self.routing.all_models():
             if target in classifiers:
-                raise ValueError(f"routing.{key}: {target!r} is a classifier and answers nobody")
+                raise ValueError(
+                    f"routing.{key}: {target!r} is a classifier and answers no requests"
+                )
             if target not in names:
                 raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")
         return self

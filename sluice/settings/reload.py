@@ -12,7 +12,7 @@ from sluice.errors import SettingsError
 from sluice.settings.mesh import Settings, load
 
 log = logging.getLogger(__name__)
-log.setLevel(logging.INFO)  # who asked must be told, whatever the level of the process
+log.setLevel(logging.INFO)  # `sluice reload` reads the outcome in the log, whatever its level
 
 Apply = Callable[[Settings], Awaitable[None] | None]
 """Takes new settings into force, all or nothing; what takes long is awaited.
@@ -25,7 +25,7 @@ TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
     "gateway": frozenset({"safety", "routing"}),
     "batcher": frozenset({"batcher", "tenants"}),
 }
-"""Processes that obey SIGHUP, each with the sections that it takes anew. Any other process would die of the signal."""
+"""Processes that reload on SIGHUP, each with the sections that it reloads. The signal would end any other process."""
 
 _READ: Final = "configuration read again"
 _KEPT: Final = "the configuration stays as it was"
@@ -33,7 +33,7 @@ _KEPT: Final = "the configuration stays as it was"
 
 @contextmanager
 def reloading(path: Path, apply: Apply) -> Iterator[None]:
-    """While inside, SIGHUP loads ``path`` and hands it to ``apply``, on the running loop. What came of it is logged."""
+    """While inside, SIGHUP loads ``path`` and hands it to ``apply``, on the running loop. The outcome is logged."""
     loop = asyncio.get_running_loop()
     reloads = _Reloads(path, apply)
     loop.add_signal_handler(signal.SIGHUP, reloads.ask)
@@ -41,7 +41,7 @@ def reloading(path: Path, apply: Apply) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a process that drains must not die of it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it must not end a process that drains
         reloads.close()
 
 
@@ -57,7 +57,7 @@ def refuse_changes(
 
 
 def outcome_in(text: str) -> tuple[bool, str] | None:
-    """What the log of a process says in ``text`` of the first reload: whether it was taken, and why not."""
+    """The outcome of the first reload in ``text``, part of a log: whether it was accepted, and why not."""
     for line in text.splitlines():
         _, ours, said = line.partition(f" {log.name} ")
         if ours and said.startswith(_READ):
@@ -68,7 +68,7 @@ def outcome_in(text: str) -> tuple[bool, str] | None:
 
 
 class _Reloads:
-    """One reload at a time; what is asked for meanwhile is one more."""
+    """One reload at a time; requests that come meanwhile make one more."""
 
     def __init__(self, path: Path, apply: Apply) -> None:
         self._path = path
@@ -97,7 +97,7 @@ class _Reloads:
                 await applying
         except SettingsError as error:
             log.error("%s: %s", _KEPT, error)
-        except Exception:  # the task would die silently, and whoever asked would wait
+        except Exception:  # the task would end silently, and `sluice reload` would wait
             log.exception("%s: internal error", _KEPT)
         else:
             log.info("%s: %s", _READ, self._path)

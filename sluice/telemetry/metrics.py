@@ -1,4 +1,4 @@
-"""Sets metrics up in a process: over OTLP beside its traces, and as a page for Prometheus."""
+"""Sets metrics up in a process: over OTLP, and as a page for Prometheus."""
 
 import os
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Metrics:
 def measuring(
     service: str, instance: str, address: str | None = None, key: str = ""
 ) -> Iterator[Metrics]:
-    """The process's metrics while inside; on the way out what is left is sent, which may take `SHUTDOWN_S`.
+    """The process's metrics inside the block; at its end the rest is sent, which may take `SHUTDOWN_S`.
 
     They leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set, every OTEL_METRIC_EXPORT_INTERVAL milliseconds
     (60,000), unless OTEL_METRICS_EXPORTER is "none".

@@ -35,7 +35,7 @@ def start_tracing(service: str) -> TracerProvider:
 
 
 def resource_of(service: str, instance: str = "") -> Resource:
-    """What all telemetry of a process says of it."""
+    """The resource attributes of all telemetry of a process."""
     named = {"service.instance.id": instance} if instance else {}
     return Resource.create({"service.name": service, "service.version": __version__, **named})
 

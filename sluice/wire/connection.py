@@ -18,7 +18,7 @@ from sluice.wire.jetstream import ensure_streams
 _log = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What may wait to be written while NATS is away; what is dropped beyond it is asked for again."""
+"""Bytes that may wait to be written while NATS is away; the rest is dropped, and receivers ask for it again."""
 CLOSE_S: Final = 2.0
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
@@ -39,7 +39,7 @@ async def connect(
         ping_interval_s: a dead link is noticed after two pings without an answer.
 
     Raises:
-        NatsUnreachable: nobody answered within ``settings.connect_s`` seconds.
+        NatsUnreachable: no answer within ``settings.connect_s`` seconds.
     """
     url, connect_s = settings.url, settings.connect_s
     assert url is not None, "checked before"
@@ -91,7 +91,7 @@ async def disconnect(client: Client) -> None:
             await settle(client, CLOSE_S)
         except (TimeoutError, NatsError):
             _log.warning("NATS: the last messages may not have been sent")
-    # Between two tries to reconnect nats-py writes what waits to a transport that is closed; uvloop minds.
+    # Between two tries to reconnect nats-py writes what waits to a transport that is closed; uvloop raises.
     with contextlib.suppress(RuntimeError):
         await client.close()
 

@@ -21,10 +21,10 @@ from sluice.settings import NatsSettings
 from sluice.wire import subjects
 
 ACK_WAIT_S: Final = 10.0
-"""A task that nobody acknowledged for this long is delivered again, seconds."""
+"""A task that is not acknowledged for this long is delivered again, seconds."""
 
 ACK_PROGRESS_S: Final = ACK_WAIT_S / 3
-"""How often a batcher says that it still works on a task, seconds."""
+"""How often a batcher reports progress on a task, seconds."""
 
 MAX_DELIVER: Final = 5
 """A task that was delivered this often becomes a dead letter."""
@@ -69,13 +69,13 @@ def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """What requests taught, with their prompts: the last outcome and grade of each; the oldest make room."""
+    """Outcomes of requests, with their prompts: the last outcome and grade of each; the oldest make room."""
     config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
     return config.evolve(max_msgs_per_subject=1, allow_direct=True)
 
 
 def events_stream() -> StreamConfig:
-    """What operators are told; the oldest make room."""
+    """Events for operators; the oldest make room."""
     config = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, EVENTS_MAX_BYTES)
     return config.evolve(allow_direct=True)
 
@@ -96,7 +96,7 @@ def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None
 def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> ConsumerConfig:
     """The durable pull consumer of one model and class.
 
-    ``max_ack_pending`` bounds what all batchers hold together; the default of 1,000 would let one batcher hoard.
+    ``max_ack_pending`` bounds what all batchers hold together; with the default of 1,000 one batcher could take all.
     ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up.
     """
     return ConsumerConfig(

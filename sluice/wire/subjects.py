@@ -39,7 +39,7 @@ REPORTS: Final = "sluice.reports"
 
 ALL_TASKS: Final = f"{TASKS}.>"
 ALL_FRAMES: Final = f"{FRAMES}.*"
-"""What a listener beside the mesh subscribes to."""
+"""What an observer of the traffic subscribes to."""
 
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
@@ -85,7 +85,7 @@ def held(gateway: str) -> str:
 
 
 def record(request: str) -> str:
-    """Subject of what is kept of one request."""
+    """Subject of the record of one request."""
     return f"{RECORDS}.{_token(request)}.request"
 
 
@@ -95,7 +95,7 @@ def grade(request: str) -> str:
 
 
 def audit_of_any(request: str) -> str:
-    """What matches the safety decisions about one request, whoever asked."""
+    """Matches the safety decisions about one request of any tenant."""
     return f"{AUDIT}.*.{_token(request)}"
 
 
@@ -105,25 +105,25 @@ def audit(tenant: str, request: str) -> str:
 
 
 def outcome(tenant: str, request: str) -> str:
-    """Subject of what one request taught."""
+    """Subject of the outcome of one request."""
     return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.outcome"
 
 
 def outcome_grade(tenant: str, request: str) -> str:
-    """Subject of the grade of a request that something is learned from."""
+    """Subject of the grade of a request whose outcome is kept."""
     return f"{OUTCOMES}.{_token(tenant)}.{_token(request)}.grade"
 
 
 def outcome_of_any(request: str) -> str:
-    """What matches `outcome` of one request, whoever asked."""
+    """Matches `outcome` of one request of any tenant."""
     return f"{OUTCOMES}.*.{_token(request)}.outcome"
 
 
 def outcomes_of(tenant: str) -> str:
-    """What matches every `outcome` of a tenant."""
+    """Matches every `outcome` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.outcome"
 
 
 def outcome_grades_of(tenant: str) -> str:
-    """What matches every `outcome_grade` of a tenant."""
+    """Matches every `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.grade"
