@@ -15,8 +15,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import psutil
 
@@ -135,23 +134,27 @@ class StateDir:
                 f"name another one with --state-dir or {STATE_DIR_VARIABLE}"
             ) from error
 
-    def lock(self) -> "Lock":
-        """Takes the directory for a supervisor, or raises SetupError when another one has it."""
+    def lock(self) -> BinaryIO:
+        """Takes the directory for a supervisor until the result is closed.
+
+        Raises:
+            SetupError: another supervisor has it, or the place cannot be written.
+        """
         self.create()
-        try:
-            return Lock(self._lock)
-        except BlockingIOError:
-            raise self.taken() from None
+        lock = _try_lock(self._lock)
+        if lock is None:
+            raise self.taken()
+        return lock
 
     def is_locked(self) -> bool:
         """Whether a supervisor runs."""
         if not self._lock.exists():
             return False
-        try:
-            with Lock(self._lock):
-                return False
-        except BlockingIOError:
+        lock = _try_lock(self._lock)
+        if lock is None:
             return True
+        lock.close()
+        return False
 
     def taken(self) -> SetupError:
         """The error of a second `up`."""
@@ -177,34 +180,15 @@ class StateDir:
         self._state.unlink(missing_ok=True)
 
 
-class Lock:
-    """The flock of a state directory, held until `close` or the end of this process, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        """Takes it, or raises BlockingIOError at once."""
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def close(self) -> None:
-        """Releases it; a second time does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+def _try_lock(path: Path) -> BinaryIO | None:
+    """The open file with a flock, held until it is closed or this process ends; None when another process has it."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ import typer
 
 from sluice.cli import options, output
 from sluice.client import AnswerBuilder, Client, GenerateOptions
-from sluice.errors import InvalidRequest
 
 
 @options.sampling
@@ -41,23 +40,13 @@ def generate(
     chosen["raw_prompt"] = raw
     if logprobs is not None:
         chosen["logprobs"] = logprobs
-    text = _read_prompt(raw) if prompt == "-" else prompt
-    with Client(address, tenant=tenant) as client, client.generate(text, **chosen) as stream:
+    if prompt == "-":
+        read = options.text_of(sys.stdin.buffer.read(), "prompt")
+        prompt = read if raw else read.removesuffix("\n")
+    with Client(address, tenant=tenant) as client, client.generate(prompt, **chosen) as stream:
         if as_json:
             output.write_json(output.answer_object(stream.answer()))
         else:
             builder = AnswerBuilder()
             output.write_events(stream, builder)
             output.note(output.summary(builder.build()))
-
-
-def _read_prompt(raw: bool) -> str:
-    given = sys.stdin.buffer.read()
-    try:
-        text = given.decode()
-    except UnicodeDecodeError as error:
-        byte, where = given[error.start], error.start
-        raise InvalidRequest.of(
-            "prompt", f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
-        ) from error
-    return text if raw else text.removesuffix("\n")

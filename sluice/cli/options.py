@@ -10,6 +10,7 @@ import typer
 from sluice.client.channel import ADDRESS_VARIABLE
 from sluice.client.request import GenerateOptions, PriorityName
 from sluice.defaults import AUTO, DEFAULT_ADDRESS
+from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str,
@@ -120,6 +121,21 @@ def labels_of(pairs: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--label")
         labels[key] = value
     return labels
+
+
+def text_of(given: bytes, field: str) -> str:
+    """``given`` as UTF-8.
+
+    Raises:
+        InvalidRequest: it is something else; ``field`` is what it was given for.
+    """
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        byte, where = given[error.start], error.start
+        raise InvalidRequest.of(
+            field, f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
+        ) from error
 
 
 def schema_of(given: str | None) -> str | None:

@@ -86,11 +86,11 @@ def _excerpt(text: str) -> str:
 
 def _read(what: str) -> str:
     if what == "-":
-        return _decoded(sys.stdin.buffer.read())
+        return options.text_of(sys.stdin.buffer.read(), "text")
     if not _is_file(what):
         return what
     try:
-        return _decoded(Path(what).read_bytes())
+        return options.text_of(Path(what).read_bytes(), "text")
     except OSError as error:
         raise InvalidRequest.of("text", f"{what} cannot be read: {error.strerror}") from error
 
@@ -100,13 +100,3 @@ def _is_file(what: str) -> bool:
         return Path(what).is_file()
     except (OSError, ValueError):
         return False  # too long or too strange for a path
-
-
-def _decoded(given: bytes) -> str:
-    try:
-        return given.decode()
-    except UnicodeDecodeError as error:
-        byte, where = given[error.start], error.start
-        raise InvalidRequest.of(
-            "text", f"is not valid UTF-8: byte 0x{byte:02x} at offset {where}"
-        ) from error
