@@ -30,44 +30,44 @@ def demo(as_json: options.Json = False) -> None:
     Prints each answer as it streams, with the route, the trace id and where the time went. Exits with 0 only when every
     prompt was answered.
     """
-    answers = asyncio.run(_demo(Stage(silent=as_json)))
+    answers = asyncio.run(_demo(Console(silent=as_json)))
     if as_json:
         output.write_json({"answers": answers})
 
 
-class Stage:
-    """Where the demo is shown: stdout, or nowhere."""
+class Console:
+    """Prints to stdout, or nowhere."""
 
     def __init__(self, silent: bool) -> None:
         self._silent = silent
 
-    def say(self, text: str, end: str = "\n") -> None:
-        """Shows a line of ours."""
+    def print(self, text: str, end: str = "\n") -> None:
+        """Prints a line of the demo."""
         if not self._silent:
             print(text, end=end, flush=True)
 
     def stream(self, text: str) -> None:
-        """Shows a piece of an answer."""
+        """Prints a piece of an answer."""
         if not self._silent:
             output.write_text(text)
 
 
-async def _demo(stage: Stage) -> list[dict[str, Any]]:
-    # Imported here: of the commands that ask a mesh, this one alone starts one.
+async def _demo(console: Console) -> list[dict[str, Any]]:
+    # Imported here: these need the extra "mesh".
     from sluice.settings import load
     from supervisor.mesh import running_mesh
 
     settings = load()
     gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0"})
-    stage.say("starting nats-server, tritonserver, batcher and gateway ...")
+    console.print("starting nats-server, tritonserver, batcher and gateway ...")
     async with running_mesh(settings.model_copy(update={"gateway": gateway})) as mesh:
-        stage.say(f"ready in {mesh.ready_s:.1f} s at {mesh.address}")
-        answers = await show(mesh.address, [model.name for model in settings.models], stage)
-    stage.say("\nstopped")
+        console.print(f"ready in {mesh.ready_s:.1f} s at {mesh.address}")
+        answers = await show(mesh.address, [model.name for model in settings.models], console)
+    console.print("\nstopped")
     return answers
 
 
-async def show(address: str, models: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+async def show(address: str, models: Sequence[str], console: Console) -> list[dict[str, Any]]:
     """Asks every model of the mesh at `address` every prompt, one after the other; returns the answers for `--json`.
 
     Raises:
@@ -77,13 +77,13 @@ async def show(address: str, models: Sequence[str], stage: Stage) -> list[dict[s
     errors: list[SluiceError] = []
     async with AsyncClient(address) as client:
         for number, prompt in enumerate(PROMPTS, start=1):
-            stage.say(f"\n[{number}/{len(PROMPTS)}] {prompt}")
+            console.print(f"\n[{number}/{len(PROMPTS)}] {prompt}")
             for model in models:
                 try:
-                    answer = await _ask(client, model, prompt, stage)
+                    answer = await _ask(client, model, prompt, console)
                     answers.append({"prompt": prompt, **output.answer_object(answer)})
                 except SluiceError as error:
-                    stage.say(f"{error.reason}: {error}")
+                    console.print(f"{error.reason}: {error}")
                     errors.append(error)
     if errors:
         asked = len(PROMPTS) * len(models)
@@ -92,15 +92,15 @@ async def show(address: str, models: Sequence[str], stage: Stage) -> list[dict[s
     return answers
 
 
-async def _ask(client: AsyncClient, model: str, prompt: str, stage: Stage) -> Answer:
+async def _ask(client: AsyncClient, model: str, prompt: str, console: Console) -> Answer:
     builder = AnswerBuilder()
-    stage.say(f"\n{model}: ", end="")
+    console.print(f"\n{model}: ", end="")
     stream = client.generate(prompt, model=model, max_tokens=ANSWER_TOKENS, timeout_s=ANSWER_S)
     async with stream:
         async for event in stream:
             builder.add(event)
             if isinstance(event, Delta):
-                stage.stream(event.text)
+                console.stream(event.text)
     answer = builder.build()
-    stage.say(f"\n  {output.summary(answer)}")
+    console.print(f"\n  {output.summary(answer)}")
     return answer

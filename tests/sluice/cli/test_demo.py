@@ -3,7 +3,7 @@
 import pytest
 
 from sluice import errors
-from sluice.cli.demo import PROMPTS, Stage, show
+from sluice.cli.demo import PROMPTS, Console, show
 from sluice.cli.failure import CommandFailed
 from tests.support.scripted import Fail, ScriptedService, delta, finished, started
 
@@ -12,7 +12,7 @@ SCRIPT = [started(), delta(0, "abc"), finished()]
 
 async def test_every_model_answers_every_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     async with ScriptedService.serve([SCRIPT]) as service:
-        answers = await show(service.address, ["small", "large"], Stage(silent=False))
+        answers = await show(service.address, ["small", "large"], Console(silent=False))
     asked = [(request.prompt, request.model) for request in service.requests]
     assert asked == [(prompt, model) for prompt in PROMPTS for model in ("small", "large")]
     assert [answer["text"] for answer in answers] == ["abc"] * len(asked)
@@ -26,6 +26,6 @@ async def test_every_model_answers_every_prompt(capsys: pytest.CaptureFixture[st
 async def test_prompt_without_an_answer_fails_it(capsys: pytest.CaptureFixture[str]) -> None:
     async with ScriptedService.serve([[Fail(errors.EngineFailed("lost"))], SCRIPT]) as service:
         with pytest.raises(CommandFailed, match="1 of 4 prompts got no answer: lost") as caught:
-            await show(service.address, ["small"], Stage(silent=True))
+            await show(service.address, ["small"], Console(silent=True))
     assert len(caught.value.done["answers"]) == len(PROMPTS) - 1
     assert capsys.readouterr().out == ""
