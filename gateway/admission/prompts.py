@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,6 @@ from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
-from sluice.wire.tokens import VisibleToken
 
 _THREAD_CHARS: Final = 8192
 """Longer texts are encoded in a thread: they take more than a few milliseconds, and tokenizers releases the GIL."""
@@ -75,20 +74,14 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
 
     Raises:
         PromptTooLong: the context has no room for a single token of an answer.
-        InvalidRequest: the tokens to resume from are not of this model, or it cannot end an answer by itself, which a
-            constraint needs.
+        InvalidRequest: tokens of the request are not of this model's vocabulary, or the model has no token that ends an
+            answer, which a constraint needs.
     """
     context = model.context_tokens
     if prompt_tokens >= context:
         raise _too_long(model.name, prompt_tokens, context)
-    _check_vocabulary(request.resume, model)
-    sampling = request.sampling
-    _check_stop_tokens(sampling.stop_token_ids, model)
-    constraint = sampling.WhichOneof("constraint")
-    if constraint is not None and not model.tokenizer.stop_token_ids:
-        raise InvalidRequest.of(
-            f"sampling.{constraint}", f"{model.name} has no token that ends an answer"
-        )
+    _check_model(request, model)
+    sampling, constraint = request.sampling, request.sampling.WhichOneof("constraint")
     limit = min(model.max_answer_tokens, context - prompt_tokens)
     max_tokens = min(sampling.max_tokens or limit, limit)
     fitted = Sampling(
@@ -120,18 +113,18 @@ def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
     )
 
 
-def _check_stop_tokens(token_ids: Sequence[int], model: ServedModel) -> None:
-    size = model.tokenizer.vocab_size
-    if any(token >= size for token in token_ids):
+def _check_model(request: ValidRequest, model: ServedModel) -> None:
+    """The checks that `validate` cannot make for an "auto" request."""
+    size, sampling = model.tokenizer.vocab_size, request.sampling
+    fields = {
+        "resume.token_ids": request.resume,
+        "sampling.stop_token_ids": sampling.stop_token_ids,
+    }
+    for field, token_ids in fields.items():
+        if not in_vocabulary(token_ids, size):
+            raise InvalidRequest.of(field, f"must be below {size}, the vocabulary of {model.name}")
+    constraint = sampling.WhichOneof("constraint")
+    if constraint is not None and not model.tokenizer.stop_token_ids:
         raise InvalidRequest.of(
-            "sampling.stop_token_ids", f"must be below {size}, the vocabulary of {model.name}"
-        )
-
-
-def _check_vocabulary(resume: Sequence[VisibleToken], model: ServedModel) -> None:
-    """`validate` could not know the model of an "auto" request."""
-    vocab_size = model.tokenizer.vocab_size
-    if not in_vocabulary(resume, vocab_size):
-        raise InvalidRequest.of(
-            "resume.token_ids", f"must be below {vocab_size}, the vocabulary of {model.name}"
+            f"sampling.{constraint}", f"{model.name} has no token that ends an answer"
         )

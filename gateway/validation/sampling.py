@@ -1,18 +1,20 @@
 """The sampling parameters of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.validation.violations import FieldViolations
 from sluice.constraints import problem_of_json_schema, problem_of_regex
 from sluice.v1.inference_pb2 import SamplingParams
 
-MAX_TEMPERATURE: Final = 2.0
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 2),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.5, 2),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
 MAX_TOP_K: Final = 1 << 20
-MIN_PENALTY: Final = 0.5
-MAX_PENALTY: Final = 2.0
-MAX_ADDITIVE_PENALTY: Final = 2.0
-"""Of presence_penalty and frequency_penalty, positive or negative."""
 MAX_LOGPROBS: Final = 8
 MAX_STOPS: Final = 8
 MAX_STOP_CHARS: Final = 64
@@ -40,21 +42,13 @@ def _check_numbers(s: SamplingParams, max_answer_tokens: int, found: FieldViolat
         "sampling.max_tokens",
         f"must be between 1 and {max_answer_tokens}",
     )
-    # Comparisons with NaN are false, so NaN fails each of these.
-    found.check(0 <= s.temperature <= MAX_TEMPERATURE, "sampling.temperature", "must be in [0, 2]")
+    # Comparisons with NaN are false, so NaN fails these.
+    for name, (low, high) in RANGES.items():
+        within = low <= getattr(s, name) <= high
+        found.check(within, f"sampling.{name}", f"must be in [{low:g}, {high:g}]")
     found.check(0 < s.top_p <= 1, "sampling.top_p", "must be above 0 and at most 1")
-    found.check(0 <= s.min_p <= 1, "sampling.min_p", "must be in [0, 1]")
     found.check(s.top_k <= MAX_TOP_K, "sampling.top_k", f"must be at most {MAX_TOP_K}; 0 is none")
-    found.check(
-        MIN_PENALTY <= s.repetition_penalty <= MAX_PENALTY,
-        "sampling.repetition_penalty",
-        "must be in [0.5, 2]",
-    )
     found.check(s.logprobs <= MAX_LOGPROBS, "sampling.logprobs", f"must be at most {MAX_LOGPROBS}")
-    for name in ("presence_penalty", "frequency_penalty"):
-        found.check(
-            abs(getattr(s, name)) <= MAX_ADDITIVE_PENALTY, f"sampling.{name}", "must be in [-2, 2]"
-        )
 
 
 def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldViolations) -> None:
