@@ -145,7 +145,6 @@ class Admission:
             first = await self._prepare(request, prompt, plan.model)
             span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
             second = await self._prepare_second(request, prompt, plan, first)
-        self.sent(first, request.priority_class)
         return AdmittedRequest(
             plan,
             prompt.conversation,

@@ -21,7 +21,7 @@ from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
-from gateway.streaming.lifecycle import RequestTimings, StreamState
+from gateway.streaming.lifecycle import RequestTimings
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -40,6 +40,7 @@ from sluice.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     Notice,
+    Started,
 )
 
 _REPLAYED: Final = GenerateResponse(
@@ -181,7 +182,7 @@ class _Call:
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())
         if not stream.row_ended:
-            self._upstream.send_first(context, first)
+            self._upstream.send(context, first, admitted.first)
             self._registry.start_backup(stream, time.monotonic())
         if guards is not None and not stream.ended:
             guards.check_prompt(stream)  # beside the row
@@ -206,8 +207,7 @@ class _Call:
         self._registry.join(stream, reader, request.resume_model)
         joined_at = time.monotonic()
         try:
-            await self._wait_until_published(stream)
-            await self._write_started(stream, request.resume_model)
+            await self._write_started(await self._started(stream, reader, request.resume_model))
             await self._write_events(stream, reader)
         except SluiceError as error:
             raise error.of_request(stream.request_id) from error
@@ -218,16 +218,16 @@ class _Call:
                 lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
                 self._spans.completed_hop(names.SPAN_STREAM, lasted_s, stream_attributes(stream))
 
-    async def _wait_until_published(self, stream: Stream) -> None:
-        try:
-            await self._upstream.transport.submitted(stream.request_id)
-        except SluiceError:
-            # Without an acknowledgement the task may be stored all the same: frames prove it.
-            if stream.state is StreamState.PUBLISHING:
-                raise
+    async def _started(self, stream: Stream, reader: Reader, held_model: str) -> Started:
+        """The first event, once JetStream has stored the task or frames prove it."""
+        while True:
+            self._has_events.clear()
+            started = stream.started(reader, held_model)
+            if started is not None:
+                return started
+            await self._has_events.wait()
 
-    async def _write_started(self, answer: Stream | Replay, held_model: str) -> None:
-        started = answer.delivery.started(held_model)
+    async def _write_started(self, started: Started) -> None:
         self._spans.server.set_attributes(started_attributes(started))
         await self._write(GenerateResponse(started=started))
 
@@ -243,7 +243,7 @@ class _Call:
     async def _replay(self, request: ValidRequest, replay: Replay) -> None:
         """Writes the events of an answer that is complete."""
         try:
-            await self._write_started(replay, request.resume_model)
+            await self._write_started(replay.delivery.started(request.resume_model))
             await self._write(_REPLAYED)
             for event in replay.events(len(request.resume), request.resume_model):
                 await self._write(event)

@@ -25,6 +25,7 @@ from sluice.v1.inference_pb2 import (
     GenerateResponse,
     ModelUsage,
     Notice,
+    Started,
 )
 
 _RECOVERED: Final = Notice(
@@ -107,17 +108,30 @@ class Stream(Lifecycle):
             self.spec, self.finished, self.escalation_reason, self.first_token_s, self.delivery
         )
 
+    def started(self, reader: Reader, held_model: str) -> Started | None:
+        """The first event for a ``reader`` that holds tokens of ``held_model``; None while the task is published.
+
+        Raises:
+            SluiceError: see `read`.
+        """
+        self._raise_error(reader)
+        if self.state is StreamState.PUBLISHING:
+            return None
+        return self.delivery.started(held_model)
+
     def read(self, reader: Reader) -> list[GenerateResponse]:
         """The events that ``reader`` has not had, all unread tokens in one delta.
 
         Raises:
             SluiceError: the stream ended with it, or another call took over.
         """
-        if reader.displaced_by is not None:
-            raise reader.displaced_by
-        if self.error is not None:
-            raise self.error
+        self._raise_error(reader)
         return self.delivery.read(reader, self.finished, hidden=self.hidden)
+
+    def _raise_error(self, reader: Reader) -> None:
+        error = reader.displaced_by or self.error
+        if error is not None:
+            raise error
 
     def computing_attempt(self, row_id: str) -> ModelAttempt | None:
         """The attempt whose row ``row_id`` computes for the answer; None when the row is not needed."""
@@ -129,6 +143,7 @@ class Stream(Lifecycle):
         attempt.published = True
         if attempt is self.current:
             self._set_published()
+        self.delivery.wake()
 
     def publish_failed(self, row_id: str, error: SluiceError) -> None:
         """JetStream did not confirm the task of the row. It may be stored all the same: frames prove it."""
@@ -138,6 +153,7 @@ class Stream(Lifecycle):
             unknown = self.state is StreamState.PUBLISHING
         if unknown:
             self.row_failed(row_id, error)
+        self.delivery.wake()
 
     def row_failed(self, row_id: str, error: SluiceError) -> None:
         """A frame of the row could not be processed: fails the answer, or only the backup."""

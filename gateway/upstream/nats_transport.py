@@ -56,7 +56,7 @@ class NatsTransport:
         self._outbox = outbox
         self._loads = loads
         self._client: Client | None = None
-        self._publishing: dict[str, asyncio.Task[None]] = {}
+        self._publishing: set[asyncio.Task[None]] = set()
         self._flushing: set[asyncio.Task[None]] = set()
         outbox.on_first = self._schedule_flush
 
@@ -82,21 +82,15 @@ class NatsTransport:
         if self._client is None:
             return
         if self._publishing:
-            await asyncio.wait(self._publishing.values(), timeout=PUBLISH_S)
+            await asyncio.wait(self._publishing, timeout=PUBLISH_S)
         await self._flush()
         await disconnect(self._client)
 
-    def submit(self, row_id: str, publishing: Coroutine[Any, Any, None]) -> None:
+    def submit(self, publishing: Coroutine[Any, Any, None]) -> None:
         """Runs ``publishing`` as a task: it outlives a call that leaves, because another call may have taken over."""
         task = asyncio.ensure_future(publishing)
-        self._publishing[row_id] = task
-        task.add_done_callback(lambda _: self._done(row_id))
-
-    async def submitted(self, row_id: str) -> None:
-        """Returns when what was submitted for the row is done, or raises what it raised."""
-        publishing = self._publishing.get(row_id)
-        if publishing is not None:
-            await asyncio.shield(publishing)
+        self._publishing.add(task)
+        task.add_done_callback(self._done)
 
     async def publish(self, task: Task, headers: Mapping[str, str], deadline: float) -> None:
         """Returns when JetStream has stored ``task``; waits until ``deadline`` (monotonic) and `PUBLISH_S` at most.
@@ -124,10 +118,10 @@ class NatsTransport:
         """Messages to this gateway may have been lost: requests the next frames."""
         self._registry.request_missing(time.monotonic())
 
-    def _done(self, row_id: str) -> None:
-        publishing = self._publishing.pop(row_id)
+    def _done(self, publishing: asyncio.Task[None]) -> None:
+        self._publishing.discard(publishing)
         if not publishing.cancelled():
-            publishing.exception()  # raised for the waiter, if there is one
+            publishing.exception()  # the registry knows it
 
     def _schedule_flush(self) -> None:
         flushing = asyncio.ensure_future(self._flush())

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
@@ -155,27 +156,28 @@ class Upstream:
             workload=request.workload,
         )
 
-    def send_first(self, context: RequestContext, attempt: ModelAttempt) -> None:
-        """Publishes the task of a request's first row; `NatsTransport.submitted` raises what goes wrong."""
-        prepared = context.admitted.first
-        task = self.task_of(attempt, context.request, prepared, context.deadline)
-        self.transport.submit(attempt.row_id, self._publish(context, task))
-
     def send(
         self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
     ) -> None:
-        """Publishes the task of another row; the registry decides what follows when that fails."""
+        """Publishes the task of a row of the request; returns at once."""
         self.admission.sent(prepared, context.request.priority_class)
         task = self.task_of(attempt, context.request, prepared, context.deadline)
-        self.transport.submit(attempt.row_id, self._publish_other(context, task))
+        self.transport.submit(self._publish_in_span(context, task))
 
-    async def _publish_other(self, context: RequestContext, task: Task) -> None:
+    async def publish(self, task: Task, headers: Mapping[str, str], deadline: float) -> None:
+        """Publishes ``task``, and tells the registry whether JetStream has stored it.
+
+        Raises:
+            SluiceError: it has not, as far as is known.
+        """
         try:
-            await self._publish(context, task)
+            await self.transport.publish(task, headers, deadline)
         except SluiceError as error:
             self.registry.publish_failed(task.request_id, error, time.monotonic())
+            raise
+        self.registry.published(task.request_id)
 
-    async def _publish(self, context: RequestContext, task: Task) -> None:
+    async def _publish_in_span(self, context: RequestContext, task: Task) -> None:
         start = time.monotonic()
         attributes = {
             names.MESSAGING_SYSTEM: "nats",
@@ -183,9 +185,8 @@ class Upstream:
             names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
         }
         with context.spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
-            await self.transport.publish(task, headers_of(span), context.deadline)
+            await self.publish(task, headers_of(span), context.deadline)
         context.timings.publish_ms += (time.monotonic() - start) * 1000
-        self.registry.published(task.request_id)
 
 
 class InternalRow:
@@ -223,7 +224,9 @@ class InternalRow:
             SluiceError: there is no answer.
         """
         try:
-            await self._publish(headers)
+            # A failed publish ends the stream, unless frames prove that the task was stored.
+            with suppress(SluiceError):
+                await self._upstream.publish(self._task, headers, self.stream.spec.deadline)
             await self._ended.wait()
         finally:
             # Has no effect once the stream has ended.
@@ -232,16 +235,6 @@ class InternalRow:
         if self.stream.error is not None:
             raise self.stream.error
         return self.stream
-
-    async def _publish(self, headers: Mapping[str, str]) -> None:
-        deadline = self.stream.spec.deadline
-        try:
-            await self._upstream.transport.publish(self._task, headers, deadline)
-        except SluiceError:
-            # Without an acknowledgement the task may be stored all the same: frames prove it.
-            if not self._ended.is_set():
-                raise
-        self._upstream.registry.published(self.attempt.row_id)
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":
