@@ -1,4 +1,4 @@
-"""Links of the documents lead somewhere."""
+"""What the documents name is there: links, files, folders."""
 
 import re
 from pathlib import Path
@@ -17,3 +17,20 @@ def test_relative_links_lead_to_files(document: Path) -> None:
     local = [link for link in links if "://" not in link]
 
     assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+NAMED = re.compile(
+    r"(?<![\w/.-])((?:batcher|bench|compose|distributions|docs|examples|gateway|learning|model_workers|protos|scripts|simulator"
+    r"|sluice|supervisor|tests)/[\w./-]*[\w/])"
+)
+
+
+def test_files_and_folders_that_documents_name_are_there() -> None:
+    named = {
+        (str(document.relative_to(ROOT)), path)
+        for document in DOCUMENTS
+        for path in NAMED.findall(document.read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 50
+    assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
