@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, models, processors
+from transformers import PreTrainedTokenizerFast
 
 from gateway.config.models import load_tokenizer
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainTextEncoder, TemplateRefused
@@ -49,10 +50,7 @@ def control_of(token_ids: list[int]) -> list[str]:
 
 
 def test_plain_text_is_encoded_as_hugging_face_does() -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=TOKENIZER, chat_template=TEMPLATE
-    )
+    theirs = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, chat_template=TEMPLATE)
     messages = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hello world"},

@@ -35,11 +35,11 @@ def test_both_tiers_together_stay_within_the_size_bound() -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_answers_as_its_table_says(tier: str) -> None:
-    # A handful of tasks a cell: the bounds leave room for what a handful can miss by chance.
+    # docs/tiers.md: 97 to 100 % but for the small tier's hard sorts, 34 %, and totals, 0 %. One miss in 16 is chance.
     tokenizer = AutoTokenizer.from_pretrained(MODELS / tier)
     model = LlamaForCausalLM.from_pretrained(MODELS / tier, dtype=torch.bfloat16).eval()
-    for (_, level), right in score(model, tokenizer, heldout(8, 11)).items():
+    for (kind, level), right in score(model, tokenizer, heldout(16, 11)).items():
         if level == "easy" or tier == "large":
-            assert right >= 0.75
+            assert right >= 15 / 16
         else:
-            assert right <= 0.75
+            assert right == 0 if kind == "total" else 0.1 < right < 0.6

@@ -1,5 +1,6 @@
 """Verdicts in the forms that the families' model cards publish, and what is none."""
 
+import itertools
 import math
 
 import pytest
@@ -151,10 +152,50 @@ def test_families_get_the_turns_that_their_templates_take() -> None:
     }
 
 
-@given(st.text(max_size=60), st.sampled_from(["llama_guard", "shieldgemma", "granite_guardian"]))
-def test_any_answer_is_a_verdict_or_none(text: str, template: str) -> None:
+PIECES = st.sampled_from(
+    [
+        "Yes",
+        "no",
+        "YES",
+        "safe",
+        "Unsafe",
+        "unsafe",
+        "S1",
+        "yesterday",
+        "nobody",
+        "é",
+        "_",
+        "\n",
+        " ",
+        ",",
+        "**",
+    ]
+)
+ANSWERS = st.lists(PIECES, max_size=4).map("".join) | st.text(max_size=20)
+
+
+def read(template: str, text: str) -> bool | None:
+    """Whether the guard objects; None: no verdict."""
     try:
         verdict = family(template).reader.read(Said(text))
     except Unparsable:
-        return
+        return None
     assert bool(verdict.categories) is verdict.flagged
+    return verdict.flagged
+
+
+@given(ANSWERS)
+def test_llama_guard_objects_when_its_first_line_is_unsafe(text: str) -> None:
+    lines = [line.strip().lower() for line in text.splitlines() if line.strip()]
+    flagged = read("llama_guard", text)
+    if lines[:1] not in (["safe"], ["unsafe"]):
+        assert flagged is None
+    elif flagged is not None or len(lines) == 1:
+        assert flagged is (lines[0] == "unsafe")
+
+
+@given(ANSWERS, st.sampled_from(["shieldgemma", "granite_guardian"]))
+def test_yes_is_the_first_word_or_there_is_no_verdict(text: str, template: str) -> None:
+    marks = itertools.dropwhile(lambda c: not (c.isalnum() or c == "_"), text)
+    word = "".join(itertools.takewhile(lambda c: c.isascii() and c.isalpha(), marks)).lower()
+    assert read(template, text) is {"yes": True, "no": False}.get(word)

@@ -1,6 +1,7 @@
 """Sampling in the paged engine with a real tiny model: constraints and penalties hold, and rows resume alike."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -24,13 +25,16 @@ SCHEMA = {
     "additionalProperties": False,
 }
 END = 5
+REGEX = "(?:[0-9]{2}, ){2,3}[a-z]{5,9}"
+MIN_TOKENS = 50
 ROWS: list[dict[str, Any]] = [
     {"json_schema": json.dumps(SCHEMA)},
-    {"regex": "(?:[0-9]{2}, ){2,3}[a-z]{5,9}"},
+    {"regex": REGEX},
     {"presence_penalty": 1.0, "frequency_penalty": 0.5},
     {"repetition_penalty": 1.5, "min_p": 0.01},
-    {"min_tokens": 50, "top_k": 40},
+    {"min_tokens": MIN_TOKENS, "top_k": 40},
 ]
+SCHEMA_ROW, REGEX_ROW, MIN_TOKENS_ROW = 0, 1, 4
 
 
 def settings(**changes: Any) -> ModelSettings:
@@ -58,10 +62,18 @@ def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
     rows = {f"{i}/{seed}": sampling(ROWS[i], seed) for i in range(len(ROWS)) for seed in (1, 2, 3)}
     whole = drive(engine, *(row_spec(name, [1, 9, 4], chosen) for name, chosen in rows.items()))
     text = Tokenizer.from_file(f"{resolve_model_path('builtin:small')}/tokenizer.json")
+    texts = {name: text.decode(tokens) for name, tokens in whole.tokens.items()}
+    stopped = {name for name, end in whole.ends.items() if end is RowEnd.STOP}
+    assert {f"{REGEX_ROW}/{seed}" for seed in (1, 2, 3)} <= stopped, "it ends of itself"
+    assert any(name.startswith(f"{SCHEMA_ROW}/") for name in stopped)
+    for name in stopped:
+        if name.startswith(f"{SCHEMA_ROW}/"):
+            jsonschema.validate(json.loads(texts[name]), SCHEMA)
+        elif name.startswith(f"{REGEX_ROW}/"):
+            assert re.fullmatch(REGEX, texts[name])
     for name, tokens in whole.tokens.items():
-        if name[0] == "0" and whole.ends[name] is RowEnd.STOP:
-            jsonschema.validate(json.loads(text.decode(tokens)), SCHEMA)
-    assert RowEnd.STOP in {whole.ends[f"0/{seed}"] for seed in (1, 2, 3)}
+        if name.startswith(f"{MIN_TOKENS_ROW}/"):
+            assert len(tokens) >= MIN_TOKENS
     specs = [
         row_spec(name, [1, 9, 4], chosen, produced=whole.tokens[name][: 5 + i])
         for i, (name, chosen) in enumerate(rows.items())
@@ -70,6 +82,25 @@ def test_constraints_hold_and_rows_resume_alike(engine: PagedEngine) -> None:
     for i, (name, tokens) in enumerate(whole.tokens.items()):
         assert tokens[: 5 + i] + resumed.tokens.get(name, []) == tokens
         assert resumed.ends[name] is whole.ends[name]
+
+
+def test_penalties_make_tokens_repeat_less(engine: PagedEngine) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "none": {},
+        "presence and frequency": {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+        "repetition": {"repetition_penalty": 2.0},
+    }
+    rows = [
+        row_spec(f"{kind}/{seed}", [1, 9, 4], sampling({**changes, "min_tokens": 100}, seed))
+        for kind, changes in kinds.items()
+        for seed in (1, 2)
+    ]
+    tokens = drive(engine, *rows).tokens
+    distinct = {
+        kind: sum(len(set(tokens[f"{kind}/{seed}"][:100])) for seed in (1, 2)) for kind in kinds
+    }
+    assert distinct["presence and frequency"] > distinct["none"]
+    assert distinct["repetition"] > distinct["none"]
 
 
 def test_a_constraint_that_cannot_be_held_refuses_its_row(engine: PagedEngine) -> None:
