@@ -1,1 +1,1 @@
-"""What happens to prompts before a model sees them. Pure functions: text in, text and findings out."""
+"""The safety of prompts and answers. Pure functions; nothing else of the gateway is imported."""

@@ -14,7 +14,7 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.redaction import Placeholders
 
 ALLOW_LIST: Final = "allow."
-"""Findings of rules by this prefix come from the operator's allow list: what lies inside one is let be."""
+"""Findings of rules by this prefix come from the operator's allow list: findings inside one are allowed."""
 
 
 class Action(enum.IntEnum):

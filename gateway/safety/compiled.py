@@ -1,7 +1,4 @@
-"""Policies made ready to work: their rules compiled for prompts and for answers. Made once, off the event loop.
-
-The names of all rules, so that a policy that names another one is refused.
-"""
+"""Policies compiled for prompts and for answers, once and off the event loop; and the names of all rules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,8 @@
-"""The whole way of a prompt through the safety layer: normalize, look, decide.
+"""A prompt's whole way through the safety layer (normalize, search, decide), and the inspection of its answer.
 
-The text that a model gets is the normalized one with the edits of the policy. Rules look at three views: the
-normalized text, its skeleton (for injections alone, where look-alikes of letters matter) and what invisible characters
-of the original spell. Every finding says where in the original text it is.
-
-One answer on its way through the safety layer: the filter of its stream, and at the end what was found in it.
+The model gets the normalized text with the edits of the policy. Rules search three views: the normalized text, its
+skeleton (for injections alone, where look-alikes of letters matter) and what invisible characters of the original
+spell. Every finding has offsets in the original text.
 """
 
 from collections import Counter

@@ -44,7 +44,7 @@ class PolicyError(ValueError):
 
 
 _SECRETS: Final = "secret.*"
-"""Redacted in answers unless the policy says something about them: what leaks must be said to be wanted."""
+"""Redacted in answers unless the policy says something about them: a leak must be allowed explicitly."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
 
 
@@ -105,7 +105,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Policies:
-    """All policies of a file, and who gets which."""
+    """All policies of a file, and which request gets which."""
 
     by_name: Mapping[str, Policy]
     default: str
@@ -231,7 +231,7 @@ def _check_guards(
 
 
 def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:
-    """What normalization took out cannot be edited once more, and what nobody inspected cannot pass."""
+    """What normalization removed cannot be edited again, and what was not inspected must not pass."""
     for place, rule, choice in _all_actions(settings):
         if rule is None or "output" in place:
             continue

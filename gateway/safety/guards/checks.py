@@ -1,10 +1,10 @@
-"""All checks that guards make of one request: which are due, what waits for them, what their outcomes lead to.
+"""All checks of one request by guard models: which are due, what waits for them, and what follows from their outcomes.
 
     begin       checks of the prompt, which run beside the generation
     produced    the answer has grown or ended: checks of it that are due
     decide      an outcome came: what follows
     followed    a route was carried out, which takes a moment
-    restart     another model answers: what was said of the first one's answer is void
+    restart     another model answers: verdicts about the first one's answer are dropped
 
 Until every check of the prompt is decided nothing of the answer is shown, and the answer does not end before every
 check is. One guard checks one state of an answer at a time; what grows meanwhile is checked next.
@@ -139,7 +139,7 @@ class Checks:
         return [self._open(guard, tokens, text()) for guard in due]
 
     def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
-        """What follows of ``outcome``; None when nobody waits for it any more."""
+        """What follows from ``outcome``; None when it is no longer waited for."""
         if self._over or self._pending.pop(check.number, None) is None:
             return None
         score = None if isinstance(outcome, Failure) else outcome.score

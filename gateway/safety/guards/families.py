@@ -9,8 +9,6 @@ conversation, so a family is the turns and variables that its template takes. So
 - Granite Guardian 3.0 and 3.1: "Yes" or "No"; 3.2: a second line ``<confidence> High </confidence>``; 3.3:
   ``<score> yes </score>``, perhaps behind ``<think>...</think>``. Variable ``guardian_config``; the score as above.
 - Prompt Guard 1 and 2: a sequence classifier, the score is the softmax over its labels.
-
-What a guard said, and what that means.
 """
 
 import enum

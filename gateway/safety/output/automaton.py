@@ -1,12 +1,12 @@
 """Follows all patterns at once through a text, one character at a time: what can still become a match?
 
-The state holds, from the oldest start to the youngest, what the patterns that began there have come to (a bit for
-each position of `positions.py`, nodes of `wordlist.py`). Where two starts have come to the same, the older one stands
-for both: whatever it holds back, it holds back for both. What must stand before a finding but is no part of it (a
-head, such as ``password=``) is followed without a start and holds nothing back. States and edges are made when they
-are first needed and kept, so a character that was seen before in a state costs one look-up.
+The state holds, from the oldest start to the youngest, how far the patterns that began there have come (a bit for each
+position of `positions`, nodes of `WordList`). Where two starts have come equally far, only the older one is kept:
+what it holds back includes the younger one. What must stand before a finding but is no part of it (a head, such as
+``password=``) is followed without a start and holds nothing back. States and edges are made when they are first
+needed and kept, so a character that was seen before in a state costs one look-up.
 
-Follows one answer: which of its text can still become part of a match.
+`Automaton` is shared by all answers of a policy; `StreamWatch` follows one answer.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,11 +1,9 @@
 """The output filter: detokenized text in, text that may be shown out.
 
-It stands between the detokenizer and the stop strings, so a stop string cannot cut a secret in two before it is seen,
-and it is found in the text that the caller reads. Inside, in this order: what rules find is taken out, repetitions of
-the system message, and then the caller's own values come back. Each step depends on the text alone, never on how it
-was cut into pieces.
-
-Puts the caller's own values back in the place of placeholders, also of those that come in pieces.
+It runs between the detokenizer and the stop strings, so a stop string cannot cut a secret in two before it is found,
+and is looked for in the text that the caller reads. Its steps, in order: what rules find is taken out, then
+repetitions of the system message, then the caller's own values replace their placeholders. Each step depends on the
+text alone, never on how it was cut into pieces.
 """
 
 from collections.abc import Mapping, Sequence

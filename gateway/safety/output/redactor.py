@@ -161,7 +161,7 @@ class Redactor:
         before = self._context_chars(held)
         beyond = after_seen(held, length, max(1, automaton.context_after))
         text = self._context[len(self._context) - before :] + held[:beyond]
-        # Inside a chain a match may have begun before the place where the scanner began anew.
+        # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
         return [
             replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))

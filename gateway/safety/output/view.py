@@ -1,8 +1,7 @@
-"""The view of a text in which patterns are looked for: without invisible characters, and what looks plain is plain.
+"""The view of a text in which patterns are looked for: invisible characters left out, look-alikes of ASCII as ASCII.
 
-Wide and mathematical letters, digits of every script and the many dashes stand for their ASCII ones. Character by
-character, so that a stream and a whole text are seen alike: a character is left out, stands for one ASCII character,
-or is itself.
+Full-width and mathematical letters, digits of every script and the many dashes become ASCII. Each character is mapped
+by itself, so that a stream and a whole text read alike: it is left out, becomes one ASCII character, or stays.
 """
 
 import unicodedata

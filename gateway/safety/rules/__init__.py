@@ -1,7 +1,7 @@
 """What an inspection looks for. Pure functions: rules and a text in, findings out.
 
-A text goes once through one automaton of all patterns (`prefilter`), which says what occurs; only for that RE2 says
-where (`forms`), and a validator per candidate whether it is one (`validators`). Then come the operator's lists
-(`lexicon`), what hides in an encoding (`payloads`), how signs of an injection add up (`scoring`), the limits, and
-which of overlapping findings stand (`overlaps`). Everything is linear in the text.
+Vectorscan searches a text once for all patterns; for those that occur RE2 finds the places, and a validator decides
+about each match (`scanner`, `validators`). Then come the operator's lists (`lexicon`), encoded payloads (`payloads`),
+the score of injection signs near each other (`scoring`), the limits (`limits`), and which of overlapping findings
+remain (`ruleset`). Everything is linear in the text.
 """

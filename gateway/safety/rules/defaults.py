@@ -1,4 +1,4 @@
-"""The rules that are there before an operator adds any: the files of ``gateway/safety/data/rules``.
+"""The built-in rules: the files of ``gateway/safety/data/rules``.
 
 Their keys are the fields of `RuleSpec` and `Form`. ``(?&NAME)`` in a pattern stands for a fragment of the same file.
 """

@@ -1,9 +1,7 @@
-"""Decodes what hides in a text and scans it once more with the same rules.
+"""Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level and scanned with the same rules.
 
-Payloads that hide in an encoding: where runs of base64, hexadecimal and percent escapes are, and what they say.
-
-One level is decoded; what is inside is scanned once and never decoded again. A payload of which most is encoded
-once more is reported as nested. `Budget` bounds what comes out of one text, and says so when it ends.
+What is inside is never decoded again; a payload of which most is encoded once more is reported as nested. `Budget`
+bounds what is decoded of one text; what it leaves undecoded is a finding of its own.
 """
 
 import base64

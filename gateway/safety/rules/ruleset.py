@@ -1,11 +1,9 @@
-"""All rules of a policy, compiled once, and the scan of a text with all of them.
+"""All rules of a policy, compiled once; the scan of a text with all of them; and which of overlapping findings remain.
 
-Which of several findings at the same place stand.
-
-Findings of the content families (pii, secret, deny and the operator's own) compete with each other, those of
-injection among themselves; limits stand beside everything. The more severe wins, then the longer, then the one
-further left, then the rule id. What the winner leaves of a loser stays, as long as it has a letter or digit: every
-character that anybody claimed stays claimed, and no character is claimed twice.
+Findings of the content families (pii, secret, deny, custom) compete with each other, and those of injection among
+themselves; limits compete with nothing. The more severe wins, then the longer, then the one further left, then the rule
+id. What the winner leaves of a loser remains if it has a letter or digit: every character that a finding covered stays
+covered, and by one finding only.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,17 +1,13 @@
-"""Rules compiled together, and what they find in one text. No decoding, no lists: that is `RuleSet`'s.
+"""Patterns compiled together, and what they find in one text; decoding and lists are up to `RuleSet`.
 
-The text under inspection, as characters and as bytes, and the way from one offset to the other.
+`Subject` is the text as characters and as UTF-8: both engines match bytes, findings count characters. Digits of other
+scripts and the many dashes are folded to ASCII one for one, so that offsets stay.
 
-Both engines match bytes; findings are in characters. Digits of other scripts and the many dashes are folded to
-ASCII one for one, so that offsets stay and a number is a number in any script.
+`Prefilter` is one pass of Vectorscan (block mode) that tells which patterns occur at all. Each pattern reports once at
+most, so hostile text costs the same as any other. It may report a pattern that does not occur (large repeats are
+approximated), never the other way round.
 
-The one pass over the text that says which patterns occur in it at all (Vectorscan, block mode).
-
-Every pattern reports once at most, so the pass costs the same for hostile text: it is linear and calls back no more
-often than there are patterns. Where the matches are, RE2 says, and only for patterns that occur. A pass may report
-a pattern that does not occur (large repeats are approximated), never the other way round.
-
-One pattern of one rule, compiled, and its matches in a text.
+`CompiledForm` finds the places of one pattern with RE2, only where the pass reported it.
 """
 
 import functools

@@ -1,9 +1,4 @@
-"""What a rule is made of. Plain data: a policy file could hold it.
-
-What an inspection did, counted: the bound on its cost is asserted on these numbers, not on a clock.
-
-What a pattern matched, before anybody believed it.
-"""
+"""What a rule is made of, as plain data, and what its validator gets to see of a match."""
 
 import re
 from collections.abc import Callable

@@ -63,7 +63,7 @@ TAGS: Final = "\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 SELECTORS_FAR: Final = "\U000e0120-\U000e01ef"
 """Variation selectors past the 32 that registered ideographic variants need."""
 
-# Invisible, and at home in some places (see `invisible.PLACES`).
+# Invisible, and legitimate in some places (see `invisible.PLACES`).
 JOINERS: Final = "\u200b-\u200d"
 BIDI_MARKS: Final = "\u061c\u200e\u200f"
 SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e011f"

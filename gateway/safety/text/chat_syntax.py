@@ -1,8 +1,8 @@
-"""Chat-template syntax and special tokens in a user's text: made harmless, in plain sight.
+"""Chat-template syntax and special tokens in a user's text: broken by a visible space.
 
-A space goes in behind the first character: ``<|im_start|>`` reads ``< |im_start|>``. Nobody loses text, a person
-sees what happened, and the finding says where. Prompts are encoded with special tokens disabled, so this is the second
-lock on that door: the model does not even see a look-alike of its own syntax.
+A space is inserted behind the first character: ``<|im_start|>`` becomes ``< |im_start|>``. No text is lost and the
+change is visible. Prompts are encoded with special tokens disabled anyway; with the space the model does not even see a
+look-alike of its own syntax.
 
 Found are the tokens of a list, letter for letter, and everything of the shape ``<|name|>``; styled letters count as
 what they stand for (full-width ``＜｜ｅｏｔ｜＞``). ``<s>`` and ``</s>`` are also HTML (text struck through): a pair of
@@ -65,10 +65,7 @@ class ChatSyntax:
         found = self._starts(before)
         if not found:
             return
-        for start, end in found:
-            if not trail.flag(RULE, start, end, Severity.MEDIUM):
-                trail.flag_rest(RULE, start, Severity.MEDIUM)
-                break
+        trail.flag_all(RULE, found, Severity.MEDIUM)
         trail.advance(
             self._neutral(before, found),
             lambda: (OffsetEdit(start, start + 1, 2) for start, _ in found),

@@ -52,10 +52,7 @@ def _limit_marks(trail: Trail) -> None:
     spans = _floods(traits(trail.text))
     if not spans:
         return
-    for start, end in spans:
-        if not trail.flag(RULE, start, end, Severity.MEDIUM):
-            trail.flag_rest(RULE, start, Severity.MEDIUM)
-            break
+    trail.flag_all(RULE, spans, Severity.MEDIUM)
     trail.cut(spans)
 
 

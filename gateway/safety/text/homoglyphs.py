@@ -4,6 +4,7 @@ Only detection: the letters stay as they are. A word of one script is never flag
 two: inflected abbreviations ("SMSка") and a Greek letter of a formula beside Latin ones ("cosα").
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,10 @@ def flag_homoglyphs(trail: Trail, seen: Traits) -> None:
     """Flags words that are spelled with letters of two scripts to look like one. ``seen``: the traits of the text."""
     if not (seen.union & LATIN and seen.union & LOOKALIKE):
         return
-    text, kinds = trail.text, seen.kinds
+    trail.flag_all(RULE, _homoglyphs(trail.text, seen.kinds), Severity.MEDIUM)
+
+
+def _homoglyphs(text: str, kinds: Kinds) -> Iterator[tuple[int, int]]:
     letters = kinds & (LATIN | LOOKALIKE)
     beside = np.flatnonzero((letters[:-1] | letters[1:]) == LATIN | LOOKALIKE)
     word_end = 0
@@ -32,10 +36,8 @@ def flag_homoglyphs(trail: Trail, seen: Traits) -> None:
         if at < word_end:
             continue
         start, word_end = _word(text, at)
-        is_homoglyph = _passes_for_another(text[start:word_end], kinds[start:word_end])
-        if is_homoglyph and not trail.flag(RULE, start, word_end, Severity.MEDIUM):
-            trail.flag_rest(RULE, start, Severity.MEDIUM)
-            return
+        if _passes_for_another(text[start:word_end], kinds[start:word_end]):
+            yield start, word_end
 
 
 def _word(text: str, at: int) -> tuple[int, int]:

@@ -1,20 +1,15 @@
-"""Invisible characters: taken out everywhere but in the places where writing systems and emoji need them.
+"""Invisible characters: removed everywhere except where writing systems and emoji need them.
 
-`PLACES` is the whole policy: a character stays if what stands directly before it and after it says so. Everything
-else of `CANDIDATES` goes. What a place asks for is always a character that stays, so taking others out does not make
-or break places (where it still can, because marks change their order, `normalize` goes over the text again).
+`PLACES` is the whole policy: a character stays if the characters directly before and after it match one of its places.
+All others of `CANDIDATES` are removed. A place always requires a character that stays, so removing others does not make
+or break places (where it still can, because marks change their order, `normalize` processes the text again). At most
+one joiner between two letters of a joining script and one variant selector (of 32) after an ideograph survive.
 
-What survives: at most one joiner between two letters of a joining script, one variant selector (of 32) after an
-ideograph.
+Bidirectional isolates stay where they pair up on one line of a text with right-to-left letters. Overrides and
+embeddings are always removed, and marks (LRM, RLM, ALM) where no letter runs from right to left.
 
-Bidirectional isolates: kept where they pair up on one line of a text with right-to-left letters, else taken out.
-
-Overrides and embeddings always go, and marks (LRM, RLM, ALM) go where no letter runs from right to left: see
-`invisible`.
-
-Text that hides in invisible characters, made readable for the rules: tags, and bytes in variation selectors.
-
-Works on the original text, since normalization takes the carriers out.
+`smuggled` reads what invisible characters of the original text spell, for the rules: tags, and bytes in variation
+selectors.
 """
 
 import re
@@ -31,7 +26,7 @@ _SEEN_MAX = 64
 
 
 class AllowedPlace(NamedTuple):
-    """Where an invisible character is at home."""
+    """Where an invisible character is legitimate."""
 
     before: str
     """What stands before it: a fixed-width pattern."""
@@ -131,7 +126,7 @@ _RULE_OF: Final = {
 
 
 def strip(trail: Trail, *, right_to_left: bool) -> None:
-    """Takes invisible characters out that are not at home. ``right_to_left``: whether such letters are in the text."""
+    """Removes invisible characters outside their `PLACES`. ``right_to_left``: whether such letters are in the text."""
     _remove(trail, _STRAY_RTL if right_to_left else _STRAY)
 
 
@@ -153,7 +148,7 @@ def _remove(trail: Trail, stray: "re.Pattern[str]") -> None:
 
 
 def _flag(trail: Trail, stray: "re.Pattern[str]") -> None:
-    """Flags matches until one rule has had enough, and then what is left by its characters."""
+    """Flags matches up to the bound of one rule, and then the rest of the text by its characters."""
     for match in stray.finditer(trail.text):
         start, end = match.span()
         if match[0] == "\ufeff" and start == 0:
@@ -240,10 +235,7 @@ def remove_stray_isolates(trail: Trail, *, right_to_left: bool) -> None:
         spans = [(at, at + 1) for at in _unpaired(before)]
     else:
         spans = [match.span() for match in _ISOLATES.finditer(before)]
-    for start, end in spans:
-        if not trail.flag(RULE, start, end, Severity.LOW):
-            trail.flag_rest(RULE, start, Severity.LOW)
-            break
+    trail.flag_all(RULE, spans, Severity.LOW)
     trail.cut(spans)
 
 

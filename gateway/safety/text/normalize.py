@@ -1,24 +1,20 @@
-"""Normalization: a prompt as the model shall see it, every change flagged, and the way back to the original offsets.
+"""Normalization: a prompt as the model will see it, every change flagged, with a map back to the original offsets.
 
-The steps, in order: escape sequences, line ends and odd characters, isolates, invisible characters, styled letters,
-canonical composition with a limit on marks; then a look for homoglyphs, and chat-template syntax. What the steps do
-is decided in their modules. Visible text of any script, emoji and code come out as they went in, in NFC.
+The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible characters, styled
+letters, canonical composition with a limit on marks; then homoglyphs and chat-template syntax are looked
+for. Visible text of any script, emoji and code come out as they went in, in NFC. The first two steps are here, the
+others in modules of their own.
 
-Text that a step changed goes through once more, since taking a character out can bring others together. Should it
-still not rest, nobody wrote it as text: then all invisible characters go. So the outcome is stable: normalizing it
-again changes nothing.
+Text that a step changed is processed again, because removing a character can bring others together. If it still changes
+in the second pass, the last pass removes all invisible characters. So the outcome is stable: normalizing it again
+changes nothing.
 
 Everything is linear in the length of the text. A clean text is the same object before and after.
 
-ANSI escape sequences: taken out whole, with the parameters and titles that a terminal would not show either.
-
-A sequence that never ends loses only its escape character (as a control character, later): what follows stays
-visible.
-
-Characters that another one takes the place of: line ends, blanks, and what is no character at all.
-
-Line ends (CRLF, CR, VT, FF, NEL, LS, PS) become ``\n`` without a finding. Lone surrogates and noncharacters become
-U+FFFD. Hangul fillers with a width, and the braille blank in a text without braille, become a space.
+- ANSI escape sequences are removed whole, with parameters and titles. One that never ends loses only its escape
+  character (as a control character): what follows stays visible.
+- Line ends (CRLF, CR, VT, FF, NEL, LS, PS) become ``\\n`` without a finding. Lone surrogates and noncharacters become
+  U+FFFD. Hangul fillers with a width, and the braille blank in a text without braille, become a space.
 """
 
 import re
@@ -56,10 +52,7 @@ def remove_escapes(trail: Trail) -> None:
     before = trail.text
     if _STARTS.search(before) is None:
         return
-    for match in _SEQUENCE.finditer(before):
-        if not trail.flag(RULE, match.start(), match.end(), Severity.MEDIUM):
-            trail.flag_rest(RULE, match.start(), Severity.MEDIUM)
-            break
+    trail.flag_all(RULE, (match.span() for match in _SEQUENCE.finditer(before)), Severity.MEDIUM)
     trail.advance(
         _SEQUENCE.sub("", before),
         lambda: (OffsetEdit(match.start(), match.end(), 0) for match in _SEQUENCE.finditer(before)),
@@ -109,10 +102,8 @@ def replace_odd(trail: Trail) -> None:
 def _flag(trail: Trail, rules: tuple[tuple[str, "re.Pattern[str]"], ...]) -> None:
     """Flags what is no line end."""
     for rule, pattern in rules:
-        for match in pattern.finditer(trail.text):
-            if not trail.flag(rule, match.start(), match.end(), Severity.LOW):
-                trail.flag_rest(rule, match.start(), Severity.LOW)
-                break
+        spans = (match.span() for match in pattern.finditer(trail.text))
+        trail.flag_all(rule, spans, Severity.LOW)
 
 
 RULE_INVISIBLE_ONLY: Final = "unicode.invisible_only"

@@ -1,4 +1,4 @@
-"""Letters in fancy dress: full-width, mathematical, circled, squared, raised. Folded to ASCII where they spell words.
+"""Styled letters (full-width, mathematical, circled, squared, raised), folded to ASCII where they spell words.
 
 NFKC would fold all compatibility characters, and with them much that people mean: superscripts, fractions,
 ligatures, the full-width punctuation of Chinese and Japanese. So only letters that stand for ASCII are folded, one
@@ -73,10 +73,8 @@ _FULL_WIDTH_SENTENCE = re.compile(
 def fold_full_width(trail: Trail) -> None:
     """Folds full-width characters outside CJK text; in such text only sentences are flagged."""
     in_cjk = _CJK.search(trail.text) is not None
-    for match in (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(trail.text):
-        if not trail.flag(RULE_FULL_WIDTH, match.start(), match.end(), Severity.LOW):
-            trail.flag_rest(RULE_FULL_WIDTH, match.start(), Severity.LOW)
-            break
+    flagged = (_FULL_WIDTH_SENTENCE if in_cjk else _FULL_WIDTH).finditer(trail.text)
+    trail.flag_all(RULE_FULL_WIDTH, (match.span() for match in flagged), Severity.LOW)
     if not in_cjk:
         trail.advance(
             _FULL_WIDTH.sub(lambda match: match[0].translate(_FULL_WIDTH_TABLE), trail.text)

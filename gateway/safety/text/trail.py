@@ -1,9 +1,7 @@
-"""A text on its way through the steps of normalization: what it is now, how it came there, what was found.
-
-From offsets in a changed text back to offsets in the text before the change.
+"""A text between the steps of normalization: its current state, the map to its original offsets, and the findings.
 
 An edit says that ``before[start:end]`` became ``length`` characters. Everything between edits is copied. A map is
-built when somebody asks for the first offset: most texts change in places that no rule ever points at.
+built when the first offset is asked for: most texts change only where no rule finds anything.
 """
 
 from array import array
@@ -121,7 +119,7 @@ class Trail:
         self.advance("".join(kept), lambda: (OffsetEdit(start, end, 0) for start, end in spans))
 
     def flag(self, rule: str, start: int, end: int, severity: Severity) -> bool:
-        """Notes a finding at a span of `text`. False once the rule had its share: then `flag_rest`, and no more."""
+        """Notes a finding at a span of `text`. False once the rule has reached its bound: then `flag_rest`."""
         start, end = _back(self._maps, start, end)
         self._flagged[rule, severity] += 1
         spans = self._spans.setdefault((rule, severity), [])
@@ -130,6 +128,13 @@ class Trail:
         else:
             spans.append([start, end])
         return len(spans) < FINDINGS_MAX and self._flagged[rule, severity] < MATCHES_MAX
+
+    def flag_all(self, rule: str, spans: Iterable[tuple[int, int]], severity: Severity) -> None:
+        """Notes findings at ``spans`` of `text`, in order, as far as the bound of the rule allows."""
+        for start, end in spans:
+            if not self.flag(rule, start, end, severity):
+                self.flag_rest(rule, start, severity)
+                return
 
     def flag_rest(self, rule: str, start: int, severity: Severity) -> None:
         """Notes that a rule found too much to be listed from ``start`` of `text` to its end."""

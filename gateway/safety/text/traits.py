@@ -1,4 +1,4 @@
-"""What kinds of characters a text has, in one look: so that each step is taken only where it has something to do."""
+"""The kinds of characters in a text, found in one numpy pass, so that steps without work are skipped."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ BIDI: Final = 2
 """Marks and isolates of bidirectional text."""
 FULL_WIDTH: Final = 4
 STYLED: Final = 8
-"""Other letters in fancy dress."""
+"""Other styled letters."""
 MARK: Final = 16
 """Combining marks, as far as they can flood."""
 LATIN: Final = 32

@@ -1,4 +1,4 @@
-"""What decides whether a match is one. Rules name their validator, so that a rule stays plain data."""
+"""The functions that decide whether a match is a finding. Rules name them, so that a rule stays plain data."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,4 @@
-"""Validators of addresses of machines.
-
-Validators of addresses of crypto currencies.
-"""
+"""Validators of network addresses and of addresses of crypto currencies."""
 
 import ipaddress
 import re

@@ -26,7 +26,7 @@ HOSTILE = {
     "anything": "".join(random.Random(1).choice("ab1 -.@A_0+=:(\n") for _ in range(20_000)),
 }
 CHAINS = {"names of values", "cards", "anything"}
-"""Matches that overlap without end, refused by their check: the scan begins anew inside."""
+"""Matches that overlap without end, refused by their check: the scan starts again inside."""
 
 
 class Counting(SmallScanner):
