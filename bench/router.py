@@ -33,10 +33,16 @@ from bench.safety import CORPORA, prompts
 from bench.support import tier_runs, tradeoff_plot
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from bench.support.tradeoffs import Tradeoff, table
-from gateway.routing.learned import curves, outcomes, training
-from gateway.routing.learned.head import Head, Score
-from gateway.routing.learned.outcomes import Outcome
-from gateway.routing.learned.router import LearnedRouter
+from gateway.routing.learned.model import (
+    LearnedRouter,
+    Trees,
+    answer_example,
+    mean_of,
+    prompt_example,
+)
+from learning import outcomes, report
+from learning.outcomes import Outcome
+from learning.train import train
 
 BOUND_MS: Final = 0.3
 SIZE_BYTES: Final = 1_000
@@ -82,7 +88,7 @@ def show(found: Sequence[Tradeoff], picture: Path | None, as_json: bool) -> None
 
 def decision(runs: int) -> Figure:
     """The median over runs of the 99th percentile of the worst corpus."""
-    router = training.train(list(_made_up(LEARN_FROM)))
+    router = train(list(_made_up(LEARN_FROM)))
     by_corpus = {
         corpus: statistics.median(
             _p99_ms(router, list(islice(prompts(lines, SIZE_BYTES), COUNT))) for _ in range(runs)
@@ -91,7 +97,7 @@ def decision(runs: int) -> Figure:
     }
     ours = max(by_corpus.values())
     each = ", ".join(f"{corpus} {ms:.3g}" for corpus, ms in by_corpus.items())
-    forest = router.prompts.forest
+    (trees,) = (part for part in router.prompts.parts if isinstance(part, Trees))
     return Figure(
         "decision_p99_ms",
         ours,
@@ -101,7 +107,7 @@ def decision(runs: int) -> Figure:
         runs,
         machine(),
         f"p99 of {COUNT} prompts of {SIZE_BYTES} bytes, features included; the peer is the bound; learned from "
-        f"{LEARN_FROM} rows: {len(forest.roots)} trees, {len(forest.column)} nodes; {each}",
+        f"{LEARN_FROM} rows: {len(trees.roots)} trees, {len(trees.column)} nodes; {each}",
     )
 
 
@@ -125,20 +131,17 @@ def _held_out(read: Sequence[Outcome], folds: int, seed: int) -> dict[str, Score
     scores = {head: np.zeros(len(read)) for head in heads}
     for fold in range(folds):
         out = set(order[fold::folds].tolist())
-        router = training.train([row for at, row in enumerate(read) if at not in out], seed)
+        router = train([row for at, row in enumerate(read) if at not in out], seed)
         for at in out:
             row = read[at]
-            scores["prompts"][at] = _raw(router.prompts, router.score(row.prompt))
+            # Before calibration, whose lines differ from fold to fold: pooled rows must be comparable.
+            weak, strong = mean_of(router.prompts.parts, prompt_example(row.prompt)).tolist()
+            scores["prompts"][at] = strong - weak
             if router.cascade is not None and row.answer is not None:
-                judged = router.score_with_answer(row.prompt, row.answer)
-                scores["cascade"][at] = _raw(router.cascade, judged)
+                example = answer_example(row.prompt, row.answer)
+                weak, strong = mean_of(router.cascade.parts, example).tolist()
+                scores["cascade"][at] = strong - weak
     return scores
-
-
-def _raw(head: Head, score: Score) -> float:
-    """Before calibration, whose lines differ from fold to fold: pooled rows must be comparable."""
-    lines = head.calibration
-    return (score.gain - lines.gain_intercept) / lines.gain_slope
 
 
 def _figure(
@@ -146,9 +149,9 @@ def _figure(
 ) -> Figure:
     weak = np.array([row.weak for row in read])
     strong = np.array([row.strong for row in read])
-    values = [curves.figures(curves.trace(each, weak, strong))[name] for each in scores]
+    values = [report.figures(report.trace(each, weak, strong))[name] for each in scores]
     lengths = np.array([len(row.prompt) for row in read], np.float64)
-    peer = curves.figures(curves.trace(lengths, weak, strong))[name]
+    peer = report.figures(report.trace(lengths, weak, strong))[name]
     ours = statistics.fmean(values)
     ratio = ours / peer if name == "apgr" else peer / ours
     spread = f"{min(values):.4g} to {max(values):.4g}"

@@ -17,7 +17,9 @@ from bench.support.strategies import (
     strategies,
 )
 from bench.support.tradeoffs import Tradeoff, tradeoffs
-from gateway.routing.learned import artefact, outcomes, training
+from gateway.routing.learned import artefact
+from learning import outcomes
+from learning.train import train
 from sluice.cli import tables
 from sluice.cli.evaluate import OutcomesFile
 from sluice.cli.questions import Question, ask_all, of_desk
@@ -117,7 +119,7 @@ async def _learn(client: AsyncClient, router: Path) -> None:
         file.write(questions, *answers)
     with tables.open_table(path) as (columns, rows):
         read = outcomes.gather([outcomes.Source(path.name, columns, rows)])
-    artefact.save_to(training.train(read), router)
+    artefact.save_to(train(read), router)
 
 
 async def _play(

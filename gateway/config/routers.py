@@ -11,8 +11,7 @@ from gateway.routing import language
 from gateway.routing.cascade.checks import CHECKS
 from gateway.routing.learned.artefact import BadArtefact, load
 from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.head import Score
-from gateway.routing.learned.router import LearnedRouter
+from gateway.routing.learned.model import Estimate, LearnedRouter
 from gateway.routing.prediction import (
     CASCADE,
     PROMPT,
@@ -61,11 +60,12 @@ class LearnedAnswerPredictor:
         return _prediction(self.by, self._models, found, self._threshold)
 
 
-def _prediction(by: HeadKey, models: tuple[str, str], found: Score, threshold: float) -> Prediction:
+def _prediction(
+    by: HeadKey, models: tuple[str, str], found: Estimate, threshold: float
+) -> Prediction:
     strong = found.gain >= threshold
     reason = (
-        f"predicted gain {found.gain:.2f} (give or take {found.uncertainty:.2f})"
-        f" is {'at least' if strong else 'below'} {threshold:.2f}"
+        f"predicted gain {found.gain:.2f} is {'at least' if strong else 'below'} {threshold:.2f}"
     )
     chances = dict(zip(models, (found.p_weak, found.p_strong), strict=True))
     return Prediction(HeadScore(by, found.gain, chances), strong, reason)
@@ -153,6 +153,6 @@ def _version(router: LearnedRouter) -> str:
 
 def _threshold(calibration: Calibration, target: Target) -> float:
     if target.quality is not None:
-        return calibration.for_quality(target.quality).threshold
+        return calibration.for_quality(target.quality).value
     assert target.strong_share is not None, "one of the two is set"
-    return calibration.for_large_share(target.strong_share).threshold
+    return calibration.for_large_share(target.strong_share).value

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.routing.learned.text import ends
+from gateway.routing.learned.features import ends
 
 READ_CHARS_MAX: Final = 16_384
 """Of a longer answer only both ends are read."""

@@ -6,7 +6,7 @@ Routers are trained on them. Pure code over the message that is stored.
 from typing import Final, NamedTuple
 
 from gateway.records.agreement import agreement
-from gateway.routing.learned.text import ends
+from gateway.routing.learned.features import ends
 from gateway.routing.plan import Learning
 from gateway.safety.actions import Action
 from gateway.streaming.attempt import ModelAttempt

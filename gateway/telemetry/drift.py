@@ -14,7 +14,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.util.types import AttributeValue
 
 from gateway.routing import plan as strategies
-from gateway.routing.learned.monitor import Change, Health, Monitor, Signal, State
+from gateway.routing.learned.drift import Change, HeadHealth, HeadMonitor, Signal, State
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from sluice.settings.routing import DriftSettings
@@ -65,7 +65,7 @@ class DriftMonitor:
         self._announce = announce
         self._settings = DriftSettings()
         self._held_out: HeldOut = {}
-        self._monitors: Mapping[HeadKey, Monitor] = {}
+        self._monitors: Mapping[HeadKey, HeadMonitor] = {}
         self._events = meter.create_counter(
             names.METRIC_DRIFT_EVENTS, "{event}", "Drifts of learned routers that began or ended."
         )
@@ -79,7 +79,7 @@ class DriftMonitor:
         for by, gains in held_out.items():
             old = self._monitors.get(by)
             same = settings == self._settings and old and np.array_equal(gains, self._held_out[by])
-            monitors[by] = old if old and same else Monitor(gains, settings)
+            monitors[by] = old if old and same else HeadMonitor(gains, settings)
         for by, monitor in self._monitors.items():
             if monitors.get(by) is not monitor:
                 self._retire(by, monitor.health)
@@ -133,17 +133,17 @@ class DriftMonitor:
         routers = [_health_message(by, monitor.health) for by, monitor in self._monitors.items()]
         return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
 
-    def _retire(self, by: HeadKey, health: Health) -> None:
+    def _retire(self, by: HeadKey, health: HeadHealth) -> None:
         for signal in health.drifted:
             self._event(by, health, signal, DRIFT_CHANGE_RETIRED)
 
-    def _report(self, by: HeadKey, monitor: Monitor, change: Change | None) -> None:
+    def _report(self, by: HeadKey, monitor: HeadMonitor, change: Change | None) -> None:
         if change is not None:
             kind = DRIFT_CHANGE_BEGAN if change.began else DRIFT_CHANGE_ENDED
             self._event(by, monitor.health, change.signal, kind)
 
     def _event(
-        self, by: HeadKey, health: Health, signal: Signal, change: "DriftChange.ValueType"
+        self, by: HeadKey, health: HeadHealth, signal: Signal, change: "DriftChange.ValueType"
     ) -> None:
         word = word_of(DriftChange, change)
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
@@ -169,7 +169,7 @@ class DriftMonitor:
                 yield Observation(value, _attributes(by))
 
 
-def _measures(health: Health) -> dict[str, float | None]:
+def _measures(health: HeadHealth) -> dict[str, float | None]:
     found = health.outcomes.found
     return {
         names.METRIC_INPUT_DRIFT: health.inputs.index,
@@ -187,7 +187,7 @@ def _attributes(by: HeadKey) -> dict[str, AttributeValue]:
     }
 
 
-def _log_fields(by: HeadKey, health: Health, signal: Signal) -> Iterator[tuple[str, Any]]:
+def _log_fields(by: HeadKey, health: HeadHealth, signal: Signal) -> Iterator[tuple[str, Any]]:
     """Fields of the log line about a drift of ``signal``."""
     yield from (("policy", by.policy), ("version", by.version), ("head", by.head))
     yield "signal", signal.value
@@ -200,7 +200,7 @@ def _log_fields(by: HeadKey, health: Health, signal: Signal) -> Iterator[tuple[s
         yield "rows", found.rows
 
 
-def _health_message(by: HeadKey, health: Health) -> RouterHealth:
+def _health_message(by: HeadKey, health: HeadHealth) -> RouterHealth:
     """The health of a head as the API returns it."""
     inputs, outcomes = health.inputs, health.outcomes
     accuracy = AccuracyDrift(state=_state(outcomes.state), rows=outcomes.rows)

@@ -1,92 +1,148 @@
-"""What `sluice router` learns from: files, and outcomes that the mesh has kept."""
+"""What `sluice router train` learns from: files, and outcomes that a mesh has kept of its own traffic."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from sluice.cli import own_outcomes, tables
+from sluice.cli import tables
 from sluice.cli.failure import CommandFailed
-from sluice.cli.own_outcomes import Asked
 
 if TYPE_CHECKING:
-    from gateway.routing.learned.outcomes import Outcome, Source
-    from gateway.routing.learned.router import LearnedRouter
+    from gateway.routing.learned.model import LearnedRouter
+    from learning.outcomes import Outcome, Source
     from sluice.v1.admin_pb2 import StreamOutcomesResponse
+
+MORE: Final = (
+    "the answers of both models are needed: give one a share of the other's requests with routing.shadows"
+    " (docs/routing.md), and ask again when there has been more traffic"
+)
+"""How to get outcomes of both sides."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class MeshOutcomes:
+    """Which outcomes of which mesh; no tenants stand for all, no hours for all the time that they are kept."""
+
+    address: str
+    tenants: Sequence[str] = ()
+    hours: float | None = None
+    pair: str | None = None
+    """WEAK/STRONG, where several pairs of models are compared."""
+    keep: Path | None = None
+    """Where to write those that have both sides as an OUTCOMES file."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
     """How to learn, and what from beside files."""
 
     cascade: bool = False
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    mesh: Asked | None = None
-    keep: Path | None = None
+    mesh: MeshOutcomes | None = None
 
 
-def learn(files: Sequence[Path], lesson: Lesson) -> tuple["LearnedRouter", dict[str, Any]]:
-    """The router, and what is told of the rows of the mesh.
+def learn(
+    files: Sequence[Path], options: TrainingOptions
+) -> tuple["LearnedRouter", dict[str, Any]]:
+    """The router, and how many rows the mesh gave.
 
     Raises:
         CommandFailed: nothing can be learned from them.
         SluiceError: the mesh does not answer, or keeps none of a tenant.
     """
-    from gateway.routing.learned import one_sided
+    from learning.outcomes import is_complete
+    from learning.train import train
 
-    if not files and lesson.mesh is None:
+    if not files and options.mesh is None:
         raise CommandFailed("USAGE", "name OUTCOMES.csv, or learn --from-mesh")
-    own = _own(lesson)
-    rows = _gathered(files, own, lesson)
+    own = [] if options.mesh is None else _fetch(options.mesh)
+    if options.cascade:
+        own = [row for row in own if row.weak_answer.strip()]
+    rows = _gathered(files, own, options)
     without = next((row.prompt_id for row in rows if row.answer is None), None)
-    if lesson.cascade and without is not None:
+    if options.cascade and without is not None:
         raise CommandFailed(
             "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
         )
-    known = {row.prompt_id for row in rows}
-    halves = [
-        row
-        for row in own_outcomes.one_sided_of(own, lesson.tenant_weights)
-        if row.prompt_id not in known
-    ]
-    told: dict[str, Any] = {}
-    if lesson.mesh is not None:
-        told = {"outcomes": len(rows), "one_sided": len(halves)}
-    return one_sided.train(rows, halves, lesson.seed), told
-
-
-def _own(lesson: Lesson) -> "list[StreamOutcomesResponse]":
-    """Rows of the mesh; a cascade is learned from those with an answer."""
-    if lesson.mesh is None:
-        return []
-    rows = own_outcomes.fetch(lesson.mesh)
-    if lesson.keep is not None:
-        own_outcomes.keep(lesson.keep, rows)
-    return [row for row in rows if row.weak_answer.strip() or not lesson.cascade]
+    counts: dict[str, Any] = {}
+    if options.mesh is not None:
+        known = {row.prompt_id for row in rows}
+        one_sided = sum(not is_complete(row) and row.request_id not in known for row in own)
+        counts = {"outcomes": len(rows), "one_sided": one_sided}
+    return train(rows, options.seed), counts
 
 
 def _gathered(
-    files: Sequence[Path], own: "Sequence[StreamOutcomesResponse]", lesson: Lesson
+    files: Sequence[Path], own: "Sequence[StreamOutcomesResponse]", options: TrainingOptions
 ) -> list["Outcome"]:
-    from gateway.routing.learned import outcomes
+    from learning import outcomes
 
     with ExitStack() as opened:
-        sources = [_source(opened, path, lesson.tenant_weights) for path in files]
-        if lesson.mesh is not None:
-            sources.append(own_outcomes.source_of(own, lesson.tenant_weights))
+        sources = [_source(opened, path, options.tenant_weights) for path in files]
+        if options.mesh is not None:
+            sources.append(outcomes.mesh_source(own, options.tenant_weights))
         try:
             return outcomes.gather(sources)
         except outcomes.TooFewOutcomes as error:
-            hint = f"; {own_outcomes.MORE}" * (lesson.mesh is not None)
+            hint = f"; {MORE}" * (options.mesh is not None)
             raise CommandFailed("BAD_OUTCOMES", f"{error}{hint}") from error
         except outcomes.BadOutcomes as error:
             raise CommandFailed("BAD_OUTCOMES", str(error)) from error
 
 
 def _source(opened: ExitStack, path: Path, tenant_weights: Mapping[str, float]) -> "Source":
-    from gateway.routing.learned.outcomes import Source
+    from learning.outcomes import Source
 
     columns, rows = opened.enter_context(tables.open_table(path))
     return Source(path.name, columns, rows, tenant_weights=tenant_weights)
+
+
+def _fetch(asked: MeshOutcomes) -> "list[StreamOutcomesResponse]":
+    """The rows of one pair of models, each request once."""
+    from sluice.client.blocking import Client
+
+    since = 0 if asked.hours is None else int((time.time() - asked.hours * 3600) * 1000)
+    with Client(asked.address) as client:
+        listed = client.outcomes(asked.tenants, since_unix_ms=since)
+        rows = {row.request_id: row for row in listed}  # the latest of a request counts
+    pair = _pair(rows.values(), asked.pair)
+    of_pair = [row for row in rows.values() if _pair_of(row) == pair]
+    if asked.keep is not None:
+        _keep(asked.keep, of_pair)
+    return of_pair
+
+
+def _keep(path: Path, rows: "Sequence[StreamOutcomesResponse]") -> None:
+    from learning import outcomes
+
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, outcomes.COLUMNS)
+            writer.writeheader()
+            writer.writerows(outcomes.cells_of(row) for row in rows if outcomes.is_complete(row))
+    except OSError as error:
+        raise CommandFailed("FILE", f"{path} cannot be written: {error.strerror}") from error
+
+
+def _pair(rows: "Collection[StreamOutcomesResponse]", wanted: str | None) -> str:
+    counts = Counter(_pair_of(row) for row in rows)
+    if not counts:
+        raise CommandFailed("NO_OUTCOMES", f"the mesh has kept no outcomes yet; {MORE}")
+    told = ", ".join(f"{pair} ({count})" for pair, count in counts.most_common())
+    if wanted is None and len(counts) > 1:
+        raise CommandFailed(
+            "USAGE", f"outcomes of several pairs are kept: {told}; choose one with --pair"
+        )
+    if wanted is not None and wanted not in counts:
+        raise CommandFailed("NO_OUTCOMES", f"no outcomes of {wanted} are kept; there are {told}")
+    return wanted or next(iter(counts))
+
+
+def _pair_of(row: "StreamOutcomesResponse") -> str:
+    return f"{row.weak_model}/{row.strong_model}"

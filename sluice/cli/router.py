@@ -1,25 +1,20 @@
 """`sluice router`: learns a router from recorded outcomes, scores prompts with it, and reports what it is worth."""
 
 import csv
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sluice.cli import options, output, tables
 from sluice.cli.failure import CommandFailed
-from sluice.cli.learning import Lesson, learn
-from sluice.cli.own_outcomes import Asked
+from sluice.cli.learning import MeshOutcomes, TrainingOptions, learn
 
 if TYPE_CHECKING:
     from gateway.routing.learned.calibration import Calibration
-    from gateway.routing.learned.router import LearnedRouter
-
-DRAWS: Final = 500
-_TARGETS: Final = (("quality", 0.90), ("quality", 0.95), ("quality", 0.99), ("large share", 0.30))
+    from gateway.routing.learned.model import LearnedRouter
 
 
 def router(
@@ -80,14 +75,14 @@ def router(
     OUTCOMES: prompt_id, prompt, weak, strong (0 to 1), optionally weak_response and tenant. PROMPTS: prompt_id, prompt,
     with --cascade also weak_response. SCORES: prompt_id, score; higher goes to the large model sooner.
     """
-    mesh = Asked(address, tenant or (), hours, pair) if from_mesh else None
+    mesh = MeshOutcomes(address, tenant or (), hours, pair, keep) if from_mesh else None
     if mesh is None and (tenant or hours is not None or pair or keep):
         raise CommandFailed("USAGE", "--tenant, --hours, --pair and --keep belong to --from-mesh")
     if from_mesh and action != "train":
         raise CommandFailed("USAGE", "--from-mesh belongs to train")
     if action == "train":
-        lesson = Lesson(cascade, seed, _tenant_weights(weight or []), mesh, keep)
-        told = _train(files or [], out, lesson)
+        training = TrainingOptions(cascade, seed, _tenant_weights(weight or []), mesh)
+        told = _train(files or [], out, training)
     elif action == "score":
         told = _score(files or [], out, cascade)
     else:
@@ -98,15 +93,16 @@ def router(
         _show(told)
 
 
-def _train(files: Sequence[Path], out: Path, lesson: Lesson) -> dict[str, Any]:
+def _train(files: Sequence[Path], out: Path, training: TrainingOptions) -> dict[str, Any]:
     from gateway.routing.learned import artefact
+    from learning import report
 
-    trained, told = learn(files, lesson)
+    trained, told = learn(files, training)
     try:
         saved = artefact.save_to(trained, out)
     except OSError as error:
         raise CommandFailed("FILE", f"{out} cannot be written: {error.strerror}") from error
-    return {"router": str(out), "bytes": out.stat().st_size, **told, **_describe(saved)}
+    return {"router": str(out), "bytes": out.stat().st_size, **told, **report.describe(saved)}
 
 
 def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def _score(files: Sequence[Path], out: Path, cascade: bool) -> dict[str, Any]:
 
 
 def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tuple[str, str]]:
-    from gateway.routing.learned import outcomes
+    from learning import outcomes
 
     needed = ("prompt_id", "prompt", *(("weak_response",) if cascade else ()))
     seen: set[str] = set()
@@ -158,14 +154,16 @@ def _scored(learned: "LearnedRouter", path: Path, cascade: bool) -> Iterator[tup
 
 
 def _report(files: Sequence[Path], out: Path, cascade: bool, seed: int) -> dict[str, Any]:
+    from learning import report
+
     if len(files) != 1:
         raise CommandFailed("USAGE", "report takes one ROUTER or one OUTCOMES.csv")
     path = files[0]
     is_table = path.name.endswith((".csv", ".csv.gz"))
-    learned = learn([path], Lesson(cascade, seed))[0] if is_table else _load(path)
-    told = _describe(learned)
+    learned = learn([path], TrainingOptions(cascade, seed))[0] if is_table else _load(path)
+    told = report.describe(learned)
     out.mkdir(parents=True, exist_ok=True)
-    for name, head in _heads(learned).items():
+    for name, head in report.heads_of(learned).items():
         told["heads"][name] |= _measure(head, out / f"{name}.png", f"{path.name}: {name}", seed)
     told["directory"] = str(out)
     (out / "report.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -173,18 +171,17 @@ def _report(files: Sequence[Path], out: Path, cascade: bool, seed: int) -> dict[
 
 
 def _measure(head: "Calibration", picture: Path, title: str, seed: int) -> dict[str, Any]:
-    from gateway.routing.learned import curves
+    from learning import report
 
-    bands = curves.bootstrap(head.gains, head.weak, head.strong, DRAWS, seed)
+    bands = report.bootstrap(head.gains, head.weak, head.strong, report.DRAWS, seed)
     told: dict[str, Any] = {"intervals_95": bands.figures}
     try:
-        plots = importlib.import_module("sluice.cli.plots")
+        report.draw_curve(report.curve_of(head), bands, title, picture)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         output.note("no pictures: matplotlib is not installed (pip install 'sluice[plots]')")
         return {**told, "picture": None}
-    plots.draw_curve(head.curve, bands, title, picture)
     return {**told, "picture": str(picture)}
 
 
@@ -195,36 +192,6 @@ def _load(path: Path) -> "LearnedRouter":
         return artefact.load(path)
     except artefact.BadArtefact as error:
         raise CommandFailed("BAD_ROUTER", str(error)) from error
-
-
-def _heads(learned: "LearnedRouter") -> dict[str, "Calibration"]:
-    heads = {"prompts": learned.prompts.calibration}
-    return heads if learned.cascade is None else {**heads, "cascade": learned.cascade.calibration}
-
-
-def _describe(learned: "LearnedRouter") -> dict[str, Any]:
-    from gateway.routing.learned import curves
-
-    heads = {}
-    for name, head in _heads(learned).items():
-        targets = [
-            head.for_quality(share) if kind == "quality" else head.for_large_share(share)
-            for kind, share in _TARGETS
-        ]
-        heads[name] = {
-            "rows": len(head.gains),
-            "held_out": curves.figures(head.curve),
-            "targets": [
-                {
-                    "target": f"{share:.0%} {kind}",
-                    "threshold": target.threshold,
-                    "large_share": target.large_share,
-                    "quality": target.quality,
-                }
-                for (kind, share), target in zip(_TARGETS, targets, strict=True)
-            ],
-        }
-    return {"version": learned.version, "heads": heads}
 
 
 def _tenant_weights(given: Sequence[str]) -> dict[str, float]:

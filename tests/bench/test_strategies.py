@@ -7,13 +7,14 @@ import pytest
 from bench.support.strategies import LABEL, STRONG, WEAK, mesh_settings, strategies
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
-from gateway.routing.learned import artefact, growing, training
+from gateway.routing.learned import artefact
 from gateway.routing.router import ModelFacts, NoLoad
-from tests.gateway.routing.learned.made_up import outcomes
+from learning import train as training
+from tests.learning.made_up import outcomes
 
 
 def test_requests_find_their_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "TREES", 5)
+    monkeypatch.setattr(training, "TREES", 5)
     file = tmp_path / "desk.router"
     artefact.save_to(training.train(outcomes(60, answers=True)), file)
     named = strategies(file)

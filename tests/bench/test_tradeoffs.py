@@ -31,7 +31,7 @@ def played() -> dict[str, list[list[Result]]]:
     return {
         "small": [[result("small", False, easy), result("small", True, easy)]] * 3,
         "large": [[result("large", True, hard), result("large", True, leg("large", 10))]] * 3,
-        "cascade-hold": [
+        "cascade-judged": [
             [result("c", True, easy, hard, ms=ms), result("c", True, easy, ms=ms)]
             for ms in (100, 900, 300)
         ],
@@ -77,13 +77,13 @@ def found() -> list[Tradeoff]:
 
 def test_the_table_has_a_line_for_each(found: list[Tradeoff]) -> None:
     header, rule, *lines = table(found).splitlines()
-    assert [line.split(" | ")[0] for line in lines] == ["| small", "| large", "| cascade-hold"]
+    assert [line.split(" | ")[0] for line in lines] == ["| small", "| large", "| cascade-judged"]
     assert len({line.count("|") for line in (header, rule, *lines)}) == 1
     assert "66.7% | 75.0%" in lines[2]
 
 
 def test_figures_have_the_stable_names(found: list[Tradeoff]) -> None:
-    assert tier_runs.HEADLINE == "cascade-hold"
+    assert tier_runs.HEADLINE == "cascade-judged"
     accuracy, tokens = tier_runs.figures(found, 3, 1)
     assert (accuracy.figure, accuracy.ours, accuracy.peer) == ("routed_accuracy_share", 1.0, 0.99)
     assert tokens.figure == "large_token_share"

@@ -9,9 +9,9 @@ import nats
 import pytest
 import pytest_asyncio
 
-from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.learned.training import train
+from learning import train as training
+from learning.train import train
 from sluice import settings as config
 from sluice.client import AsyncClient
 from sluice.errors import RecordUnknown
@@ -21,7 +21,7 @@ from sluice.wire import subjects
 from sluice.wire.codec import unpack
 from supervisor.control import reload_mesh
 from supervisor.mesh import Mesh, running_mesh
-from tests.gateway.routing.learned.made_up import EASY, outcomes
+from tests.learning.made_up import EASY, outcomes
 from tests.sluice.cli.commands import BOUND_S, process
 
 pytestmark = pytest.mark.mesh
@@ -35,7 +35,7 @@ DRIFT = {"window": 50, "min_rows": 20, "judge_every": 10, "min_outcomes": 10}
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("router") / "made_up.router"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "TREES", 20)
+        patch.setattr(training, "TREES", 20)
         save_to(train(outcomes(300), seed=1), path)
     return path
 

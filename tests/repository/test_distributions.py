@@ -25,7 +25,7 @@ from tests.support.installed import (
 from tests.support.scripted import ScriptedService, delta, finished, started
 
 BARE_BYTES_MAX = 60_000_000
-LATE = {"triton_python_backend_utils", "sklearn"}
+LATE = {"triton_python_backend_utils", "scipy", "sklearn"}
 """What Triton has, and what only the training of routers imports, which the extra ``mesh`` brings."""
 STREAM = """
 import sys

@@ -21,6 +21,7 @@ TOP = {
     "docs",
     "examples",
     "gateway",
+    "learning",
     "model_workers",
     "protos",
     "pyproject.toml",

@@ -1,233 +1,172 @@
-"""The columns that describe a small model's answer beside its prompt: do its sums add up, does it use what the prompt
-gives, is it finished, does it hedge.
+"""Columns of a small model's answer beside its prompt: do its sums add up, does it use the numbers that the prompt
+gives, is it complete, does it hedge, what does it choose.
 
 Two thousand characters of either end are read. Columns are plain numbers; what they mean for being right is learned.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log1p
 from typing import Final
 
-import numpy as np
-
 from gateway.routing.learned import arithmetic
 from gateway.routing.learned.arithmetic import Sum
-from gateway.routing.learned.features import Vector
-from gateway.routing.learned.text import ends
+from gateway.routing.learned.features import NUMBER_WORDS, VALUE_MAX, ends
 
 READ_CHARS_MAX: Final = 4_000
 
-_FINAL: Final = re.compile(
-    r"(?:####|\\boxed\{|final answer(?: is)?:?|answer is:?)\s*\$?\s*(-?[\d,]*\.?\d+)", re.I
-)
+_MARKUP: Final = re.compile(r"<+[^<>\s][^<>\n]{0,160}>+")
+"""Tags and annotations; what a reader sees is read."""
+_FINAL: Final = re.compile(r"(?:\\boxed\{|answer(?: is)?:?)\s*\$?\s*(-?[\d,]*\.?\d+)", re.I)
 _SENTENCE: Final = re.compile(r"[.!?](?=\s|$)")
-_ENDED: Final = re.compile(r"(?:[.!?)\]}`]|####[^\n]*\d[^\n]*)\s*$")
+_ENDED: Final = re.compile(r"[.!?)\]}`\d]\s*$")
 _LIST_ITEM: Final = re.compile(r"^\s*(?:\d+\.|[-*])\s", re.MULTILINE)
 _UNKNOWN: Final = re.compile(r"\b[a-z]\s*=|\blet\b|\bequation\b", re.I)
+_CHOICE: Final = re.compile(r"\(?\b([A-E])\b[.):]?")
 _WORD: Final = re.compile(r"[a-z]+")
 _HEDGES: Final = (
-    "however", "but ", "assum", "possible", "can't", "cannot", "unclear", "not enough", "doesn't", "mistake",
-    "actually", "approximately", "round", "therefore", "either", "unknown", "wait", "instead", "should", "seems",
-    "sorry", "depends", "total", "each", "left", "more", "so ",
+    "however", "but ", "assum", "possible", "cannot", "unclear", "not enough", "mistake", "actually", "approximately",
+    "either", "unknown", "wait", "instead", "should", "seems", "sorry", "depends",
 )  # fmt: skip
-_SPELLED: Final = {
-    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "eleven": 11, "twelve": 12, "dozen": 12, "half": 2, "twice": 2, "third": 3, "thirds": 3, "double": 2, "triple": 3,
-    "quarter": 4, "fourth": 4, "fifth": 5, "hundred": 100, "thousand": 1000, "twenty": 20, "thirty": 30,
-}  # fmt: skip
 _CONSTANTS: Final = frozenset((1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000))
-"""Numbers that an answer may bring along: days, hours, percent."""
-
+"""Numbers that an answer may add by itself: days, hours, percent."""
 _OPERATION_WORDS: Final = {
     "+": "total altogether sum combined together more",
     "-": "left remaining remain fewer less rest difference",
     "*": "times each every per twice double triple percent",
     "/": "half third quarter thirds quarters average split equally shared divided per",
 }
-_OPERATIONS_OF: Final = {
-    word: tuple(kind for kind, words in _OPERATION_WORDS.items() if word in words.split())
-    for words in _OPERATION_WORDS.values()
-    for word in words.split()
-}
-"""What a word of a prompt asks an answer to do."""
-_ASKS_BACK: Final = (
-    "start",
-    "original",
-    "initial",
-    "at first",
-    "before",
-    "begin",
-    "old is",
-    "did he have",
-    "did she have",
-)
-"""A prompt that gives the end and asks for the beginning."""
-
-_SIZES: Final = (
-    "chars",
-    "chars log",
-    "words",
-    "lines",
-    "sentences",
-    "list items",
-    "of prompt",
-    "repeated lines",
-)
-_FINALS: Final = (
-    "marked", "missing", "unfinished", "fraction", "negative", "zero", "log", "in prompt", "last sum", "earlier sum",
-    "above prompt", "fraction of how many",
-)  # fmt: skip
-_SUMS: Final = (
-    "sums", "wrong sums", "any wrong", "unread sums", "fractions", "any fraction", "negatives", "additions",
-    "subtractions", "products", "quotients", "kinds", "unused results", "foreign operands", "largest",
-)  # fmt: skip
-_USE: Final = (
-    "quantities", "unused", "unused share", "unmentioned", "unmentioned share", "sums per quantity", "missing sums",
-    "percent unused", "unknowns", "spelled unused", "asks back", *(f"missing {kind}" for kind in _OPERATION_WORDS),
-    "missing operations",
-)  # fmt: skip
-
-NAMES: Final[tuple[str, ...]] = tuple(
-    f"answer {name}"
-    for name in (*_SIZES, *_FINALS, *_SUMS, *_USE, *(f"says {h.strip()}" for h in _HEDGES))
-)
 
 
-def describe(prompt: str, answer: str) -> Vector:
-    """The columns ``NAMES`` of ``answer`` to ``prompt``, float32."""
+def describe(prompt: str, answer: str) -> Mapping[str, float]:
+    """The columns of ``answer`` to ``prompt`` by name."""
     prompt, answer = ends(prompt, READ_CHARS_MAX), ends(answer.strip(), READ_CHARS_MAX)
-    plain = arithmetic.unmarked(answer)
-    sums = arithmetic.sums(answer)
+    answer = _MARKUP.sub("", answer)
+    found = arithmetic.sums(answer)
     given = arithmetic.numbers(prompt)
-    lower = plain.lower()
-    row = [
-        *_sizes(prompt, plain),
-        *_finals(prompt, plain, sums, given),
-        *_sums(sums, given, _spelled(prompt)),
-        *_use(prompt, plain, sums, given),
-        *(min(3, lower.count(hedge)) for hedge in _HEDGES),
-    ]
-    return np.array(row, np.float32)
+    words = _WORD.findall(prompt.lower())
+    spelled = [NUMBER_WORDS[word] for word in words if word in NUMBER_WORDS]
+    lower = answer.lower()
+    columns = {
+        **_sizes(prompt, answer),
+        **_final(prompt, answer, found, given),
+        **_sums(found, {*given, *spelled, *_CONSTANTS}),
+        **_use(answer, found, given, spelled),
+        **_missing(set(words), "".join(each.operators for each in found)),
+        "percent unused": "%" in prompt and "%" not in answer and "/100" not in answer,
+        **{f"says {hedge.strip()}": min(3, lower.count(hedge)) for hedge in _HEDGES},
+    }
+    return {f"answer {name}": value for name, value in columns.items()}
 
 
-def _sizes(prompt: str, answer: str) -> tuple[float, ...]:
+def _sizes(prompt: str, answer: str) -> Mapping[str, float]:
     lines = [line for line in answer.splitlines() if line.strip()]
-    return (
-        len(answer),
-        log1p(len(answer)),
-        len(answer.split()),
-        len(lines),
-        len(_SENTENCE.findall(answer)),
-        len(_LIST_ITEM.findall(answer)),
-        len(answer) / (1 + len(prompt)),
-        len(lines) - len(set(lines)),
-    )
+    return {
+        "chars": len(answer),
+        "chars log": log1p(len(answer)),
+        "words": len(answer.split()),
+        "lines": len(lines),
+        "sentences": len(_SENTENCE.findall(answer)),
+        "list items": len(_LIST_ITEM.findall(answer)),
+        "of prompt": len(answer) / (1 + len(prompt)),
+        "repeated lines": len(lines) - len(set(lines)),
+        "unfinished": _ENDED.search(answer) is None,
+        "unknowns": len(_UNKNOWN.findall(answer)),
+    }
 
 
-def _finals(
-    prompt: str, answer: str, sums: Sequence[Sum], given: Sequence[float]
-) -> tuple[float, ...]:
+def _final(
+    prompt: str, answer: str, found: Sequence[Sum], given: Sequence[float]
+) -> Mapping[str, float]:
+    """Of the final number, marked as the answer or the last one, and of the option that is chosen."""
     marked = _FINAL.findall(answer)
-    numbers = arithmetic.numbers(answer)
-    final = _number(marked[-1]) if marked else (numbers[-1] if numbers else None)
-    value = final or 0.0
-    results = [each.stated for each in sums]
+    numbers = [float(text.replace(",", "")) for text in marked[-1:]] or arithmetic.numbers(answer)
+    value = numbers[-1] if numbers else 0.0
     whole = abs(value - round(value)) < 1e-6
-    return (
-        bool(marked),
-        final is None,
-        _ENDED.search(answer) is None,
-        not whole,
-        value < 0,
-        value == 0,
-        log1p(min(abs(value), 1e12)),
-        value in given,
-        results[-1] == value if results else 0.5,
-        value in results[:-1],
-        log1p(min(abs(value), 1e12)) - log1p(min(max(given, default=1), 1e12)),
-        not whole and "how many" in prompt.lower(),
-    )
+    results = [each.stated for each in found]
+    size = log1p(min(abs(value), VALUE_MAX))
+    return {
+        "marked": bool(marked),
+        "missing": not numbers,
+        "fraction": not whole,
+        "negative": value < 0,
+        "zero": value == 0,
+        "log": size,
+        "in prompt": value in given,
+        "last sum": results[-1] == value if results else 0.5,
+        "earlier sum": value in results[:-1],
+        "above prompt": size - log1p(min(max(given, default=1), VALUE_MAX)),
+        "fraction of how many": not whole and "how many" in prompt.lower(),
+        "chooses": _CHOICE.match(answer) is not None,
+        "choices": len(set(_CHOICE.findall(answer))),
+    }
 
 
-def _sums(
-    sums: Sequence[Sum], given: Sequence[float], spelled: Sequence[float]
-) -> tuple[float, ...]:
-    operators = "".join(each.operators for each in sums)
-    kinds = [operators.count(mark) for mark in "+-*/"]
-    fractions = sum(abs(each.stated - round(each.stated)) > 1e-6 for each in sums)
-    wrong = sum(each.wrong for each in sums)
-    return (
-        len(sums),
-        wrong,
-        wrong > 0,
-        sum(each.value is None for each in sums),
-        fractions,
-        fractions > 0,
-        sum(each.stated < 0 for each in sums),
-        *kinds,
-        sum(count > 0 for count in kinds),
-        _unused_results(sums),
-        _foreign(sums, {*given, *spelled, *_CONSTANTS}),
-        log1p(max((min(abs(each.stated), 1e12) for each in sums), default=0)),
-    )
+def _sums(found: Sequence[Sum], known: set[float]) -> Mapping[str, float]:
+    kinds = [sum(each.operators.count(mark) for each in found) for mark in "+-*/"]
+    fractions = sum(abs(each.stated - round(each.stated)) > 1e-6 for each in found)
+    wrong = sum(each.wrong for each in found)
+    return {
+        "sums": len(found),
+        "wrong sums": wrong,
+        "any wrong": wrong > 0,
+        "unread sums": sum(each.value is None for each in found),
+        "fractions": fractions,
+        "any fraction": fractions > 0,
+        "negatives": sum(each.stated < 0 for each in found),
+        **dict(zip(("additions", "subtractions", "products", "quotients"), kinds, strict=True)),
+        "kinds": sum(count > 0 for count in kinds),
+        "unused results": _unused_results(found),
+        "foreign operands": _foreign(found, known),
+        "largest": log1p(max((min(abs(each.stated), VALUE_MAX) for each in found), default=0)),
+    }
 
 
-def _unused_results(sums: Sequence[Sum]) -> int:
-    """Results that no later sum takes up; the last one is the answer."""
+def _unused_results(found: Sequence[Sum]) -> int:
+    """Results that no later sum uses; the last one is the answer."""
     return sum(
-        all(each.stated not in later.operands for later in sums[at + 1 :])
-        for at, each in enumerate(sums[:-1])
+        all(each.stated not in later.operands for later in found[at + 1 :])
+        for at, each in enumerate(found[:-1])
     )
 
 
-def _foreign(sums: Sequence[Sum], known: set[float]) -> int:
-    """Operands that neither the prompt gives nor an earlier sum made."""
+def _foreign(found: Sequence[Sum], known: set[float]) -> int:
+    """Operands that are neither ``known`` nor the result of an earlier sum."""
     foreign = 0
-    for each in sums:
+    for each in found:
         foreign += sum(operand not in known for operand in each.operands)
         known.add(each.stated)
     return foreign
 
 
 def _use(
-    prompt: str, answer: str, sums: Sequence[Sum], given: Sequence[float]
-) -> tuple[float, ...]:
+    answer: str, found: Sequence[Sum], given: Sequence[float], spelled: Sequence[float]
+) -> Mapping[str, float]:
+    """How far the answer uses the numbers of the prompt."""
     distinct = set(given)
-    operands = {operand for each in sums for operand in each.operands}
+    operands = {operand for each in found for operand in each.operands}
     unused = len(distinct - operands)
     unmentioned = len(distinct - set(arithmetic.numbers(answer)))
-    quantities = len(given) + len(_spelled(prompt))
-    return (
-        quantities,
-        unused,
-        unused / (1 + len(distinct)),
-        unmentioned,
-        unmentioned / (1 + len(distinct)),
-        len(sums) / (1 + quantities),
-        quantities - len(sums),
-        "%" in prompt and "%" not in answer and "/100" not in answer,
-        len(_UNKNOWN.findall(answer)),
-        len({value for value in _spelled(prompt) if value > 2} - operands) if sums else 0,
-        sum(phrase in prompt.lower() for phrase in _ASKS_BACK),
-        *_missing(prompt, sums),
-    )
+    quantities = len(given) + len(spelled)
+    return {
+        "quantities": quantities,
+        "unused": unused,
+        "unused share": unused / (1 + len(distinct)),
+        "unmentioned": unmentioned,
+        "unmentioned share": unmentioned / (1 + len(distinct)),
+        "sums per quantity": len(found) / (1 + quantities),
+        "missing sums": quantities - len(found),
+        "spelled unused": len({value for value in spelled if value > 2} - operands) * bool(found),
+    }
 
 
-def _missing(prompt: str, sums: Sequence[Sum]) -> tuple[float, ...]:
-    """For each kind of operation how many the prompt's words ask for and the answer does not have, then all."""
-    asked = dict.fromkeys(_OPERATION_WORDS, 0)
-    for word in set(_WORD.findall(prompt.lower())):
-        for kind in _OPERATIONS_OF.get(word, ()):
-            asked[kind] += 1
-    operators = "".join(each.operators for each in sums)
-    missing = [max(0, count - operators.count(kind)) for kind, count in asked.items()]
-    return (*missing, sum(missing))
+def _missing(words: set[str], operators: str) -> Mapping[str, float]:
+    """For each operation how many words of the prompt ask for it beyond those in the sums, then all."""
+    missing = {
+        f"missing {mark}": max(0, len(words.intersection(asking.split())) - operators.count(mark))
+        for mark, asking in _OPERATION_WORDS.items()
+    }
+    return {**missing, "missing operations": sum(missing.values())}
 
 
-def _spelled(prompt: str) -> list[float]:
-    return [_SPELLED[word] for word in _WORD.findall(prompt.lower()) if word in _SPELLED]
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+NAMES: Final[tuple[str, ...]] = tuple(describe("", ""))

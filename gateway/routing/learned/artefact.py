@@ -1,11 +1,11 @@
-"""A router as a file: arrays in safetensors, a header of JSON, a hash over both. Nothing in it is ever executed.
+"""A router as a file: arrays in safetensors, and a hash over all of it. Nothing in it is ever executed.
 
-What is loaded was written whole, by this version, for these columns; anything else is refused with the reason.
+What is loaded was written whole, by this format version, for these columns; anything else is refused with the reason.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,23 +14,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gateway.routing.learned import grams
+from gateway.routing.learned import answer, features
 from gateway.routing.learned.calibration import Calibration
-from gateway.routing.learned.forest import Forest
-from gateway.routing.learned.grams import Vocabulary
-from gateway.routing.learned.head import Blend, Head
-from gateway.routing.learned.linear import Linear
-from gateway.routing.learned.regression import columns
-from gateway.routing.learned.router import LearnedRouter
+from gateway.routing.learned.model import Head, LearnedRouter, Linear, Trees, Words
 
 Tensors = Mapping[str, NDArray[Any]]
 
 KIND: Final = "sluice-router"
-VERSION: Final = 2
-_LINEAR: Final = ("mean", "scale", "coefficients", "intercepts")
-_FOREST: Final = ("roots", "column", "threshold", "child", "value")
-_HELD_OUT: Final = ("gains", "weak", "strong")
-_LINES: Final = ("gain_slope", "gain_intercept", "weak_slope", "weak_intercept")
+VERSION: Final = 3
+_PARTS: Final = {"linear": Linear, "words": Words, "trees": Trees}
+_COLUMNS: Final = hashlib.sha256("\n".join((*features.NAMES, *answer.NAMES)).encode()).hexdigest()
 
 
 class BadArtefact(ValueError):
@@ -39,45 +32,41 @@ class BadArtefact(ValueError):
 
 def save_to(router: LearnedRouter, path: Path) -> LearnedRouter:
     """Writes ``router`` to ``path`` and returns it with its version; readers see the old file or the whole new one."""
-    tensors: dict[str, NDArray[Any]] = {}
-    header: dict[str, Any] = {"heads": {}}
-    for name, head in _heads(router).items():
-        tensors |= {f"{name}.{key}": array for key, array in _tensors(head).items()}
-        header["heads"][name] = _numbers(head)
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    text = json.dumps(header, sort_keys=True)
-    version = _hash(tensors, text)
-    about = {"kind": KIND, "version": str(VERSION), "hash": version, "header": text}
+    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(router)}
+    about = {"kind": KIND, "format": str(VERSION), "columns": _COLUMNS}
+    version = _hash(tensors, about)
     scratch = path.with_name(f".{path.name}.writing")
-    scratch.write_bytes(save(tensors, about))
+    scratch.write_bytes(save(tensors, {**about, "hash": version}))
     scratch.replace(path)
-    return LearnedRouter(router.prompts, router.cascade, version)
+    return replace(router, version=version)
 
 
 def load(path: Path) -> LearnedRouter:
     """The router at ``path``.
 
     Raises:
-        BadArtefact: it cannot be read, is cut short or changed, or is of another kind, version or set of columns.
+        BadArtefact: it cannot be read, is cut short or changed, or is of another kind, format or set of columns.
     """
     about, tensors = _read(path)
     if about.get("kind") != KIND:
         raise BadArtefact(f"{path}: not a router")
-    if about.get("version") != str(VERSION):
-        raise BadArtefact(
-            f"{path}: version {about.get('version')}, this program reads version {VERSION}"
-        )
-    if about.get("hash") != _hash(tensors, about.get("header", "")):
+    if about.get("format") != str(VERSION):
+        # Earlier formats had it under the key "version".
+        found = about.get("format") or about.get("version")
+        raise BadArtefact(f"{path}: version {found}, this program reads version {VERSION}")
+    version = about.pop("hash", "")
+    if version != _hash(tensors, about):
         raise BadArtefact(f"{path}: its hash does not match: the file was changed or damaged")
-    heads = json.loads(about["header"])["heads"]
+    if about.get("columns") != _COLUMNS:
+        raise BadArtefact(f"{path}: it was trained on other columns than this program reads")
     try:
-        loaded = {name: _head(path, name, numbers, tensors) for name, numbers in heads.items()}
-        return LearnedRouter(loaded["prompts"], loaded.get("cascade"), about["hash"])
+        cascade = _head("cascade", tensors) if "cascade.calibration.gains" in tensors else None
+        return LearnedRouter(_head("prompts", tensors), cascade, version)
     except KeyError as error:
         raise BadArtefact(f"{path}: no {error.args[0]} in it") from error
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+def _read(path: Path) -> tuple[dict[str, str], Tensors]:
     try:
         with safe_open(path, framework="numpy") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -87,64 +76,31 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
         raise BadArtefact(f"{path}: truncated or not a router: {error}") from error
 
 
-def _heads(router: LearnedRouter) -> dict[str, Head]:
-    heads = {"prompts": router.prompts}
-    return heads if router.cascade is None else {**heads, "cascade": router.cascade}
+def _tensors(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array with its name: head, part, field."""
+    names = {kind: name for name, kind in _PARTS.items()}
+    heads = {"prompts": router.prompts, "cascade": router.cascade}
+    for head_name, head in heads.items():
+        for part in () if head is None else (*head.parts, head.calibration):
+            name = names.get(type(part), "calibration")
+            for field in fields(part):
+                array = getattr(part, field.name)
+                narrow = array.astype(np.int32) if array.dtype == np.intp else array
+                yield f"{head_name}.{name}.{field.name}", narrow
 
 
-def _tensors(head: Head) -> dict[str, NDArray[Any]]:
-    ordered = sorted(head.vocabulary.index, key=head.vocabulary.index.__getitem__)
-    return {
-        **{f"prior.{name}": getattr(head.prior, name) for name in _LINEAR},
-        **{f"linear.{name}": getattr(head.linear, name) for name in _LINEAR},
-        "grams.names": grams.pack(ordered),
-        "grams.rarity": head.vocabulary.rarity,
-        "grams.values": head.gram_values,
-        "grams.base": head.gram_base,
-        **{f"forest.{name}": _narrow(getattr(head.forest, name)) for name in _FOREST},
-        **{f"held_out.{name}": getattr(head.calibration, name) for name in _HELD_OUT},
-    }
+def _head(head: str, tensors: Tensors) -> Head:
+    def made(name: str, kind: Any) -> Any:
+        arrays = (tensors[f"{head}.{name}.{field.name}"] for field in fields(kind))
+        return kind(*(each.astype(np.intp) if each.dtype == np.int32 else each for each in arrays))
+
+    present = {name.split(".")[1] for name in tensors if name.startswith(f"{head}.")}
+    parts = tuple(made(name, kind) for name, kind in _PARTS.items() if name in present)
+    return Head(parts, made("calibration", Calibration))
 
 
-def _narrow(array: NDArray[Any]) -> NDArray[Any]:
-    return array.astype(np.int32) if array.dtype == np.intp else array
-
-
-def _widen(array: NDArray[Any]) -> NDArray[Any]:
-    return array.astype(np.intp) if array.dtype == np.int32 else array
-
-
-def _numbers(head: Head) -> dict[str, Any]:
-    lines = {name: getattr(head.calibration, name) for name in _LINES}
-    return {"blend": head.blend, "columns": _columns_hash(len(head.linear.mean)), **lines}
-
-
-def _head(path: Path, name: str, numbers: Mapping[str, Any], tensors: Tensors) -> Head:
-    def of(part: str, names: tuple[str, ...]) -> list[NDArray[Any]]:
-        return [tensors[f"{name}.{part}.{key}"] for key in names]
-
-    if numbers["columns"] != _columns_hash(len(tensors[f"{name}.linear.mean"])):
-        raise BadArtefact(f"{path}: it was trained on other columns than this program reads")
-    packed, rarity, values, base = of("grams", ("names", "rarity", "values", "base"))
-    return Head(
-        Linear(*of("prior", _LINEAR)),
-        Linear(*of("linear", _LINEAR)),
-        Vocabulary(grams.unpack(packed), rarity),
-        values,
-        base,
-        Forest(*map(_widen, of("forest", _FOREST))),
-        Blend(*numbers["blend"]),
-        Calibration(*(numbers[line] for line in _LINES), *of("held_out", _HELD_OUT)),
-    )
-
-
-def _columns_hash(count: int) -> str:
-    names = next((names for names in map(columns, (False, True)) if len(names) == count), ())
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()
-
-
-def _hash(tensors: Tensors, header: str) -> str:
-    digest = hashlib.sha256(header.encode())
+def _hash(tensors: Tensors, about: Mapping[str, str]) -> str:
+    digest = hashlib.sha256("\0".join(f"{key}={about[key]}" for key in sorted(about)).encode())
     for name in sorted(tensors):
         array = tensors[name]
         digest.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())

@@ -6,27 +6,26 @@ threshold.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.learned.curves import Curve, trace
+Array = NDArray[Any]
 
 SLOPE_MIN: Final = 0.05
 """A raw gain that turned out to say nothing still keeps its order."""
 SLOPE_MAX: Final = 3.0
-
 ALWAYS: Final = -1.0
 """The threshold that every gain reaches."""
 NEVER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Threshold:
     """A threshold and what it did on held-out outcomes."""
 
-    threshold: float
+    value: float
     """The large model for gains of at least this."""
     large_share: float
     quality: float
@@ -35,12 +34,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Straight lines from raw to calibrated, and the held-out rows behind them."""
+    """Straight lines from raw to calibrated predictions, and the held-out rows behind them."""
 
-    gain_slope: float
-    gain_intercept: float
-    weak_slope: float
-    weak_intercept: float
+    lines: NDArray[np.float64]
+    """[2, 2]: slope and intercept of the gain, then of P(weak right)."""
     gains: NDArray[np.float32]
     """Calibrated gain of each held-out row."""
     weak: NDArray[np.float32]
@@ -48,75 +45,84 @@ class Calibration:
 
     def gain(self, raw: float) -> float:
         """The calibrated gain, in [-1, 1]."""
-        return min(1.0, max(-1.0, self.gain_slope * raw + self.gain_intercept))
+        slope, intercept = self._lines[0]
+        return min(1.0, max(-1.0, slope * raw + intercept))
 
     def weak_right(self, raw: float) -> float:
         """The calibrated P(small right)."""
-        return min(1.0, max(0.0, self.weak_slope * raw + self.weak_intercept))
+        slope, intercept = self._lines[1]
+        return min(1.0, max(0.0, slope * raw + intercept))
 
-    def for_quality(self, share: float) -> Target:
+    def for_quality(self, share: float) -> Threshold:
         """The least use of the large model that kept ``share`` (0 to 1) of the large model's quality.
 
         The large model everywhere keeps all of it, so there is always one.
         """
-        curve = self.curve
-        enough = curve.quality[self._cuts] >= share * curve.quality[-1] - 1e-9
-        return self._target(int(self._cuts[enough][0]))
+        enough = self.quality[self._cuts] >= share * self.quality[-1] - 1e-9
+        return self._threshold(int(self._cuts[enough][0]))
 
-    def for_large_share(self, share: float) -> Target:
+    def for_large_share(self, share: float) -> Threshold:
         """At most ``share`` (0 to 1) of prompts on the large model."""
         allowed = self._cuts <= share * len(self.gains) + 1e-9
-        return self._target(int(self._cuts[allowed][-1]))
+        return self._threshold(int(self._cuts[allowed][-1]))
 
     @cached_property
-    def _cuts(self) -> NDArray[np.int64]:
-        """How many rows can be sent: equal gains go together. From none to all."""
-        ordered = np.sort(self.gains)[::-1]
-        between = np.flatnonzero(np.diff(ordered)) + 1
-        return np.concatenate(([0], between, [len(ordered)]))
+    def quality(self) -> Array:
+        """Mean outcome with 0, 1, ... all held-out rows on the large model."""
+        return quality(self.gains, self.weak, self.strong)
 
     @cached_property
-    def curve(self) -> Curve:
-        """Quality against share on the held-out rows."""
-        return trace(self.gains, self.weak, self.strong)
+    def _lines(self) -> list[list[float]]:
+        lines: list[list[float]] = self.lines.tolist()
+        return lines
 
-    def _target(self, sent: int) -> Target:
+    @cached_property
+    def _cuts(self) -> Array:
+        return cuts(np.sort(self.gains)[::-1])
+
+    def _threshold(self, sent: int) -> Threshold:
         """Sends the ``sent`` rows with the highest gains; one of `_cuts`."""
         ordered = np.sort(self.gains)[::-1]
         if sent == 0:
-            threshold = NEVER
+            value = NEVER
         elif sent == len(ordered):
-            threshold = ALWAYS
+            value = ALWAYS
         else:
-            threshold = (float(ordered[sent - 1]) + float(ordered[sent])) / 2
-        return Target(threshold, sent / len(ordered), float(self.curve.quality[sent]))
+            value = (float(ordered[sent - 1]) + float(ordered[sent])) / 2
+        return Threshold(value, sent / len(ordered), float(self.quality[sent]))
 
 
-def calibrate(
-    raw: NDArray[np.float64],
-    weak: NDArray[np.float64],
-    strong: NDArray[np.float64],
-    row_weights: NDArray[np.float64],
-) -> Calibration:
-    """Lines fitted to held-out predictions ``raw`` [rows, 2] of (P(weak right), P(strong right))."""
-    raw_gain = raw[:, 1] - raw[:, 0]
-    gain_slope, gain_intercept = _line(raw_gain, strong - weak, row_weights)
-    weak_slope, weak_intercept = _line(raw[:, 0], weak, row_weights)
-    gains = np.clip(gain_slope * raw_gain + gain_intercept, -1, 1)
-    return Calibration(
-        gain_slope,
-        gain_intercept,
-        weak_slope,
-        weak_intercept,
-        gains.astype(np.float32),
-        weak.astype(np.float32),
-        strong.astype(np.float32),
-    )
+def calibrate(raw: Array, labels: Array, weights: Array) -> Calibration:
+    """Lines fitted to held-out predictions.
+
+    Args:
+        raw: [rows, 2], predicted P(weak right), P(strong right).
+        labels: [rows, 2], the outcomes of both.
+        weights: [rows].
+    """
+    gains, weak, strong = raw[:, 1] - raw[:, 0], labels[:, 0], labels[:, 1]
+    lines = np.array([_line(gains, strong - weak, weights), _line(raw[:, 0], weak, weights)])
+    calibrated = np.clip(lines[0, 0] * gains + lines[0, 1], -1, 1)
+    return Calibration(lines, *(each.astype(np.float32) for each in (calibrated, weak, strong)))
 
 
-def _line(
-    x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]
-) -> tuple[float, float]:
+def cuts(descending: Array) -> Array:
+    """How many rows can be sent, from none to all: equal scores go together."""
+    between = np.flatnonzero(np.diff(descending)) + 1
+    return np.concatenate(([0], between, [len(descending)]))
+
+
+def quality(scores: Array, weak: Array, strong: Array) -> Array:
+    """[rows + 1]: mean outcome with the 0, 1, ... highest scores on the large model; ties count as in random order."""
+    order = np.argsort(-scores, kind="stable")
+    gains = np.concatenate(([0.0], np.cumsum((strong - weak)[order], dtype=np.float64)))
+    known = cuts(scores[order])
+    sent = np.arange(len(scores) + 1)
+    mean: Array = (weak.sum(dtype=np.float64) + np.interp(sent, known, gains[known])) / len(scores)
+    return mean
+
+
+def _line(x: Array, y: Array, weights: Array) -> tuple[float, float]:
     mean_x, mean_y = np.average(x, weights=weights), np.average(y, weights=weights)
     spread = np.average((x - mean_x) ** 2, weights=weights)
     together = np.average((x - mean_x) * (y - mean_y), weights=weights)

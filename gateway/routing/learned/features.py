@@ -1,190 +1,192 @@
-"""The columns that describe a prompt: its size, its marks, its words, its options. No learning here.
+"""What learned routers see of a prompt: its words, and columns of plain numbers on size, marks, numbers and options.
 
-Counted once over bytes and once over words: about 0.1 ms for 1 kB. `NAMES` gives each column its name; an artefact
-carries them, so that another set of columns is refused.
+Reading is bounded: of a long prompt the head and the tail are read, so a decision costs the same for 2 kB and 2 MB.
+An artefact keeps a hash of the names of its columns, so one with other columns is refused.
 """
 
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import log1p, sqrt
-from operator import mul
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.routing.learned import lexicon
-from gateway.routing.learned.text import Text
-
 Vector = NDArray[np.float32]
 
-_MARKS: Final = "+-*/=^<>%$\\|_()[]{}?!;:,.\"'"
-_MARK_BYTES: Final = np.frombuffer(_MARKS.encode(), np.uint8)
-_MATH_MARKS: Final = len("+-*/=^<>%$\\")
-_SLOTS: Final = lexicon.slots()
-_SLOT_COUNT: Final = len(lexicon.SINGLE) + len(lexicon.CLASSES)
-_COUNT_MAX: Final = 4
+READ_CHARS_MAX: Final = 1_200
+"""Of a longer prompt the first and the last half of this many characters are read."""
+VALUE_MAX: Final = 1e12
+"""Larger numbers count as this one."""
+
+_TOKEN: Final = re.compile(r"[^\W\d_]+(?:'[a-z]+)?|[0-9]+(?:[.,][0-9]+)*")
+_OPTION: Final = re.compile(r"^\(?[A-Ea-e1-9][.)][ \t]", re.MULTILINE)
 _SENTENCE: Final = re.compile(r"[.?!](?=\s|$)")
 _DIGIT: Final = re.compile(r"[0-9]")
+_MARKS: Final = "+-*/=^<>%$\\|_()[]{}?!;:,.\"'"
+_MARK_NAMES: Final = tuple(f"mark {mark}" for mark in _MARKS)
+_MARK_BYTES: Final = np.frombuffer(_MARKS.encode(), np.uint8)
+_MATH_MARKS: Final = _MARKS.index("|")
+_CODE: Final = ("def ", "return ", "print(", ";\n", "{\n", "import ")
+NUMBER_WORDS: Final = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "dozen": 12, "half": 2, "twice": 2, "third": 3, "thirds": 3, "double": 2, "triple": 3,
+    "quarter": 4, "fourth": 4, "fifth": 5, "hundred": 100, "thousand": 1000, "twenty": 20, "thirty": 30,
+}  # fmt: skip
+_WORD_CLASSES: Final = {
+    "relation share": "more less fewer than as times twice half each every per equally split share shared increase"
+    " increased decrease decreased discount profit ratio fraction percent average remaining rest total",
+    "negation share": "not except least false incorrect cannot never neither nor none without no isn't doesn't don't"
+    " won't can't wrong wasn't aren't didn't",
+    "function share": "the of and to in a is that for it as was with be by on not he i this are or his from at which"
+    " but have an had they you were their one all we can her has there been if more when will would who so no she"
+    " other its may these what them than some him time into only could new then any my now such like our over me"
+    " also most",
+}
+"""Words that relate quantities, negate, or carry grammar alone."""
+_CLASSES: Final = {name: frozenset(words.split()) for name, words in _WORD_CLASSES.items()}
 _OPTIONS_MAX: Final = 6
 """Options that are compared with one another."""
-_CODE: Final = ("def ", "return ", "print(", ";\n", "{\n", "import ")
-_LETTERS: Final = frozenset("xyz")
-_SIZES: Final = (
-    "chars", "chars log", "words", "distinct share", "word length", "word length deviation", "long words",
-    "longest words", "function share", "negation share", "relation share", "lines",
-)  # fmt: skip
-_NUMBERS: Final = (
-    "numbers", "number share", "decimals", "digits max", "quantities", "largest log", "smallest log", "small share",
-    "distinct numbers",
-)  # fmt: skip
-_SHAPES: Final = (
-    "math marks", "upper share", "non-ascii", "sentences", "words a sentence", "asks", "opens", "states",
-    "blank", "of the above", "quoted", "paragraphs", "roman choices", "year", "unknowns", "code",
-)  # fmt: skip
-_OPTIONS: Final = (
-    "options", "stem chars", "stem share", "option chars", "option deviation", "option max", "option min",
-    "option spread", "option digits", "options with digits", "option overlap", "stem overlap",
-)  # fmt: skip
-
-NAMES: Final[tuple[str, ...]] = (
-    *_SIZES,
-    *_NUMBERS,
-    *_SHAPES,
-    *_OPTIONS,
-    *(f"mark {mark}" for mark in _MARKS),
-    *(f"word {word}" for word in lexicon.SINGLE),
-    *(f"class {name}" for name in lexicon.CLASSES),
-)
-_SINGLE: Final = slice(
-    len(NAMES) - len(lexicon.CLASSES) - len(lexicon.SINGLE), len(NAMES) - len(lexicon.CLASSES)
-)
 
 
-def describe(text: Text) -> Vector:
-    """The columns ``NAMES`` of a prompt, float32."""
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt, split once for everything that reads it."""
+
+    read: str
+    """The part of it that is read."""
+    chars: int
+    """Length of the whole prompt."""
+    tokens: list[str]
+    """Words and numbers in lower case, in order."""
+    distinct: frozenset[str]
+    """The tokens without order."""
+    stem: str
+    """What precedes the options; everything where there are none."""
+    options: list[str]
+
+
+def parse(prompt: str) -> Text:
+    """Splits ``prompt``."""
+    read = ends(prompt, READ_CHARS_MAX)
+    starts = [match.start() for match in _OPTION.finditer(read)]
+    stops = [*starts[1:], len(read)] if starts else []
+    options = [read[start:end].partition("\n")[0] for start, end in zip(starts, stops, strict=True)]
+    stem = read[: starts[0]] if starts else read
+    tokens = _TOKEN.findall(read.lower())
+    return Text(read, len(prompt), tokens, frozenset(tokens), stem, options)
+
+
+def ends(text: str, chars_max: int) -> str:
+    """``text``, or its head and tail on two lines where it is longer than ``chars_max``."""
+    if len(text) <= chars_max:
+        return text
+    half = chars_max // 2
+    return f"{text[:half]}\n{text[-half:]}"
+
+
+def describe(text: Text) -> Mapping[str, float]:
+    """The columns of a prompt by name."""
     counts = np.bincount(np.frombuffer(text.read.encode(errors="replace"), np.uint8), minlength=256)
     marks = counts[_MARK_BYTES].tolist()
-    slots = _count_slots(text.tokens)
-    numbers = [token for token in text.tokens if "0" <= token[0] <= "9"]
-    row = np.array(
-        [
-            *_sizes(text, len(numbers), slots),
-            *_numbers(text, numbers, slots),
-            *_shapes(text, numbers, counts, marks),
-            *_options(text),
-            *marks,
-            *slots,
-        ],
-        np.float32,
-    )
-    np.minimum(row[_SINGLE], _COUNT_MAX, out=row[_SINGLE])
-    return row
+    return {
+        **_sizes(text),
+        **_numbers([token for token in text.tokens if "0" <= token[0] <= "9"], len(text.tokens)),
+        **_word_classes(text.tokens),
+        "math marks": sum(marks[:_MATH_MARKS]) / max(1, len(text.read)),
+        "upper share": int(counts[65:91].sum()) / max(1, len(text.read)),
+        "non-ascii": int(counts[128:].sum()),
+        **_shapes(text),
+        **_options(text),
+        **dict(zip(_MARK_NAMES, marks, strict=True)),
+    }
 
 
-def _count_slots(tokens: Sequence[str]) -> list[int]:
-    slots = [0] * _SLOT_COUNT
-    find = _SLOTS.get
-    for token in tokens:
-        for slot in find(token, ()):
-            slots[slot] += 1
-    return slots
-
-
-_CLASS: Final = {name: len(lexicon.SINGLE) + at for at, name in enumerate(lexicon.CLASSES)}
-
-
-def _sizes(text: Text, numbers: int, slots: Sequence[int]) -> tuple[float, ...]:
-    lengths = sorted(map(len, text.tokens)) or [0]
+def _sizes(text: Text) -> Mapping[str, float]:
+    lengths = [len(token) for token in text.tokens] or [0]
     count = len(lengths)
     mean = sum(lengths) / count
-    squares = sum(map(mul, lengths, lengths))
-    return (
-        text.chars,
-        log1p(text.chars),
-        len(text.tokens) - numbers,
-        len(text.distinct) / count,
-        mean,
-        sqrt(max(0.0, squares / count - mean * mean)),
-        (count - bisect_left(lengths, 7)) / count,
-        (count - bisect_left(lengths, 10)) / count,
-        slots[_CLASS["function"]] / count,
-        slots[_CLASS["negation"]] / count,
-        slots[_CLASS["relation"]] / count,
-        text.read.count("\n") + 1,
-    )
+    return {
+        "chars": text.chars,
+        "chars log": log1p(text.chars),
+        "words": len(text.tokens),
+        "distinct share": len(text.distinct) / count,
+        "word length": mean,
+        "word length deviation": sqrt(max(0.0, sum(n * n for n in lengths) / count - mean * mean)),
+        "long words": sum(n >= 7 for n in lengths) / count,
+        "longest words": sum(n >= 10 for n in lengths) / count,
+        "lines": text.read.count("\n") + 1,
+    }
 
 
-def _numbers(text: Text, numbers: Sequence[str], slots: Sequence[int]) -> tuple[float, ...]:
+def _word_classes(tokens: Sequence[str]) -> Mapping[str, float]:
+    digits = sum("0" <= token[0] <= "9" for token in tokens)
+    counts = {name: sum(map(words.__contains__, tokens)) for name, words in _CLASSES.items()}
+    return {
+        "quantities": digits + sum(map(NUMBER_WORDS.__contains__, tokens)),
+        **{name: count / max(1, len(tokens)) for name, count in counts.items()},
+    }
+
+
+def _numbers(numbers: Sequence[str], tokens: int) -> Mapping[str, float]:
     values = [
         float(number.replace(",", "").replace(".", "", number.count(".") - 1)) for number in numbers
     ]
-    return (
-        len(numbers),
-        len(numbers) / max(1, len(text.tokens)),
-        sum("." in number for number in numbers),
-        max(map(len, numbers), default=0),
-        len(numbers) + slots[_CLASS["number"]],
-        log1p(min(max(values, default=0), 1e12)),
-        log1p(min(min(values, default=0), 1e12)),
-        sum(value < 10 for value in values) / len(values) if values else 0.0,
-        len(set(values)),
-    )
+    return {
+        "numbers": len(values),
+        "number share": len(values) / max(1, tokens),
+        "decimals": sum("." in number for number in numbers),
+        "digits max": max(map(len, numbers), default=0),
+        "largest log": log1p(min(max(values, default=0), VALUE_MAX)),
+        "smallest log": log1p(min(min(values, default=0), VALUE_MAX)),
+        "small share": sum(value < 10 for value in values) / max(1, len(values)),
+        "distinct numbers": len(set(values)),
+        "year": any(len(number) == 4 and "1500" <= number < "2100" for number in numbers),
+    }
 
 
-def _shapes(
-    text: Text, numbers: Sequence[str], counts: NDArray[np.int64], marks: Sequence[int]
-) -> tuple[float, ...]:
-    size = max(1, len(text.read))
+def _shapes(text: Text) -> Mapping[str, float]:
     stem = text.stem.rstrip()
     sentences = max(1, len(_SENTENCE.findall(text.stem)))
-    return (
-        sum(marks[:_MATH_MARKS]) / size,
-        int(counts[65:91].sum()) / size,
-        int(counts[128:].sum()),
-        sentences,
-        len(text.tokens) / sentences,
-        stem.endswith("?"),
-        stem.endswith(":"),
-        stem.endswith("."),
-        "__" in text.read,
-        " of the above" in text.read,
-        text.read.count('"') > 1,
-        "\n\n" in text.read,
-        "ii" in text.distinct,
-        any(len(number) == 4 and "1500" <= number < "2100" for number in numbers),
-        not _LETTERS.isdisjoint(text.distinct),
-        any(mark in text.read for mark in _CODE),
-    )
+    return {
+        "sentences": sentences,
+        "words a sentence": len(text.tokens) / sentences,
+        "asks": stem.endswith("?"),
+        "opens": stem.endswith(":"),
+        "states": stem.endswith("."),
+        "blank": "__" in text.read,
+        "of the above": " of the above" in text.read,
+        "quoted": text.read.count('"') > 1,
+        "paragraphs": "\n\n" in text.read,
+        "roman choices": "ii" in text.distinct,
+        "unknowns": not text.distinct.isdisjoint("xyz"),
+        "code": any(mark in text.read for mark in _CODE),
+    }
 
 
-def _options(text: Text) -> tuple[float, ...]:
-    stem_share = len(text.stem) / max(1, len(text.read))
-    if not text.options:
-        return (0, len(text.stem), stem_share, *([0.0] * 9))
-    sizes = [max(0, len(option) - 3) for option in text.options]
+def _options(text: Text) -> Mapping[str, float]:
+    sizes = [max(0, len(option) - 3) for option in text.options] or [0]
     mean = sum(sizes) / len(sizes)
     digits = [len(_DIGIT.findall(option)) for option in text.options]
     bags = [set(option[2:].lower().split()) for option in text.options[:_OPTIONS_MAX]]
-    stem = set(text.stem.lower().split())
-    overlaps = [len(a & b) for a, b in combinations(bags, 2)]
-    unions = [
-        len(a) + len(b) - both for (a, b), both in zip(combinations(bags, 2), overlaps, strict=True)
-    ]
-    pairs = [both / (1 + union) for both, union in zip(overlaps, unions, strict=True)]
-    return (
-        len(sizes),
-        len(text.stem),
-        stem_share,
-        mean,
-        sqrt(sum((size - mean) ** 2 for size in sizes) / len(sizes)),
-        max(sizes),
-        min(sizes),
-        max(sizes) / (1 + min(sizes)),
-        sum(digits) / len(digits),
-        sum(count > 0 for count in digits) / len(digits),
-        sum(pairs) / max(1, len(pairs)),
-        sum(len(bag & stem) / (1 + len(bag)) for bag in bags) / len(bags),
-    )
+    stem = set(text.stem.lower().split()) if bags else set()
+    pairs = [len(a & b) / (1 + len(a | b)) for a, b in combinations(bags, 2)]
+    return {
+        "options": len(text.options),
+        "stem chars": len(text.stem),
+        "stem share": len(text.stem) / max(1, len(text.read)),
+        "option chars": mean,
+        "option deviation": sqrt(sum((size - mean) ** 2 for size in sizes) / len(sizes)),
+        "option max": max(sizes),
+        "option min": min(sizes),
+        "option spread": max(sizes) / (1 + min(sizes)),
+        "option digits": sum(digits) / len(sizes),
+        "options with digits": sum(count > 0 for count in digits) / len(sizes),
+        "option overlap": sum(pairs) / max(1, len(pairs)),
+        "stem overlap": sum(len(bag & stem) / (1 + len(bag)) for bag in bags) / max(1, len(bags)),
+    }
+
+
+NAMES: Final[tuple[str, ...]] = tuple(describe(parse("")))

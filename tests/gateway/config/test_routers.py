@@ -8,11 +8,11 @@ import pytest
 from gateway.config.routers import load_router
 from gateway.routing.features import Features
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.learned.training import train
 from gateway.routing.router import ModelFacts, NoLoad
+from learning.train import train
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
-from tests.gateway.routing.learned.made_up import outcomes
+from tests.learning.made_up import outcomes
 
 MODELS = {"small": ModelFacts("small"), "large": ModelFacts("large")}
 
@@ -79,7 +79,7 @@ def test_what_the_prompt_head_sends_away_is_no_reference_for_the_cascade_head(
         held_out = load_router(routing, MODELS).held_out
         assert {by.policy for by in held_out} == {"routing"}
         by_head = {by.head: gains for by, gains in held_out.items()}
-        threshold = saved.prompts.calibration.for_large_share(share).threshold
+        threshold = saved.prompts.calibration.for_large_share(share).value
         kept = prompts < threshold
         assert by_head["prompt"].tolist() == prompts.tolist()
         expected = judged[kept] if kept.any() else judged

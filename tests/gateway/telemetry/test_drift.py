@@ -13,12 +13,12 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import save_to
-from gateway.routing.learned.training import train
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import CASCADE, PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
+from learning import train as training
+from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
@@ -49,8 +49,8 @@ from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import BOUND_S, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
-from tests.gateway.routing.learned.made_up import EASY, outcomes
 from tests.gateway.upstream.test_escalation import saying
+from tests.learning.made_up import EASY, outcomes
 
 WINDOW = 50
 SETTINGS = DriftSettings(window=WINDOW, min_rows=20, judge_every=10, min_outcomes=10)
@@ -236,7 +236,7 @@ def by_prompt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _artefact(folders: pytest.TempPathFactory, *, answers: bool) -> Path:
     path = folders.mktemp("router") / "made_up.router"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "TREES", 20)
+        patch.setattr(training, "TREES", 20)
         save_to(train(outcomes(300, answers=answers), seed=1), path)
     return path
 

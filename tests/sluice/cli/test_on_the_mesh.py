@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.routing.learned import growing
+from learning import train as training
 from sluice.cli.record import Recorder
 from tests.sluice.cli.commands import Cli
 from tests.support.mesh import RunningMesh
@@ -89,7 +89,7 @@ async def test_eval(cli: Cli, mesh: RunningMesh) -> None:
 async def test_outcomes_are_learned_from(
     cli: Cli, mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing, "TREES", 10)
+    monkeypatch.setattr(training, "TREES", 10)
     table, router = tmp_path / "outcomes.csv", tmp_path / "desk.router"
     ran = await cli(
         *("eval", "--n", "6", "--outcomes", str(table), "--json", "--address", mesh.address)

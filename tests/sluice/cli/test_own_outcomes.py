@@ -12,20 +12,20 @@ import grpc
 import pytest
 
 from gateway.api.interceptor import ErrorInterceptor
-from gateway.routing.learned import growing
 from gateway.routing.learned.artefact import load
+from learning import train as training
 from sluice.client.aio import AsyncClient
 from sluice.errors import OutcomesNotKept
 from sluice.v1.admin_pb2 import StreamOutcomesRequest, StreamOutcomesResponse
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.wire.clock import ms_of
-from tests.gateway.routing.learned.made_up import EASY, HARD, outcomes
+from tests.learning.made_up import EASY, HARD, outcomes
 from tests.sluice.cli.commands import Cli
 
 
 @pytest.fixture(autouse=True)
 def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "TREES", 10)
+    monkeypatch.setattr(training, "TREES", 10)
 
 
 class Admin(AdminServiceServicer):

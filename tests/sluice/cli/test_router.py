@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routing.learned import growing
-from gateway.routing.learned.outcomes import Outcome
-from tests.gateway.routing.learned.made_up import HARD, outcomes
+from learning import train as training
+from learning.outcomes import Outcome
+from tests.learning.made_up import HARD, outcomes
 from tests.sluice.cli.commands import Cli
 
 
 @pytest.fixture(autouse=True)
 def _few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "TREES", 10)
+    monkeypatch.setattr(training, "TREES", 10)
 
 
 def write(path: Path, rows: Sequence[Outcome]) -> Path:

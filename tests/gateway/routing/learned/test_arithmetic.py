@@ -31,8 +31,8 @@ def test_what_has_no_value(expression: str) -> None:
     assert arithmetic.evaluate(expression) is None
 
 
-def test_sums_in_order_marked_or_written_out_and_once() -> None:
-    text = "so 3 * 4 = <<3*4=12>>12, 2+2=5 and 5 more are <<12+5=17>>17"
+def test_sums_in_order() -> None:
+    text = "so 3 * 4 = 12, 2+2=5 and 5 more are 12+5=17"
     first, second, third = arithmetic.sums(text)
     assert (first.operands, first.operators, first.value, first.stated) == ((3, 4), "*", 12, 12)
     assert (second.wrong, third.operands) == (True, (12, 5))
@@ -64,7 +64,7 @@ def test_a_sum_as_people_write_it(
 
 
 def test_a_chain_is_a_sum_for_each_equals_sign() -> None:
-    found = arithmetic.sums("8 * 12 + 4 = <<8*12+4=96+4=100>>100 inches")
+    found = arithmetic.sums("8 * 12 + 4 = 96 + 4 = 100 inches")
     assert [each.operands for each in found] == [(8, 12, 4), (96, 4)]
     assert not any(each.wrong for each in found)
 
@@ -72,17 +72,6 @@ def test_a_chain_is_a_sum_for_each_equals_sign() -> None:
 @pytest.mark.parametrize("text", ["n - 4 * 3 = 5", "2x + 80 = 1760", "3P + 12 = 5", "x = 5", "= ="])
 def test_what_holds_unknowns_is_no_sum(text: str) -> None:
     assert arithmetic.sums(text) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "5000 + 10000 = <<5000+10000=15000>>15,00",
-        "He is 45 - 5 = <<45-5=40>>40 / 2 = <<40/2=20>>20",
-    ],
-)
-def test_what_is_written_behind_a_mark_counts(text: str) -> None:
-    assert arithmetic.sums(text)[0].wrong
 
 
 def test_rounding_is_not_wrong() -> None:

@@ -2,18 +2,21 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from gateway.routing.learned import artefact
-from gateway.routing.learned.router import LearnedRouter
-from tests.gateway.routing.learned.made_up import outcomes
+from gateway.routing.learned.model import LearnedRouter
+from tests.learning.made_up import outcomes
 
 TEXTS = [row.prompt for row in outcomes(20)]
 
@@ -73,9 +76,9 @@ def test_another_version_is_refused(
     by_prompt: LearnedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(artefact, "VERSION", 3)
+        later.setattr(artefact, "VERSION", 4)
         artefact.save_to(by_prompt, tmp_path / "router")
-    with pytest.raises(artefact.BadArtefact, match="version 3, this program reads version 2"):
+    with pytest.raises(artefact.BadArtefact, match="version 4, this program reads version 3"):
         artefact.load(tmp_path / "router")
 
 
@@ -83,7 +86,7 @@ def test_other_columns_are_refused(
     by_prompt: LearnedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(artefact, "columns", lambda with_answer: ("other",) * 3)
+        earlier.setattr(artefact, "_COLUMNS", "other")
         artefact.save_to(by_prompt, tmp_path / "router")
     with pytest.raises(artefact.BadArtefact, match="other columns"):
         artefact.load(tmp_path / "router")
@@ -104,16 +107,20 @@ def test_what_is_no_router_is_refused(tmp_path: Path) -> None:
 def test_a_file_with_a_part_left_out_is_refused(
     by_prompt: LearnedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as forgetful:
-        forgetful.setattr(artefact, "_HELD_OUT", ("gains",))
+    def incomplete(router: LearnedRouter) -> Iterator[tuple[str, NDArray[Any]]]:
+        return ((name, array) for name, array in whole(router) if not name.endswith(".weak"))
+
+    whole = artefact._tensors
+    with monkeypatch.context() as patched:
+        patched.setattr(artefact, "_tensors", incomplete)
         artefact.save_to(by_prompt, tmp_path / "router")
-    with pytest.raises(artefact.BadArtefact, match=r"no prompts\.held_out\.weak"):
+    with pytest.raises(artefact.BadArtefact, match=r"no prompts\.calibration\.weak"):
         artefact.load(tmp_path / "router")
 
 
 def test_a_write_that_fails_leaves_the_old_file(by_prompt: LearnedRouter, file: Path) -> None:
     before = file.read_bytes()
-    broken = replace(by_prompt, prompts=replace(by_prompt.prompts, blend=object()))  # type: ignore[arg-type]
+    broken = replace(by_prompt, prompts=replace(by_prompt.prompts, parts=(object(),)))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         artefact.save_to(broken, file)
     assert file.read_bytes() == before

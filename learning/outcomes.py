@@ -8,8 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sluice.v1.admin_pb2 import StreamOutcomesResponse
+
 ROWS_MIN: Final = 30
 REQUIRED: Final = ("prompt_id", "prompt", "weak", "strong")
+COLUMNS: Final = (*REQUIRED, "weak_response", "tenant")
+MESH: Final = "the mesh"
+"""Name of outcomes that a mesh has kept."""
 _FIRST_ROW: Final = 2
 
 
@@ -34,8 +39,6 @@ class Outcome:
     """What the small model wrote."""
     weight: float = 1.0
     """How much this row counts, such as by tenant."""
-    assumed: bool = False
-    """Whether one of the two was not measured: see `one_sided`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,31 @@ def gather(sources: Sequence[Source]) -> list[Outcome]:
             outcomes.append(outcome)
     _require_classes(outcomes, ", ".join(source.name for source in sources))
     return outcomes
+
+
+def mesh_source(
+    rows: Iterable[StreamOutcomesResponse], tenant_weights: Mapping[str, float] | None = None
+) -> Source:
+    """What a mesh has kept of both models; requests that are in a file already are left out."""
+    cells = [cells_of(row) for row in rows if is_complete(row)]
+    return Source(MESH, COLUMNS, cells, tenant_weights=tenant_weights, repeats=True)
+
+
+def is_complete(row: StreamOutcomesResponse) -> bool:
+    """Whether it is known how both models did. Rows with one side teach nothing here."""
+    return row.HasField("weak") and row.HasField("strong")
+
+
+def cells_of(row: StreamOutcomesResponse) -> dict[str, str | None]:
+    """A complete row of the mesh as one of an OUTCOMES file, with the columns `COLUMNS`."""
+    return {
+        "prompt_id": row.request_id,
+        "prompt": row.prompt,
+        "weak": repr(row.weak),
+        "strong": repr(row.strong),
+        "weak_response": row.weak_answer,
+        "tenant": row.tenant,
+    }
 
 
 def require_columns(name: str, columns: Sequence[str], required: Sequence[str]) -> None:

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.ensemble import ExtraTreesRegressor
 
-from gateway.routing.learned import training
-from gateway.routing.learned.outcomes import BadOutcomes
-from gateway.routing.learned.router import LearnedRouter, NoCascadeHead
-from tests.gateway.routing.learned.made_up import EASY, HARD, outcomes
+from gateway.routing.learned.model import LearnedRouter, NoCascadeHead, prompt_example
+from learning import train as training
+from learning.outcomes import BadOutcomes
+from learning.report import curve_of
+from tests.learning.made_up import EASY, HARD, outcomes
 
 
 def test_finds_what_the_small_model_cannot_do(by_prompt: LearnedRouter) -> None:
@@ -19,11 +21,10 @@ def test_finds_what_the_small_model_cannot_do(by_prompt: LearnedRouter) -> None:
     assert hard.gain > 0.5 > 0.3 > easy.gain
     assert hard.p_weak < 0.4 < 0.6 < easy.p_weak
     assert hard.p_strong > 0.7
-    assert hard.uncertainty >= 0
 
 
 def test_held_out_figures_are_those_of_rows_not_seen(by_prompt: LearnedRouter) -> None:
-    curve = by_prompt.prompts.calibration.curve
+    curve = curve_of(by_prompt.prompts.calibration)
     assert curve.apgr() > 0.65
     assert curve.cpt(50) < 40
 
@@ -73,3 +74,28 @@ def test_rows_count_by_their_weight() -> None:
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(BadOutcomes, match="29 outcomes, at least 30"):
         training.train(outcomes(29))
+
+
+def test_trees_agree_with_scikit_learn() -> None:
+    rows = outcomes(60)
+    examples = [prompt_example(row.prompt) for row in rows]
+    labels = np.array([(row.weak, row.strong) for row in rows])
+    trees = training._trees(examples, labels, np.ones(60), 4)
+    model = ExtraTreesRegressor(
+        training.TREES,
+        min_samples_leaf=training.LEAF_ROWS_FEW,
+        max_features=training.COLUMNS_SHARE,
+        random_state=4,
+    )
+    table = [[*each.columns, *trees.counts(each.tokens)] for each in examples]
+    model.fit(table, np.column_stack((labels, labels[:, 1] - labels[:, 0])))
+    ours = [trees.predict(each) for each in examples]
+    np.testing.assert_allclose(ours, model.predict(table)[:, :2], atol=1e-6)
+
+
+def test_a_label_between_counts_for_both_sides() -> None:
+    rows = [replace(row, weak=0.3 if row.weak < 0.5 else 0.9) for row in outcomes(80)]
+    router = training.train(rows)
+    hard, easy = router.score(HARD), router.score(EASY)
+    assert hard.gain > easy.gain + 0.2
+    assert 0 < hard.p_weak < easy.p_weak <= 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.learned.outcomes import BadOutcomes, Outcome, Source, gather
+from learning.outcomes import BadOutcomes, Outcome, Source, gather
 
 Rows = list[dict[str, str | None]]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.routing.learned.curves import bootstrap, figures, trace
+from learning.report import bootstrap, figures, trace
 
 WEAK = np.array([0.0] * 5 + [1.0] * 5)
 STRONG = np.ones(10)

@@ -9,7 +9,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gateway.routing.learned.monitor import CLEAR, Change, Monitor, Signal, State
+from gateway.routing.learned.drift import CLEAR, Change, HeadMonitor, Signal, State
 from sluice.settings.routing import DriftSettings
 
 SETTINGS = DriftSettings()
@@ -21,14 +21,14 @@ def gains(draw: np.random.Generator, count: int, mean: float = 0.1) -> NDArray[n
     return draw.normal(mean, 0.1, count).astype(np.float32)
 
 
-def fed(monitor: Monitor, values: Iterable[float]) -> list[tuple[int, Change]]:
+def fed(monitor: HeadMonitor, values: Iterable[float]) -> list[tuple[int, Change]]:
     """What it says, and after how many values."""
     said = [(number, monitor.predicted(value)) for number, value in enumerate(values, 1)]
     return [(number, change) for number, change in said if change is not None]
 
 
 def held_against(
-    monitor: Monitor, draw: np.random.Generator, count: int, bias: float = 0.0
+    monitor: HeadMonitor, draw: np.random.Generator, count: int, bias: float = 0.0
 ) -> list[Change]:
     """Outcomes as likely as predicted, but for ``bias``."""
     chances = draw.uniform(0.2, 0.8, count)
@@ -41,7 +41,7 @@ def held_against(
 def test_traffic_like_the_outcomes_raises_hardly_ever_an_alarm(held_out: int) -> None:
     """Of 100 routers with 5,000 requests each: at most one, however few rows they learned from."""
     draw = np.random.default_rng(held_out)
-    monitors = [Monitor(gains(draw, held_out), SETTINGS) for _ in range(100)]
+    monitors = [HeadMonitor(gains(draw, held_out), SETTINGS) for _ in range(100)]
     alarms = [fed(monitor, gains(draw, 5000).tolist()) for monitor in monitors]
     assert sum(bool(one) for one in alarms) <= 1
     assert {monitor.health.inputs.state for monitor in monitors} <= {State.STABLE, State.DRIFTED}
@@ -51,14 +51,14 @@ def test_predictions_that_hold_raise_hardly_ever_an_alarm() -> None:
     """Of 60 routers with 1,000 outcomes each, at every one of which they are judged: at most one."""
     settings = DriftSettings(window=200)
     draw = np.random.default_rng(7)
-    monitors = [Monitor(gains(draw, 300), settings) for _ in range(60)]
+    monitors = [HeadMonitor(gains(draw, 300), settings) for _ in range(60)]
     assert sum(bool(held_against(monitor, draw, 1000)) for monitor in monitors) <= 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_shift_is_told_within_a_window_once_and_so_is_its_end(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    monitor = Monitor(gains(draw, 300), SETTINGS)
+    monitor = HeadMonitor(gains(draw, 300), SETTINGS)
     assert fed(monitor, gains(draw, 3000).tolist()) == []
     ((after, change),) = fed(monitor, gains(draw, 3000, mean=0.2).tolist())
     assert (change, after <= SETTINGS.window) == (BEGAN, True)
@@ -70,7 +70,7 @@ def test_a_shift_is_told_within_a_window_once_and_so_is_its_end(seed: int) -> No
 
 def test_another_source_from_the_start_is_told_with_the_first_judgement() -> None:
     draw = np.random.default_rng(0)
-    monitor = Monitor(gains(draw, 300), SETTINGS)
+    monitor = HeadMonitor(gains(draw, 300), SETTINGS)
     assert fed(monitor, gains(draw, SETTINGS.min_rows - 1, 0.4).tolist()) == []
     assert monitor.health.inputs.state is State.GATHERING
     assert monitor.health.inputs.index is None
@@ -82,14 +82,14 @@ def test_another_source_from_the_start_is_told_with_the_first_judgement() -> Non
 
 def test_few_held_out_rows_raise_the_limit() -> None:
     draw = np.random.default_rng(0)
-    monitor = Monitor(gains(draw, 30), SETTINGS)
+    monitor = HeadMonitor(gains(draw, 30), SETTINGS)
     fed(monitor, gains(draw, 300).tolist())
     assert monitor.health.inputs.limit > 2 * SETTINGS.stability_max
 
 
 def test_a_bias_is_told_and_so_is_its_end() -> None:
     draw = np.random.default_rng(3)
-    monitor = Monitor(gains(draw, 1500), SETTINGS)
+    monitor = HeadMonitor(gains(draw, 1500), SETTINGS)
     assert held_against(monitor, draw, 400) == []
     assert monitor.health.outcomes.state is State.STABLE
     assert held_against(monitor, draw, 1000, bias=-0.2) == [Change(Signal.ACCURACY, began=True)]
@@ -101,7 +101,7 @@ def test_a_bias_is_told_and_so_is_its_end() -> None:
 
 
 def test_a_later_outcome_of_a_request_replaces_the_earlier_one() -> None:
-    monitor = Monitor(np.zeros(100, np.float32), SETTINGS)
+    monitor = HeadMonitor(np.zeros(100, np.float32), SETTINGS)
     for outcome in (0.0, 1.0):
         monitor.observed(0.5, outcome, "req-1")
     found = monitor.health.outcomes.found
@@ -114,7 +114,7 @@ def test_a_later_outcome_of_a_request_replaces_the_earlier_one() -> None:
 
 def test_windows_are_bounded() -> None:
     settings = DriftSettings(window=50, min_rows=20)
-    monitor = Monitor(np.linspace(-1, 1, 100, dtype=np.float32), settings)
+    monitor = HeadMonitor(np.linspace(-1, 1, 100, dtype=np.float32), settings)
     for _ in range(3 * settings.window):
         monitor.predicted(0.0)
         monitor.observed(0.5, 0.5)
@@ -127,7 +127,7 @@ def test_beginnings_and_ends_take_turns_and_each_has_its_cause(
     pairs: list[tuple[float, float]],
 ) -> None:
     settings = DriftSettings(window=50, min_rows=20, min_outcomes=10, confidence=0.5)
-    monitor = Monitor(np.zeros(10_000, np.float32), settings)
+    monitor = HeadMonitor(np.zeros(10_000, np.float32), settings)
     drifted = False
     for chance, outcome in pairs:
         change = monitor.observed(chance, outcome)

@@ -1,4 +1,4 @@
-"""Quality against cost: what a score is worth when the prompts with the highest scores go to the large model.
+"""What a router is worth on its held-out outcomes: quality against the share of prompts on the large model.
 
 PGR(c) is the share of the gap between the models that is closed at c percent on the large one; APGR is its mean over
 c (0.5 at random), CPT(x) the least c that closes x percent. Definitions of RouteLLM, arXiv 2406.18665.
@@ -6,12 +6,17 @@ c (0.5 at random), CPT(x) the least c that closes x percent. Definitions of Rout
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.routing.learned.calibration import Calibration, quality
+from gateway.routing.learned.model import LearnedRouter
+
 Array = NDArray[Any]
+DRAWS: Final = 500
 STEPS: Final = np.linspace(0, 1, 11)
 CPTS: Final = (20, 50, 80)
 QUALITIES: Final = (0.90, 0.95, 0.99)
@@ -32,8 +37,8 @@ class Curve:
 
     def recovered(self) -> Array:
         """PGR at `STEPS`. The gap must not be zero."""
-        quality: Array = np.interp(STEPS, self.share, self.quality)
-        closed: Array = (quality - self.quality[0]) / self.gap
+        closed: Array = np.interp(STEPS, self.share, self.quality) - self.quality[0]
+        closed /= self.gap
         return closed
 
     def apgr(self) -> float:
@@ -52,13 +57,7 @@ class Curve:
 
 def trace(scores: Array, weak: Array, strong: Array) -> Curve:
     """The curve of ``scores``; prompts with equal scores count as in random order."""
-    order = np.argsort(-scores, kind="stable")
-    gains = np.concatenate(([0.0], np.cumsum((strong - weak)[order], dtype=np.float64)))
-    new = np.flatnonzero(np.diff(scores[order]) != 0) + 1
-    cuts = np.concatenate(([0], new, [len(scores)]))
-    sent = np.arange(len(scores) + 1)
-    quality = (weak.sum(dtype=np.float64) + np.interp(sent, cuts, gains[cuts])) / len(scores)
-    return Curve(sent / len(scores), quality)
+    return Curve(np.linspace(0, 1, len(scores) + 1), quality(scores, weak, strong))
 
 
 def figures(curve: Curve) -> dict[str, float]:
@@ -117,3 +116,58 @@ def _reach(x: Array, y: Array, target: float) -> float:
         return float(x[0])
     step = (target - y[at - 1]) / (y[at] - y[at - 1])
     return float(x[at - 1] + step * (x[at] - x[at - 1]))
+
+
+_TARGETS: Final = (("quality", 0.90), ("quality", 0.95), ("quality", 0.99), ("large share", 0.30))
+
+
+def heads_of(router: LearnedRouter) -> dict[str, Calibration]:
+    """The held-out outcomes of each head by name."""
+    heads = {"prompts": router.prompts, "cascade": router.cascade}
+    return {name: head.calibration for name, head in heads.items() if head is not None}
+
+
+def describe(router: LearnedRouter) -> dict[str, Any]:
+    """Version, figures and targets of each head, as JSON."""
+    heads = {name: _described(held_out) for name, held_out in heads_of(router).items()}
+    return {"version": router.version, "heads": heads}
+
+
+def curve_of(held_out: Calibration) -> Curve:
+    """The curve of a head on its held-out outcomes."""
+    return trace(held_out.gains, held_out.weak, held_out.strong)
+
+
+def draw_curve(curve: Curve, bands: Bands, title: str, path: Path) -> None:
+    """A PNG at ``path``. Needs matplotlib (the extra `plots`)."""
+    # Not a dependency of learning.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    label = "95 % of bootstrap draws"
+    axes.fill_between(100 * bands.share, bands.low, bands.high, alpha=0.2, linewidth=0, label=label)
+    axes.plot(100 * curve.share, curve.quality, label="this router, held out")
+    ends = (float(curve.quality[0]), float(curve.quality[-1]))
+    axes.plot((0, 100), ends, linestyle="--", color="grey", label="at random")
+    axes.axhline(ends[1], linestyle=":", color="grey", linewidth=1, label="large model alone")
+    axes.set(
+        xlabel="prompts on the large model, %", ylabel="mean outcome", xlim=(0, 100), title=title
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
+def _described(held_out: Calibration) -> dict[str, Any]:
+    targets = []
+    for kind, share in _TARGETS:
+        reach = held_out.for_quality if kind == "quality" else held_out.for_large_share
+        found = reach(share)
+        told = {"threshold": found.value, "large_share": found.large_share}
+        targets.append({"target": f"{share:.0%} {kind}", **told, "quality": found.quality})
+    return {
+        "rows": len(held_out.gains),
+        "held_out": figures(curve_of(held_out)),
+        "targets": targets,
+    }

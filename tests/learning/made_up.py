@@ -2,7 +2,7 @@
 
 import random
 
-from gateway.routing.learned.outcomes import Outcome
+from learning.outcomes import Outcome
 
 EASY = "What colour is the sky over the sea on a clear day"
 HARD = "Calculate the remaining total of 3 boxes with 17 each if 4 of 12 are fewer than half"
