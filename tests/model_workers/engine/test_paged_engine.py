@@ -100,10 +100,10 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     model = HashModel()
     engine = hash_engine(model)
     prompt = list(range(20))
-    drive(engine, row_spec("first", prompt, Sampling(1)))
-    assert model.computed_tokens == 20
-    drive(engine, row_spec("longer", [*prompt, 30, 31], Sampling(1)))
-    assert model.computed_tokens == 22
+    first = drive(engine, row_spec("first", prompt, Sampling(1)))
+    assert (model.computed_tokens, first.cached["first"]) == (20, 0)
+    longer = drive(engine, row_spec("longer", [*prompt, 30, 31], Sampling(1)))
+    assert (model.computed_tokens, longer.cached["longer"]) == (22, 20)
 
 
 def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
@@ -115,6 +115,7 @@ def test_a_wholly_known_prompt_costs_one_token_and_a_copied_block() -> None:
     again = drive(engine, row_spec("again", prompt, Sampling(6)))
     assert model.computed_tokens - before == 1 + 5
     assert again.tokens["again"] == first.tokens["first"]
+    assert again.cached["again"] == 19
 
 
 def test_rows_that_come_together_compute_their_common_prefix_once() -> None:

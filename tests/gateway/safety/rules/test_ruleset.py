@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -213,5 +214,6 @@ def test_rules_of_an_operator() -> None:
 
 def test_regions_decide_which_national_numbers_count() -> None:
     text = "call 044 668 18 00 today"
-    assert RuleSet(default_rules(("CH",))).scan(text)
-    assert not RuleSet(default_rules(("US",))).scan(text)
+    (spec,) = (each for each in default_rules() if each.id == "pii.phone_national")
+    assert RuleSet((replace(spec, options=("CH",)),)).scan(text)
+    assert not RuleSet((replace(spec, options=("US",)),)).scan(text)

@@ -1,4 +1,4 @@
-"""Rules of the inspection as the stream follows them, and lists of words."""
+"""Rules as the stream of an answer follows them, and lists of words."""
 
 from dataclasses import replace
 
