@@ -110,10 +110,9 @@ class StateDir:
         self._state = self.root / "state.json"
 
     @classmethod
-    def default(cls) -> Self:
-        """$SLUICE_STATE_DIR, else ~/.local/state/sluice."""
-        named = os.environ.get(STATE_DIR_VARIABLE)
-        return cls(Path(named) if named else Path("~/.local/state/sluice"))
+    def of(cls, named: Path | None) -> Self:
+        """``named``, else $SLUICE_STATE_DIR, else ~/.local/state/sluice."""
+        return cls(named or Path(os.environ.get(STATE_DIR_VARIABLE) or "~/.local/state/sluice"))
 
     def log(self, name: str) -> Path:
         """The log file of process ``name``."""

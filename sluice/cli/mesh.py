@@ -114,7 +114,7 @@ def models(address: options.Address = options.ADDRESS, as_json: options.Json = F
 def _state_dir(named: Path | None) -> "StateDir":
     from supervisor.state import StateDir
 
-    return StateDir(named) if named else StateDir.default()
+    return StateDir.of(named)
 
 
 def _detach(

@@ -152,7 +152,7 @@ async def _connect(url: str) -> "Client":
 def _url_of_mesh(state_dir: Path | None) -> str:
     from supervisor.state import StateDir
 
-    directory = StateDir(state_dir) if state_dir else StateDir.default()
+    directory = StateDir.of(state_dir)
     state = directory.read() if directory.is_locked() else None
     if state is None:
         message = f"no mesh runs with {directory.root}; `sluice up` starts one, or give --nats-url"

@@ -89,9 +89,9 @@ def test_the_default_directory_comes_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_STATE_DIR", str(tmp_path))
-    assert StateDir.default().root == tmp_path
+    assert StateDir.of(None).root == tmp_path
     monkeypatch.delenv("SLUICE_STATE_DIR")
-    assert StateDir.default().root == Path("~/.local/state/sluice").expanduser().resolve()
+    assert StateDir.of(None).root == Path("~/.local/state/sluice").expanduser().resolve()
 
 
 def test_a_later_process_with_the_same_number_is_another_one() -> None:
