@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -10,9 +10,8 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
 from gateway.api.metadata import metadata_of
-from gateway.api.pages import page_of
 from gateway.validation.requests import tenant_of, validate_count
-from sluice.errors import Overloaded, ShuttingDown
+from sluice.errors import InvalidRequest, Overloaded, ShuttingDown
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
     CountTokensRequest,
@@ -84,7 +83,7 @@ class InferenceService(InferenceServiceServicer):
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
         """See the proto."""
         now = time.monotonic()
-        names, next_page = page_of(
+        names, next_page = _page_of(
             self._admission.catalog.names, request.page_size, request.page_token
         )
         models = [self._model(name, now) for name in names]
@@ -138,3 +137,20 @@ def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
             response.notices.append(event.notice)
         case "finished":
             response.finished.CopyFrom(event.finished)
+
+
+def _page_of(names: Sequence[str], size: int, token: str) -> tuple[Sequence[str], str]:
+    """A page (AIP-158) of at most ``size`` names, 0 for all, and the token of the next page.
+
+    A token is the number of the page's first entry.
+
+    Raises:
+        InvalidRequest: the token is none.
+    """
+    if token and not (token.isascii() and token.isdecimal() and len(token) < 10):
+        raise InvalidRequest.of(
+            "page_token", "is invalid: use next_page_token of the previous page"
+        )
+    start = int(token or 0)
+    end = start + size if size else len(names)
+    return names[start:end], str(end) if end < len(names) else ""
