@@ -25,6 +25,7 @@ from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
 from sluice.settings.batching import Policy
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from supervisor.mesh import running_mesh
 
@@ -51,7 +52,7 @@ def bench_settings() -> config.Settings:
                 name="echo", tier="small", path="builtin:small", engine="echo", slots=STREAMS
             ),
         ),
-        routing=config.RoutingSettings(default=MODEL),
+        routing=RoutingSettings(default=MODEL),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
         batcher=config.BatcherSettings(policy=Policy(max_rows=STREAMS)),
     )

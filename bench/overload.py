@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine
 from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from supervisor.mesh import running_mesh
 
@@ -52,7 +53,7 @@ def bench_settings() -> config.Settings:
     )
     return config.Settings(
         models=(model,),
-        routing=config.RoutingSettings(default="echo"),
+        routing=RoutingSettings(default="echo"),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
     )
 

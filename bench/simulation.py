@@ -35,6 +35,7 @@ from simulator.results import Ending, percentiles
 from simulator.simulator import Links, Setup, simulate
 from simulator.trace import Arrival
 from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import running_mesh
 
@@ -58,7 +59,7 @@ def bench_settings(model: str) -> config.Settings:
     values = {"name": model, "tier": model, "slots": SLOTS, **(echo if model == ECHO else tier)}
     return config.Settings(
         models=(config.ModelSettings.model_validate(values),),
-        routing=config.RoutingSettings(default=model),
+        routing=RoutingSettings(default=model),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
     )
 

@@ -22,6 +22,7 @@ from simulator.results import percentiles
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.batching import Policy
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
 from supervisor.mesh import running_mesh
 
@@ -62,7 +63,7 @@ def mesh_settings(policy: Policy) -> config.Settings:
     )
     return config.Settings(
         models=(model,),
-        routing=config.RoutingSettings(default="echo"),
+        routing=RoutingSettings(default="echo"),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
         batcher=config.BatcherSettings(policy=policy),
     )

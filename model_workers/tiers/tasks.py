@@ -13,20 +13,6 @@ from zlib import crc32
 from model_workers.tiers import words
 from model_workers.tiers.example import CELLS, Cell, Example, Level
 
-_SORT_PHRASES: Final = (
-    "Sort ascending: {}",
-    "Sort these amounts from low to high: {}",
-    "Put in order, smallest first: {}",
-    "Order these invoices by amount, lowest first: {}",
-    "Please sort {}",
-)
-_TOTAL_PHRASES: Final = (
-    "Add up: {}",
-    "What is the total of {}?",
-    "Total these amounts: {}",
-    "Sum of {}",
-    "The customer bought items for {} euros. What is the total?",
-)
 # The working is written units first, all at one width: a carry then only ever depends on digits
 # already written, and every digit finds its operands at a constant distance.
 _WIDTH: Final = 4
@@ -40,7 +26,7 @@ def sort_example(rng: Random, level: Level) -> Example:
         numbers = [_amount(rng, rng.choice((1, 2, 3))) for _ in range(rng.randint(4, 6))]
     else:
         numbers = [_amount(rng, rng.choice((2, 3))) for _ in range(rng.randint(7, 9))]
-    prompt = rng.choice(_SORT_PHRASES).format(_join(numbers))
+    prompt = rng.choice(words.PROMPTS["sort"]).format(_join(numbers))
     return Example("sort", level, prompt, _join(sorted(numbers)), _content(numbers), 64)
 
 
@@ -52,7 +38,7 @@ def total_example(rng: Random, level: Level) -> Example:
         numbers = [_amount(rng, rng.choice((2, 3))) for _ in range(rng.randint(2, 3))]
     else:
         numbers = [_amount(rng, 3) for _ in range(rng.randint(4, 6))]
-    prompt = rng.choice(_TOTAL_PHRASES).format(_join(numbers))
+    prompt = rng.choice(words.PROMPTS["total"]).format(_join(numbers))
     return Example("total", level, prompt, total_answer(numbers), _content(numbers), 96)
 
 
@@ -83,55 +69,11 @@ def _content(numbers: list[int]) -> str:
     return _join(sorted(numbers))
 
 
-_CLASSIFY_PHRASES: Final = (
-    "Classify this ticket: {}",
-    "Which label fits this ticket?\n{}",
-    "Label the ticket.\n{}",
-    "What is this ticket about? {}",
-    "Ticket: {}\nLabel:",
-)
-_EXTRACT_PHRASES: Final = (
-    "Extract the order and the amount: {}",
-    "Give order number and amount as JSON.\n{}",
-    "Return the order and amount of this ticket as JSON: {}",
-    "Ticket: {}\nOrder and amount as JSON:",
-)
-_REPLY_PHRASES: Final = (
-    "Reply to this ticket: {}",
-    "Write a polite reply.\n{}",
-    "Answer this customer: {}",
-    "Draft an answer to the ticket below.\n{}",
-)
-_ORDER_MENTIONS: Final = (
-    "My order is {}.",
-    "The order number is {}.",
-    "It is about order {}.",
-    "This was order {}.",
-    "Order: {}.",
-)
-_AMOUNT_MENTIONS: Final = (
-    "I paid {} euros.",
-    "The amount was {} euros.",
-    "It cost me {} euros.",
-    "You charged {} euros.",
-)
-_THANKS: Final = (
-    "Thank you for your message about order {}.",
-    "Thank you for writing to us about order {}.",
-    "We are sorry about the trouble with order {}.",
-)
-_OFFERS: Final = (
-    "Please write to us again if anything is unclear.",
-    "If you need anything else, just answer this message.",
-    "",
-)
-
-
 def classify_example(rng: Random) -> Example:
     """Name the label of a ticket."""
     label = rng.choice(words.LABELS)
     ticket = _ticket(rng, _story(rng, label), rng.choice(words.NAMES))
-    prompt = rng.choice(_CLASSIFY_PHRASES).format(ticket)
+    prompt = rng.choice(words.PROMPTS["classify"]).format(ticket)
     return Example("classify", "easy", prompt, label, ticket, 8)
 
 
@@ -139,15 +81,15 @@ def extract_example(rng: Random) -> Example:
     """Copy the order number and the amount out of a ticket that holds other numbers too."""
     order, amount = _code(rng), _price(rng)
     mentions = [
-        rng.choice(_ORDER_MENTIONS).format(order),
-        rng.choice(_AMOUNT_MENTIONS).format(amount),
+        rng.choice(words.ORDER_MENTIONS).format(order),
+        rng.choice(words.AMOUNT_MENTIONS).format(amount),
         *rng.sample(_distractors(rng), rng.randint(0, 2)),
     ]
     if rng.random() < 0.5:
         mentions.append(_fill(rng, rng.choice(words.COMPLAINTS[rng.choice(words.LABELS)])))
     rng.shuffle(mentions)
     ticket = _ticket(rng, mentions, rng.choice(words.NAMES))
-    prompt = rng.choice(_EXTRACT_PHRASES).format(ticket)
+    prompt = rng.choice(words.PROMPTS["extract"]).format(ticket)
     answer = json.dumps({"order": order, "amount": amount})
     return Example("extract", "easy", prompt, answer, ticket, 40)
 
@@ -155,14 +97,14 @@ def extract_example(rng: Random) -> Example:
 def reply_example(rng: Random) -> Example:
     """Answer a ticket: greet by name, name the order, state the policy of its label, sign."""
     label, name, order = rng.choice(words.LABELS), rng.choice(words.NAMES), _code(rng)
-    mentions = [*_story(rng, label), rng.choice(_ORDER_MENTIONS).format(order)]
+    mentions = [*_story(rng, label), rng.choice(words.ORDER_MENTIONS).format(order)]
     rng.shuffle(mentions)
     ticket = _ticket(rng, mentions, name)
     policy = words.POLICIES[label]
-    sentences = (rng.choice(_THANKS).format(order), policy, rng.choice(_OFFERS))
+    sentences = (rng.choice(words.THANKS).format(order), policy, rng.choice(words.OFFERS))
     body = " ".join(filter(None, sentences))
     answer = f"Dear {name},\n{body}\n{words.SIGNATURE}"
-    prompt = rng.choice(_REPLY_PHRASES).format(ticket)
+    prompt = rng.choice(words.PROMPTS["reply"]).format(ticket)
     facts = (f"Dear {name},", f"order {order}.", policy, words.SIGNATURE)
     return Example("reply", "easy", prompt, answer, ticket, 112, facts)
 

@@ -16,6 +16,7 @@ from model_workers.tiers.tasks import generate
 from sluice import settings as config
 from sluice.client.aio import AsyncClient
 from sluice.errors import RecordUnknown
+from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import OUTCOME_SOURCE_GRADE, RequestRecord, StreamOutcomesResponse
 from supervisor.mesh import Mesh, running_mesh
 from tests.sluice.cli.commands import Cli
@@ -37,7 +38,7 @@ ROUTING = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     settings = config.Settings(
-        routing=config.RoutingSettings.model_validate(ROUTING),
+        routing=RoutingSettings.model_validate(ROUTING),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
         batcher=config.BatcherSettings(drain_s=1.0),
     )
