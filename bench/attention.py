@@ -46,7 +46,7 @@ def ways(rows: int, block_tokens: int, dtype: torch.dtype) -> Ways:
         for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
     visible = VisibleBlocks(spans, None, pages)
-    bags = PagedDecodeAttention(visible, SHAPE, pages)
+    decode = PagedDecodeAttention(visible, SHAPE, pages)
     query = torch.randn(rows, SHAPE.heads, SHAPE.key_size).to(dtype)
     table = torch.zeros(rows, visible.blocks_max, dtype=torch.long)
     for span in spans:
@@ -80,7 +80,7 @@ def ways(rows: int, block_tokens: int, dtype: torch.dtype) -> Ways:
         return torch.bmm(shares, values[:used].flatten(0, 1))
 
     return {
-        "bags": lambda: bags.attend(query, (keys, values)),
+        "paged": lambda: decode.attend(query, (keys, values)),
         "gather, two products": lambda: products(*gathered()),
         "gather, SDPA with a mask": fused,
         "two products block by block, without merging": by_block,

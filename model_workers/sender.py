@@ -267,7 +267,7 @@ class Sender:
             self._try(channel.responses.close)
 
     def _try(self, send: Callable[[], None]) -> None:
-        # Triton refuses a response whose request is gone; the thread must go on.
+        # Triton refuses a response whose request is gone; the thread must continue.
         try:
             send()
         except Exception:

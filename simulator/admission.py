@@ -50,7 +50,7 @@ class Admission:
         self._loads.update(report, math.nextafter(now, -math.inf))
 
     def admits(self, arrival: Arrival, now: float) -> bool:
-        """Whether a request goes on to the batcher."""
+        """Whether a request is sent to the batcher."""
         timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
         scheduling = SchedulingParams(arrival.priority_class, arrival.at_s + timeout_s)
         try:

@@ -1,4 +1,4 @@
-"""The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, tokens on the way back.
+"""The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, frames on the way back.
 
 The queue is `batcher.core.scheduler.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
 the ones that run in production. Delays between processes are constant. Nothing is random: all chance is in the trace.

@@ -13,9 +13,9 @@ A file holds one JSON object a line, in any order of time:
 | ``class`` | interactive, standard or bulk | standard |
 | ``tenant`` | who pays | default |
 | ``workload`` | kind of work, the label "task" | empty |
-| ``timeout_s`` | deadline, seconds behind the arrival | none |
+| ``timeout_s`` | deadline, seconds after the arrival | none |
 | ``model`` | the model that was asked | empty |
-| ``ttft_s``, ``latency_s`` | first token and end as a recording saw them, seconds behind the arrival | none |
+| ``ttft_s``, ``latency_s`` | first token and end as recorded, seconds after the arrival | none |
 """
 
 import json
@@ -89,7 +89,7 @@ def _parse(number: int, line: str) -> Arrival:
 
 
 class _Line:
-    """The values of one line, taken out by key; what nobody took is unknown."""
+    """The values of one line, taken out by key; what is left is unknown."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)

@@ -58,8 +58,8 @@ class ClassifierEngine(CachelessEngine):
         order = sorted(range(len(values)), key=lambda label: -values[label])
         asked = row.spec.sampling
         top = tuple((label, values[label]) for label in order[: asked.top_logprobs])
-        told = (TokenLogprobs(values[order[0]], top),) if asked.logprobs else ()
-        step = row.take((order[0],), told)
+        logprobs = (TokenLogprobs(values[order[0]], top),) if asked.logprobs else ()
+        step = row.take((order[0],), logprobs)
         self._scheduler.finish(row)
         return step
 

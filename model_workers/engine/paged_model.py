@@ -55,7 +55,7 @@ class PagedModel(Protocol):
         """Copies whole blocks, (from, to), in all layers: copy on write."""
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Zeroes whole blocks in all layers: what a row whose numbers broke left behind (a masked NaN is still NaN)."""
+        """Zeroes whole blocks in all layers: what a row with broken numbers left (a masked NaN is still NaN)."""
 
 
 log = logging.getLogger(__name__)

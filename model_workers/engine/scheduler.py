@@ -31,7 +31,7 @@ from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import CLASSES
 
 LOAD_RANKS: Final = len(CLASSES)
-"""Ranks that a load tells apart; rows of higher ranks count with the last."""
+"""Ranks that a load distinguishes; rows of higher ranks count with the last."""
 
 
 class Scheduler:
@@ -111,7 +111,16 @@ class Scheduler:
 
     def load(self, steps: int) -> worker_pb2.WorkerLoad:
         """The load now, after so many steps."""
-        load = worker_pb2.WorkerLoad(
+        # Plain numbers: this is called at every step, and fields of messages are slow.
+        running, context, pending = ([0] * LOAD_RANKS for _ in range(3))
+        for row in self._running:
+            rank, tokens = _rank(row), len(row.tokens)
+            running[rank] += 1
+            context[rank] += tokens
+            if tokens - row.computed > 1:
+                pending[rank] += tokens - row.computed
+        queued = self._queued
+        return worker_pb2.WorkerLoad(
             slots=self.limits.slots,
             running=len(self._running),
             waiting=len(self._queue),
@@ -120,19 +129,19 @@ class Scheduler:
             block_tokens=self.blocks.block_tokens,
             cache_blocks=self.blocks.num_blocks,
             free_blocks=self.blocks.free_blocks,
-            ranks=self._queued,
+            running_tokens=sum(context),
+            waiting_tokens=sum(pending) + sum(rank.waiting_tokens for rank in queued),
+            ranks=[
+                worker_pb2.RankLoad(
+                    running=running[rank],
+                    waiting=queued[rank].waiting,
+                    running_tokens=context[rank],
+                    waiting_tokens=queued[rank].waiting_tokens + pending[rank],
+                )
+                for rank in range(LOAD_RANKS)
+            ],
             places=self.limits.slots + self.limits.max_waiting,
         )
-        ranks = list(load.ranks)
-        for row in self._running:
-            rank, pending = ranks[_rank(row)], row.pending
-            rank.running += 1
-            rank.running_tokens += len(row.tokens)
-            if pending > 1:
-                rank.waiting_tokens += pending
-        load.running_tokens = sum(rank.running_tokens for rank in ranks)
-        load.waiting_tokens = sum(rank.waiting_tokens for rank in ranks)
-        return load
 
     def _make_room(self, row: Row) -> bool:
         """Blocks for all tokens of a running row, preempting less urgent ones; False: it was preempted itself."""

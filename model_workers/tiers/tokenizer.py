@@ -1,7 +1,7 @@
 """The shared tokenizer: byte-level BPE of 1,024 tokens, learned from the generated tasks.
 
 Every byte has a token, so any text encodes and comes back exactly. A digit is always a token of
-its own: numbers then look the same wherever they stand, which arithmetic and copying live on.
+its own: numbers then look the same everywhere, which arithmetic and copying need.
 """
 
 import json

@@ -38,7 +38,7 @@ def record(
 ) -> None:
     """Record what a running mesh is asked: when, how long prompt and answer are, class and tenant. No text, no tokens.
 
-    Listens to tasks and frames on NATS, beside those they are meant for. Ctrl-C ends it early with what there is.
+    Subscribes to tasks and frames on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
     """
     url = nats_url or _url_of_mesh(state_dir)
     with out.open("w", encoding="utf-8") as file:

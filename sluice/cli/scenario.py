@@ -1,4 +1,4 @@
-"""What `sluice simulate` and `sluice plan` ask about alike: the traffic, the workers and the promises."""
+"""Options that `sluice simulate` and `sluice plan` share: the traffic, the workers and the objectives of classes."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -88,7 +88,7 @@ Admission = Annotated[
 
 
 def checked(make: Callable[[], _T], option: str | None = None) -> _T:
-    """What ``make`` gives; what cannot be simulated is told with the option that said so."""
+    """The result of ``make``; a simulation error names the option that caused it."""
     from simulator.trace import SimulationError
 
     try:

@@ -56,7 +56,7 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
 
 
 class FlashKvCache(KvCache):
-    """Keys and values [blocks, block tokens, kv heads, size]; one block more than told, for rows of padding."""
+    """Keys and values [blocks, block tokens, kv heads, size]; one spare block for rows of padding."""
 
     def write_slots(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Stores tokens, key and value [tokens, kv heads, size]; a slot is block x block tokens + offset."""

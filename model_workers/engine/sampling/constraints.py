@@ -24,14 +24,14 @@ from sluice.constraints import (
 
 
 class MatcherError(Exception):
-    """A matcher cannot go on; the message says why in one sentence."""
+    """A matcher cannot continue; the message says why in one sentence."""
 
 
 class Matcher(Protocol):
     """How one answer may continue. Owned by its row."""
 
     def mask(self) -> NDArray[np.int32]:
-        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens behind the last word may not.
+        """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.
 
         Raises:
             MatcherError: that cannot be computed within the limits.
@@ -203,7 +203,7 @@ def load_constraints(tokenizer_file: Path) -> ConstraintCompiler:
 
 
 def with_end(tokenizer: dict[str, Any]) -> LLTokenizer:
-    """The tokenizer with one more token, which stands for every stop token of a row in its masks."""
+    """The tokenizer with one more token, which represents every stop token of a row in its masks."""
     added = tokenizer.get("added_tokens") or []
     ids = [*_vocabulary(tokenizer["model"]), *(token["id"] for token in added)]
     end = {
