@@ -18,7 +18,7 @@ from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
-from gateway.server import running
+from gateway.server import Gateway
 from sluice import settings as configuration
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
@@ -64,9 +64,8 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
         provider = start_tracing(SERVICE_GATEWAY)
         try:
             telemetry = tracer(SERVICE_GATEWAY), metrics.meter
-            async with running(
-                settings, gateway_id, catalog, inspector, router, *telemetry
-            ) as gateway:
+            gateway = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
+            async with gateway.running():
                 freeze_heap()
                 with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
                     await stop.wait()

@@ -54,10 +54,10 @@ from sluice.wire.connection import connect
 _log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-"""How often deadlines, silence and readiness are looked at, seconds."""
+"""Interval of the checks of deadlines, stalls and readiness, seconds."""
 RETRY_AFTER_S: Final = 1.0
 PING_INTERVAL_S: Final = 2
-"""Callers wait: a dead link to NATS is noticed after two of these, seconds."""
+"""A dead connection to NATS is noticed after two of these, seconds; callers wait for it."""
 _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 _KEEPALIVE_MS: Final = 30_000
@@ -66,7 +66,7 @@ _CLIENT_PINGS_MS: Final = 5_000
 
 
 class Gateway:
-    """The parts, wired.
+    """The parts of a gateway, wired together.
 
     Attributes:
         address: where gRPC is served, "host:port".
@@ -124,8 +124,26 @@ class Gateway:
         self._health = GatewayHealth(self._loads, catalog.names, lambda: self._transport.connected)
         self._server = self._make_server(limits.max_message_bytes)
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serves until the block ends; then drains and closes.
+
+        Raises:
+            SetupError, NatsUnreachable: it cannot start.
+        """
+        try:
+            await self.start()
+            background = asyncio.ensure_future(self.run())
+            try:
+                yield
+            finally:
+                await self.drain()
+                background.cancel()
+        finally:
+            await self.close()
+
     async def start(self) -> None:
-        """The port, NATS, then calls: a gateway that answers can publish.
+        """Opens the port, connects to NATS, then accepts calls: a gateway that answers can publish.
 
         Raises:
             SetupError: the port is taken.
@@ -145,7 +163,7 @@ class Gateway:
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
 
     async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
-        """Requests that come from now on are routed by ``router``.
+        """Later requests are routed by ``router``.
 
         Raises:
             SettingsError: outcomes cannot be kept as ``routing`` says; nothing has changed.
@@ -165,11 +183,11 @@ class Gateway:
         return self._service.active
 
     def ready(self, model: str) -> bool:
-        """Whether a worker that serves ``model`` is alive, as far as batchers have said."""
+        """Whether a worker that serves ``model`` is alive, by the reports of batchers."""
         return self._loads.load(model, time.monotonic()).ready
 
     async def run(self) -> None:
-        """Looks after deadlines, silence and readiness, and writes records, until it is cancelled."""
+        """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._store.run())
             group.create_task(self._tick())
@@ -181,12 +199,12 @@ class Gateway:
                 self.registry.tick(now)
                 self._loads.expire(now)
                 await self._health.refresh(now)
-            except Exception:  # without this loop nothing would notice a stall any more
+            except Exception:  # without this loop no stall would be noticed
                 _log.exception("tick failed")
             await asyncio.sleep(TICK_S)
 
     async def drain(self) -> None:
-        """Not serving, no new calls; the calls that run may finish for ``drain_s`` seconds."""
+        """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
         await self._health.leave()
         self._service.draining = True
         _log.info("draining: %d requests run", self._service.active)
@@ -216,7 +234,7 @@ class Gateway:
             interceptors=[ErrorInterceptor(max_message_bytes)],
             options=[
                 ("grpc.so_reuseport", 0),
-                # Twice the limit: what is a little over it gets a typed error with both numbers.
+                # Twice the limit: a message a little above it gets a typed error with both numbers.
                 ("grpc.max_receive_message_length", 2 * max_message_bytes),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
@@ -235,7 +253,7 @@ class Gateway:
     def _bind(self) -> None:
         key = "gateway.address"
         host, port = split_address(self.address, key)
-        # Asked first: gRPC itself says little about what is wrong.
+        # Checked first: the error of gRPC does not say what is wrong.
         problem = listen_problem(host, port)
         if problem is not None:
             raise SetupError(
@@ -246,31 +264,3 @@ class Gateway:
         except RuntimeError as error:
             raise SetupError(f"{key}: {self.address} cannot be served: {error}") from error
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
-
-
-@asynccontextmanager
-async def running(
-    settings: Settings,
-    gateway_id: str,
-    catalog: Catalog,
-    inspector: Inspector,
-    router: Router,
-    tracer: Tracer,
-    meter: Meter,
-) -> AsyncIterator[Gateway]:
-    """A gateway that serves; on the way out it drains and closes.
-
-    Raises:
-        SetupError, NatsUnreachable: it cannot start.
-    """
-    gateway = Gateway(settings, gateway_id, catalog, inspector, router, tracer, meter)
-    try:
-        await gateway.start()
-        ticking = asyncio.ensure_future(gateway.run())
-        try:
-            yield gateway
-        finally:
-            await gateway.drain()
-            ticking.cancel()
-    finally:
-        await gateway.close()

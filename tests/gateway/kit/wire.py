@@ -24,7 +24,7 @@ from gateway.config.routers import load_router
 from gateway.models.catalog import Catalog
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
-from gateway.server import Gateway, running
+from gateway.server import Gateway
 from sluice.errors import SluiceError, from_status
 from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
 from sluice.settings.routing import RoutingSettings
@@ -149,17 +149,11 @@ async def open_wire(
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = provider.get_tracer("test"), MeterProvider([metrics]).get_meter("test")
+    served = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
     async with (
         wire_batcher(url) as batcher,
-        running(
-            settings,
-            gateway_id,
-            catalog,
-            inspector,
-            router,
-            provider.get_tracer("test"),
-            MeterProvider([metrics]).get_meter("test"),
-        ) as served,
+        served.running(),
         grpc.aio.insecure_channel(served.address) as channel,
     ):
         wire = Wire(served, batcher, channel, catalog, exporter, metrics)
