@@ -4,7 +4,7 @@ A row is named by its number in its source, the header being row 1.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +39,18 @@ class Outcome:
     """What the small model wrote."""
     weight: float = 1.0
     """How much this row counts, such as by tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneSided:
+    """How one of the two models did on one prompt; the other side is None."""
+
+    prompt: str
+    weak: float | None
+    strong: float | None
+    answer: str | None = None
+    """What the small model wrote."""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +101,25 @@ def mesh_source(
     return Source(MESH, COLUMNS, cells, tenant_weights=tenant_weights, repeats=True)
 
 
+def mesh_one_sided(
+    rows: Iterable[StreamOutcomesResponse], tenant_weights: Mapping[str, float], known: Set[str]
+) -> list[OneSided]:
+    """What a mesh has kept of one of the models, without the requests in ``known``."""
+    return [
+        OneSided(
+            row.prompt,
+            row.weak if row.HasField("weak") else None,
+            row.strong if row.HasField("strong") else None,
+            row.weak_answer if row.weak_answer.strip() else None,
+            tenant_weights.get(row.tenant, 1.0),
+        )
+        for row in rows
+        if not is_complete(row) and row.request_id not in known
+    ]
+
+
 def is_complete(row: StreamOutcomesResponse) -> bool:
-    """Whether it is known how both models did. Rows with one side teach nothing here."""
+    """Whether it is known how both models did."""
     return row.HasField("weak") and row.HasField("strong")
 
 

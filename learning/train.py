@@ -33,7 +33,7 @@ from gateway.routing.learned.model import (
     pack,
     prompt_example,
 )
-from learning.outcomes import ROWS_MIN, Outcome, TooFewOutcomes
+from learning.outcomes import ROWS_MIN, OneSided, Outcome, TooFewOutcomes
 
 Matrix = NDArray[np.float64]
 
@@ -50,40 +50,73 @@ C_WORDS: Final = 1.0
 C_LINEAR: Final = 0.01
 """Inverse regularisation strength."""
 
+ONE_SIDED_WEIGHT: Final = 0.3
+"""Of a row with one side beside one with both."""
+ONE_SIDED_SHARE_MAX: Final = 2.0
+"""Rows with one side together weigh at most so many times as much as the others."""
+
 _Fit = Callable[[Sequence[Example], Matrix, Matrix, int], tuple[Part, ...]]
 
 
-def train(outcomes: Sequence[Outcome], seed: int = 0) -> LearnedRouter:
+def train(
+    outcomes: Sequence[Outcome], seed: int = 0, one_sided: Sequence[OneSided] = ()
+) -> LearnedRouter:
     """Learns a router; with a head for cascades where every outcome has the small model's answer.
+
+    A router learned from ``outcomes`` predicts the missing side of ``one_sided`` rows; then they teach as well, with
+    less weight. Calibration comes from ``outcomes`` alone.
 
     Raises:
         TooFewOutcomes: see `outcomes.gather`.
     """
     if len(outcomes) < ROWS_MIN:
         raise TooFewOutcomes(f"{len(outcomes)} outcomes, at least {ROWS_MIN} are needed")
-    labels = np.array([(outcome.weak, outcome.strong) for outcome in outcomes], np.float64)
-    weights = np.array([outcome.weight for outcome in outcomes], np.float64)
-    weights = weights / weights.mean()
-    examples = [prompt_example(outcome.prompt) for outcome in outcomes]
-    prompts = _fit_head(_fit_prompts, examples, labels, weights, seed)
+    router = _fit(outcomes, (), seed)
+    return _fit(outcomes, _filled(router, outcomes, one_sided), seed) if one_sided else router
+
+
+def _filled(
+    router: LearnedRouter, outcomes: Sequence[Outcome], one_sided: Sequence[OneSided]
+) -> list[Outcome]:
+    total = sum(row.weight for row in one_sided) * ONE_SIDED_WEIGHT
+    most = sum(outcome.weight for outcome in outcomes) * ONE_SIDED_SHARE_MAX
+    scale = ONE_SIDED_WEIGHT * min(1.0, most / total) if total > 0 else 0.0
+    filled = []
+    for row in one_sided:
+        predicted = router.score(row.prompt)
+        weak = predicted.p_weak if row.weak is None else row.weak
+        strong = predicted.p_strong if row.strong is None else row.strong
+        filled.append(Outcome("", row.prompt, weak, strong, row.answer, row.weight * scale))
+    return filled
+
+
+def _fit(outcomes: Sequence[Outcome], filled: Sequence[Outcome], seed: int) -> LearnedRouter:
+    rows = [*outcomes, *filled]
+    examples = [prompt_example(row.prompt) for row in rows]
+    prompts = _fit_head(_fit_prompts, examples, rows, len(outcomes), seed)
     if any(outcome.answer is None for outcome in outcomes):
         return LearnedRouter(prompts, None)
-    answers = [answer_example(outcome.prompt, outcome.answer or "") for outcome in outcomes]
-    return LearnedRouter(prompts, _fit_head(_fit_answers, answers, labels, weights, seed))
+    answered = [row for row in rows if row.answer is not None]
+    answers = [answer_example(row.prompt, row.answer or "") for row in answered]
+    return LearnedRouter(prompts, _fit_head(_fit_answers, answers, answered, len(outcomes), seed))
 
 
 def _fit_head(
-    fit: _Fit, examples: Sequence[Example], labels: Matrix, weights: Matrix, seed: int
+    fit: _Fit, examples: Sequence[Example], rows: Sequence[Outcome], measured: int, seed: int
 ) -> Head:
+    """A head fitted to ``rows``, of which the first ``measured`` calibrate it."""
+    labels = np.array([(row.weak, row.strong) for row in rows], np.float64)
+    weights = np.array([row.weight for row in rows], np.float64)
+    weights = weights / weights[:measured].mean()
     held_out = np.zeros_like(labels)
-    order = np.random.default_rng(seed).permutation(len(examples))
+    order = np.random.default_rng(seed).permutation(len(rows))
     for fold in range(FOLDS):
         out = order[fold::FOLDS]
         kept = np.sort(np.delete(order, np.s_[fold::FOLDS]))
         parts = fit([examples[row] for row in kept], labels[kept], weights[kept], seed)
         held_out[out] = [mean_of(parts, examples[row]) for row in out]
     parts = fit(examples, labels, weights, seed)
-    return Head(parts, calibrate(held_out, labels, weights))
+    return Head(parts, calibrate(held_out[:measured], labels[:measured], weights[:measured]))
 
 
 def _fit_prompts(

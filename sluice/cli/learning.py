@@ -56,7 +56,7 @@ def learn(
         CommandFailed: nothing can be learned from them.
         SluiceError: the mesh does not answer, or keeps none of a tenant.
     """
-    from learning.outcomes import is_complete
+    from learning.outcomes import mesh_one_sided
     from learning.train import train
 
     if not files and options.mesh is None:
@@ -70,12 +70,11 @@ def learn(
         raise CommandFailed(
             "BAD_OUTCOMES", f"--cascade needs weak_response in every row; {without!r} has none"
         )
+    one_sided = mesh_one_sided(own, options.tenant_weights, {row.prompt_id for row in rows})
     counts: dict[str, Any] = {}
     if options.mesh is not None:
-        known = {row.prompt_id for row in rows}
-        one_sided = sum(not is_complete(row) and row.request_id not in known for row in own)
-        counts = {"outcomes": len(rows), "one_sided": one_sided}
-    return train(rows, options.seed), counts
+        counts = {"outcomes": len(rows), "one_sided": len(one_sided)}
+    return train(rows, options.seed, one_sided), counts
 
 
 def _gathered(

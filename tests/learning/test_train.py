@@ -8,7 +8,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from gateway.routing.learned.model import LearnedRouter, NoCascadeHead, prompt_example
 from learning import train as training
-from learning.outcomes import BadOutcomes
+from learning.outcomes import BadOutcomes, OneSided
 from learning.report import curve_of
 from tests.learning.made_up import EASY, HARD, outcomes
 
@@ -99,3 +99,23 @@ def test_a_label_between_counts_for_both_sides() -> None:
     hard, easy = router.score(HARD), router.score(EASY)
     assert hard.gain > easy.gain + 0.2
     assert 0 < hard.p_weak < easy.p_weak <= 1
+
+
+def test_rows_with_one_side_teach_and_do_not_calibrate() -> None:
+    """Few rows with both sides do not tell easy from hard; many with one side do."""
+    few = outcomes(30, seed=1)
+    more = [
+        OneSided(row.prompt, row.weak, None) if at % 2 else OneSided(row.prompt, None, row.strong)
+        for at, row in enumerate(outcomes(150, seed=2))
+    ]
+    without, taught = training.train(few), training.train(few, 0, more)
+    assert taught.prompts.calibration.weak.tolist() == without.prompts.calibration.weak.tolist()
+    assert taught.score(HARD).gain > taught.score(EASY).gain + 0.2
+
+
+def test_filled_rows_weigh_at_most_twice_the_others(by_prompt: LearnedRouter) -> None:
+    rows = outcomes(30)
+    filled = training._filled(by_prompt, rows, [OneSided(HARD, None, 1.0)] * 500)
+    assert sum(row.weight for row in filled) == pytest.approx(60)
+    assert filled[0].strong == 1.0
+    assert filled[0].weak == by_prompt.score(HARD).p_weak

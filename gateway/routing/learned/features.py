@@ -5,6 +5,7 @@ An artefact keeps a hash of the names of its columns, so one with other columns 
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -94,7 +95,7 @@ def describe(text: Text) -> Mapping[str, float]:
     return {
         **_sizes(text),
         **_numbers([token for token in text.tokens if "0" <= token[0] <= "9"], len(text.tokens)),
-        **_word_classes(text.tokens),
+        **_word_classes(text),
         "math marks": sum(marks[:_MATH_MARKS]) / max(1, len(text.read)),
         "upper share": int(counts[65:91].sum()) / max(1, len(text.read)),
         "non-ascii": int(counts[128:].sum()),
@@ -121,12 +122,16 @@ def _sizes(text: Text) -> Mapping[str, float]:
     }
 
 
-def _word_classes(tokens: Sequence[str]) -> Mapping[str, float]:
-    digits = sum("0" <= token[0] <= "9" for token in tokens)
-    counts = {name: sum(map(words.__contains__, tokens)) for name, words in _CLASSES.items()}
+def _word_classes(text: Text) -> Mapping[str, float]:
+    counts = Counter(text.tokens)
+    digits = sum("0" <= token[0] <= "9" for token in text.tokens)
+    found = {
+        name: sum(counts[word] for word in text.distinct & words)
+        for name, words in _CLASSES.items()
+    }
     return {
-        "quantities": digits + sum(map(NUMBER_WORDS.__contains__, tokens)),
-        **{name: count / max(1, len(tokens)) for name, count in counts.items()},
+        "quantities": digits + sum(counts[word] for word in text.distinct & NUMBER_WORDS.keys()),
+        **{name: count / max(1, len(text.tokens)) for name, count in found.items()},
     }
 
 

@@ -19,6 +19,8 @@ Vector = NDArray[np.float32]
 
 HASHED: Final = 1 << 15
 """Buckets that words are hashed into."""
+_STEPS: Final = 6
+"""Of a walk through all trees before it is checked whether it has ended: the check costs as much as a step."""
 CLIP: Final = 3.0
 """Standard deviations beyond which a column is clipped."""
 
@@ -115,11 +117,13 @@ class Trees:
     def predict(self, example: Example) -> Vector:
         """[2]: the mean over the trees."""
         row = np.concatenate((example.columns, self.counts(example.tokens)))
-        nodes, before = self.roots, None
-        while before is None or not np.array_equal(nodes, before):
-            before = nodes
-            above = row.take(self.column.take(nodes)) > self.threshold.take(nodes)
-            nodes = self.child.take(2 * nodes + above)
+        nodes = self.roots
+        walking = True
+        while walking:
+            for _ in range(_STEPS):
+                above = row.take(self.column.take(nodes)) > self.threshold.take(nodes)
+                nodes = self.child.take(nodes + nodes + above)
+            walking = bool((self.child.take(nodes + nodes) != nodes).any())
         mean: Vector = self.value.take(nodes, axis=0).mean(axis=0)
         return mean
 

@@ -5,11 +5,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gateway.routing.learned.artefact import load
 from learning import train as training
 from model_workers.tiers.example import Cell, Example
 from model_workers.tiers.tasks import generate
@@ -18,6 +20,7 @@ from sluice.client.aio import AsyncClient
 from sluice.errors import RecordUnknown
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.admin_pb2 import OUTCOME_SOURCE_GRADE, RequestRecord, StreamOutcomesResponse
+from sluice.v1.inference_pb2 import ROUTE_STRATEGY_LEARNED
 from supervisor.mesh import Mesh, running_mesh
 from tests.sluice.cli.commands import Cli
 
@@ -81,14 +84,17 @@ async def test_a_router_is_learned_from_own_traffic_and_routes_it(
         ran = await cli("reload", "--config", str(path), *state)
         assert ran.code == 0, ran.err
 
-        models = {}
-        for example in (easy[0], hard[0]):
-            answer = await client.generate(example.prompt, max_tokens=4, timeout_s=BOUND_S).answer()
+        # Which answers of the small model are right differs between machines, and with it what 36 rows teach about a
+        # single prompt. So the gateway is compared with the router itself, on its lowest and its highest gain.
+        gains = {one.prompt: load(router).score(one.prompt).gain for one in (*easy, *hard)}
+        assert fmean(gains[one.prompt] for one in hard) > fmean(gains[one.prompt] for one in easy)
+        lowest, *_, highest = sorted(gains, key=gains.__getitem__)
+        for prompt, model in ((lowest, "small"), (highest, "large")):
+            answer = await client.generate(prompt, max_tokens=4, timeout_s=BOUND_S).answer()
             record = await explained(client, answer.request_id)
-            assert record.route.strategy == "learned"
+            assert record.route.strategy == ROUTE_STRATEGY_LEARNED
             assert record.route.versions["router"] == told["version"][:12]
-            models[example.kind] = answer.model
-        assert models == {"classify": "small", "sort": "large"}
+            assert answer.model == model
 
 
 async def ask(client: AsyncClient, example: Example, room: asyncio.Semaphore) -> tuple[str, float]:
