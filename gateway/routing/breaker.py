@@ -1,4 +1,4 @@
-"""Circuit breakers (Nygard, Release It!): a model that fails again and again is left alone for a while, then probed."""
+"""Circuit breakers (Nygard, Release It!): a model that fails repeatedly gets no requests for a while, then probes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from sluice.settings.routing import BreakerSettings
 
 
 class BreakerState(Enum):
-    """Whether requests go to the model."""
+    """Whether requests may go to the model."""
 
     CLOSED = auto()
-    """They do."""
+    """All of them."""
     OPEN = auto()
-    """They do not."""
+    """None."""
     HALF_OPEN = auto()
-    """One at a time does, to find out."""
+    """One at a time, as a probe."""
 
 
 MOVES: Final[Mapping[BreakerState, frozenset[BreakerState]]] = {
@@ -27,7 +27,7 @@ MOVES: Final[Mapping[BreakerState, frozenset[BreakerState]]] = {
 """The legal moves."""
 
 PROBE_S: Final = 30.0
-"""A probe that nobody has heard of for this long is lost, and the next one may go."""
+"""A probe without a result after this long counts as lost, and the next one may go."""
 
 
 @dataclass
@@ -44,14 +44,14 @@ class _Breaker:
 
 
 class Breakers:
-    """One breaker a model. Who asks `allows` and then sends must report `succeeded` or `failed`."""
+    """One breaker per model. Every request that was `sent` ends with `succeeded`, `failed` or `abandoned`."""
 
     def __init__(self, settings: BreakerSettings) -> None:
         self.settings = settings
         self._breakers: dict[str, _Breaker] = {}
 
     def state(self, model: str) -> BreakerState:
-        """Where the model's breaker stands."""
+        """Of the model's breaker."""
         return self._of(model).state
 
     def allows(self, model: str, now: float) -> bool:
@@ -64,7 +64,7 @@ class Breakers:
         return not breaker.probing or now - breaker.since >= PROBE_S
 
     def sent(self, model: str, now: float) -> None:
-        """A request goes to the model; it is the probe when the breaker is not closed."""
+        """A request was sent to the model; it is the probe unless the breaker is closed."""
         breaker = self._of(model)
         if breaker.state is BreakerState.OPEN:
             breaker.move(BreakerState.HALF_OPEN, now)
@@ -79,7 +79,7 @@ class Breakers:
             breaker.move(BreakerState.CLOSED, now)
 
     def failed(self, model: str, now: float) -> None:
-        """The model did not, for a reason of its own."""
+        """The model failed, for a reason of its own."""
         breaker = self._of(model)
         breaker.failures += 1
         if breaker.state is BreakerState.HALF_OPEN or (
@@ -88,11 +88,11 @@ class Breakers:
             breaker.move(BreakerState.OPEN, now)
 
     def abandoned(self, model: str) -> None:
-        """A request to the model ended without saying anything about it: another probe may go."""
+        """A request ended without a result that counts for or against the model: another probe may go."""
         self._of(model).probing = False
 
     def retry_after_s(self, model: str, now: float) -> float:
-        """When the next probe may go."""
+        """Seconds until the next probe may go."""
         breaker = self._of(model)
         limit_s = self.settings.open_s if breaker.state is BreakerState.OPEN else PROBE_S
         return max(0.0, breaker.since + limit_s - now)

@@ -1,4 +1,4 @@
-"""What each tenant has spent in the last hour, in minutes: a window that moves a minute at a time."""
+"""What each tenant spent in the last hour: a sliding window in steps of one minute."""
 
 from collections import deque
 from typing import Final
@@ -16,7 +16,7 @@ class _Window:
         while self.minutes and self.minutes[0][0] <= now - WINDOW_S:
             self.total -= self.minutes.popleft()[1]
         if not self.minutes:
-            self.total = 0.0  # what rounding left
+            self.total = 0.0  # drops rounding errors
 
 
 class Spending:

@@ -23,7 +23,7 @@ class RouteRule(Section):
     tenants: tuple[Name, ...] = ()
     """Any of them."""
     languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}$")], ...] = ()
-    """Any of them, ISO 639-1, as far as it can be told from letters and small words."""
+    """Any of them, ISO 639-1; of a text whose language is uncertain the rule does not hold."""
     code: bool | None = None
     """Whether the prompt holds program code."""
     findings: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class RouteRule(Section):
 
 
 class Target(Section):
-    """Where a learned router draws the line, by what it did on held-out outcomes; exactly one is set."""
+    """Chooses the threshold of a learned router by its held-out outcomes; exactly one is set."""
 
     quality: Share | None = None
     """Keep this share of the strong model's quality, as cheaply as possible."""
@@ -82,7 +82,7 @@ class CascadeRoute(Section):
     artefact: str | None = None
     """Trained with `sluice router train --cascade`: judges an answer that ends before the commit point."""
     target: Target = Target(quality=0.99)
-    """Where the artefact draws the line."""
+    """Chooses the threshold of the artefact."""
     max_cost: float | None = Field(None, gt=0)
     """Of both models together, in the currency of the prices; what would cost more keeps the first answer."""
     hint: bool = False
@@ -142,7 +142,7 @@ class RoutingPolicy(Section):
     canaries: tuple[Trial, ...] = ()
     """Answer their share in place of the model."""
     shadows: tuple[Trial, ...] = ()
-    """Are asked their share beside the model, when its answer has ended; nobody sees what they answer."""
+    """Get their share of the model's requests after its answer has ended; their answers are not shown to callers."""
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -193,7 +193,7 @@ class Selection(Section):
 
 
 class BreakerSettings(Section):
-    """When a model is left alone: after ``failures`` in a row, for ``open_s``; then one probe at a time."""
+    """When a model gets no requests: after ``failures`` in a row, for ``open_s`` seconds; then one probe at a time."""
 
     failures: int = Field(5, ge=1)
     open_s: float = Field(5.0, gt=0)
@@ -225,7 +225,7 @@ class OutcomeSettings(Section):
 
 
 class DriftSettings(Section):
-    """When a learned router is said to have drifted: docs/routing.md, "Drift"."""
+    """When a learned router counts as drifted: docs/routing.md, "Drift"."""
 
     window: int = Field(1000, ge=50, le=100_000)
     """Newest predictions of a head, and newest outcomes, that are looked at."""
