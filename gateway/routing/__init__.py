@@ -1,1 +1,1 @@
-"""Which model answers. Plain code: features of a request in, a plan out."""
+"""Routing: chooses the model for a request. Pure code: features of a request in, a plan out."""

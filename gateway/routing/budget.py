@@ -1,4 +1,4 @@
-"""What each tenant spent in the last hour: a sliding window in steps of one minute."""
+"""The spending of each tenant in the last hour: a sliding window in steps of one minute."""
 
 from collections import deque
 from typing import Final
@@ -26,7 +26,7 @@ class Spending:
         self._windows: dict[str, _Window] = {}
 
     def add(self, tenant: str, cost: float, now: float) -> None:
-        """The tenant has spent ``cost``."""
+        """Adds ``cost`` to the tenant's spending."""
         if cost <= 0:
             return
         window = self._windows.setdefault(tenant, _Window())

@@ -1,4 +1,4 @@
-"""What the router knows about a request."""
+"""Features of a request for routing."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _CODE_SIGNS: Final = 3
 
 @dataclass(frozen=True)
 class Governed:
-    """The safety policy says who answers."""
+    """The safety policy has chosen the model."""
 
     model: str
     rule: str
@@ -30,7 +30,7 @@ class Governed:
 
 @dataclass(frozen=True)
 class Features:
-    """Facts that routing asks for; what costs time is computed when it is asked for."""
+    """The features that routing reads; costly ones are computed on first use."""
 
     model: str | None
     """The model that the caller named; None for "auto"."""

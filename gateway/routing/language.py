@@ -1,4 +1,4 @@
-"""Which language a text is in, for routing rules: py3langid over the first `SAMPLE_CHARS` characters.
+"""Language identification for routing rules: py3langid over the first `SAMPLE_CHARS` characters.
 
 The model (under 1 MB on disk, 40 MB in memory) is loaded once, on the first call; `preload` does it at start-up.
 """

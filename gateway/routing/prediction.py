@@ -1,4 +1,4 @@
-"""What learned routers predict for requests, in a form that outlives the request."""
+"""Predictions of learned routers, in a form that is kept after the request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The safety of prompts and answers. Pure functions; nothing else of the gateway is imported."""
+"""The safety layer: inspects prompts and answers. Pure functions that import nothing else of the gateway."""

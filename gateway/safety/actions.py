@@ -1,8 +1,8 @@
-"""What is done about findings. One pure function, `apply`, decides for prompts and answers alike.
+"""Actions on findings. One pure function, `apply`, decides for prompts and answers alike.
 
-Findings that overlap are decided together, so that no part of one shows beside another: the union of their spans gets
-one action, the strongest of theirs. Of several with that action the most severe names the placeholder, then the
-longest, then the first, then the first by name: never the order in which they were found.
+Overlapping findings are decided together, so that no part of one remains visible: the union of their spans gets the
+strongest of their actions. Of several findings with that action the most severe names the placeholder, then the
+longest, then the first, then the first by name; the order in which they were found does not matter.
 """
 
 import enum
@@ -18,7 +18,7 @@ ALLOW_LIST: Final = "allow."
 
 
 class Action(enum.IntEnum):
-    """What is done about a finding; of two the higher one wins."""
+    """The action on a finding; of two the higher one wins."""
 
     ALLOW = 0
     FLAG = 1
@@ -33,7 +33,7 @@ _EDITS: Final = frozenset({Action.REMOVE, Action.REDACT, Action.BLOCK})
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An action, with the model of a ROUTE."""
+    """An action, with the target model of a ROUTE."""
 
     action: Action
     model: str | None = None
@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ActionTable:
-    """Which action a finding gets.
+    """Maps findings to actions.
 
     In this order: the rule by its full name; the longest prefix such as ``pii.*`` that fits (``*`` fits all); the
     highest severity threshold that the finding reaches; the default.
@@ -74,7 +74,7 @@ class ActionTable:
 
 @dataclass(frozen=True, slots=True)
 class TakenAction:
-    """A finding and what was done about it."""
+    """A finding with the action taken."""
 
     finding: Finding
     action: Action
@@ -82,14 +82,14 @@ class TakenAction:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A place of the text that shows something else instead.
+    """The replacement of one span of the text.
 
     Attributes:
         start: first character, in the text before any edit.
-        end: the character behind the last one.
+        end: one past the last character.
         rule: the rule that decided.
         action: REMOVE, REDACT or BLOCK; the text ends before a BLOCK.
-        shown: what stands there instead.
+        shown: the replacement.
     """
 
     start: int
@@ -101,13 +101,13 @@ class Edit:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a text.
+    """The result for one text.
 
     Attributes:
         taken: every finding with its action, in the order of the text.
-        text: the text that goes on; where something blocks, what stands before it.
-        edits: what differs from the text that came in.
-        blocked: names of the rules that block, in order, each once; for errors, which never carry the text.
+        text: the edited text; where something blocks, the part before it.
+        edits: the differences from the original text.
+        blocked: names of the rules that block, in order, each once; for errors, which never contain the text.
     """
 
     taken: tuple[TakenAction, ...]
@@ -122,13 +122,13 @@ def apply(
     findings: Iterable[Finding],
     placeholders: Placeholders | None = None,
 ) -> Decision:
-    """What becomes of ``text``. The same findings in any order give the same decision.
+    """Applies the policy to ``text``. The same findings in any order give the same decision.
 
     Args:
         table: the actions of the policy.
-        text: the text that was inspected.
-        findings: what was found in it.
-        placeholders: those of the request; new ones are added.
+        text: the inspected text.
+        findings: the findings in it.
+        placeholders: of the request; new ones are added.
     """
     ordered = sorted(set(findings), key=lambda f: (f.start, f.end, f.rule, f.severity))
     if not ordered:

@@ -1,4 +1,4 @@
-"""Policies compiled for prompts and for answers, once and off the event loop; and the names of all rules."""
+"""Compiles policies for prompts and answers (once, off the event loop), and lists the names of all rules."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class CompiledPolicy:
 
     Attributes:
         rules: for prompts.
-        output: for answers; None when it leaves them as they are.
+        output: for answers; None when the policy does not change them.
         guards: the models that check prompts and answers.
     """
 
@@ -69,10 +69,10 @@ class CompiledPolicy:
 
 @dataclass(frozen=True)
 class CompiledPolicies:
-    """All policies of a file; they never change.
+    """All policies of a file; immutable.
 
     Attributes:
-        trial: the one that is tried beside the chosen one, if any.
+        trial: the policy in dry run, if any.
     """
 
     policies: Policies
@@ -80,7 +80,7 @@ class CompiledPolicies:
 
     @property
     def trial(self) -> CompiledPolicy | None:
-        """The policy that is tried beside the one in force."""
+        """The policy in dry run."""
         return self.by_name.get(self.policies.dry_run or "")
 
     def choose(self, tenant: str, labels: Mapping[str, str]) -> CompiledPolicy:
@@ -104,7 +104,7 @@ def compile_policies(
 
 
 class _Compiler:
-    """Policies with the same lists and limits share their rules, so that a trial looks once."""
+    """Policies with the same lists and limits share compiled rules, so that a dry run needs no second scan."""
 
     def __init__(self, own: Sequence[RuleSettings], labels: Mapping[str, Sequence[str]]) -> None:
         self._labels = labels

@@ -1,4 +1,4 @@
-"""Rules of the operator: from the configuration to rules like any other, with their examples checked."""
+"""Custom rules: builds rules from the operator's configuration and checks their examples."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -35,7 +35,7 @@ def custom_rule(rule: RuleSettings) -> RuleSpec:
 
 
 def problems_of(rule: RuleSettings) -> Iterator[Problem]:
-    """What is wrong with ``rule``: a pattern that an engine refuses, an example that reads otherwise."""
+    """Problems of ``rule``: patterns that an engine refuses, examples with another result than stated."""
     try:
         spec = custom_rule(rule)
         scanner = RuleSet([spec], limits=TextLimits(0, 0, 0, stacked_marks=False), decode=False)

@@ -1,4 +1,4 @@
-"""What a new policy would do otherwise than the one in force: counted, never carried out."""
+"""Dry run of a new policy: counts where it would decide differently from the active one; nothing is applied."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _MOVES_SAID: Final = 10
 def moves_of(
     now: Iterable[tuple[Place, Action]], then: Iterable[tuple[Place, Action]]
 ) -> Counter[Move]:
-    """Where two decisions about one text differ."""
+    """The findings of one text that two policies treat differently."""
     ours, theirs = dict(now), dict(then)
     pairs = {place: (ours.get(place), theirs.get(place)) for place in (*ours, *theirs)}
     return Counter((place[0], was, new) for place, (was, new) in pairs.items() if was is not new)
@@ -32,8 +32,8 @@ class DryRun:
     Attributes:
         policy: its version.
         texts: texts of prompts and answers that both policies decided about.
-        changed: of these, how many would have come out otherwise, or not at all.
-        moves: findings that the two treat differently.
+        changed: of these, how many would differ or be blocked.
+        moves: findings that the two policies treat differently.
     """
 
     policy: str

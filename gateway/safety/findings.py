@@ -1,11 +1,11 @@
-"""What a rule of the safety layer found: which rule, where, how bad. Never the text itself."""
+"""Findings of the safety layer: rule, span and severity, never the text itself."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """How bad a finding is; policies act from a severity on."""
+    """Severity of a finding; policies set actions from a severity upwards."""
 
     LOW = 1
     MEDIUM = 2
@@ -15,7 +15,7 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place in a text that a rule has something to say about."""
+    """One span of a text that a rule reports."""
 
     rule: str
     """Which rule, such as "pii.iban", "secret.aws_access_key", "unicode.tag" or "injection.override"."""

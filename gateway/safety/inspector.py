@@ -1,4 +1,4 @@
-"""A prompt's whole way through the safety layer (normalize, search, decide), and the inspection of its answer.
+"""Inspection of a prompt (normalize, search, decide) and of its answer.
 
 The model gets the normalized text with the edits of the policy. Rules search three views: the normalized text, its
 skeleton (for injections alone, where look-alikes of letters matter) and what invisible characters of the original
@@ -26,7 +26,7 @@ from gateway.safety.text.trail import Normalized
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """What came of an answer.
+    """The result of inspecting an answer.
 
     Attributes:
         policy: version of the policy that decided.
@@ -56,7 +56,7 @@ class AnswerInspection:
         self._outcome: AnswerOutcome | None = None
 
     def outcome(self) -> AnswerOutcome:
-        """What was found in the whole answer; to be asked at its end. Found out once, however often it is asked."""
+        """The findings in the whole answer, to be called at its end. Computed once."""
         if self._outcome is None:
             self._outcome = self._reviewed()
         return self._outcome
@@ -88,7 +88,7 @@ _NOTICED: Final = frozenset({"limit.length", "unicode.homoglyph", "unicode.invis
 
 @dataclass(frozen=True, slots=True)
 class PromptFinding:
-    """A finding and what was done about it.
+    """A finding with the action taken.
 
     Attributes:
         start: first character, an offset into the text as it came.
@@ -106,7 +106,7 @@ class PromptFinding:
 
 @dataclass(frozen=True)
 class InspectedText:
-    """What became of one text.
+    """The result for one text.
 
     Attributes:
         normalized: before the policy edited it; empty when the text is too long to be looked at.
@@ -121,7 +121,7 @@ class InspectedText:
 
 @dataclass(frozen=True)
 class PromptVerdict:
-    """What is decided about a request, all its texts together.
+    """The decision about a request, all its texts together.
 
     Attributes:
         blocked: names of the rules that block, each once.
@@ -144,7 +144,7 @@ def verdict_on(inspected: Sequence[InspectedText]) -> PromptVerdict:
 
 
 class Inspector:
-    """The policies in force. Not for two threads at once.
+    """The active policies. Not thread-safe.
 
     Attributes:
         dry_run: the counts of the policy that is tried, if one is.
@@ -155,7 +155,7 @@ class Inspector:
         self.dry_run = _dry_run_of(compiled)
 
     def swap(self, compiled: CompiledPolicies) -> None:
-        """New requests get ``compiled``; those that run keep theirs. A dry run goes on when its policy stays."""
+        """New requests get ``compiled``; running ones keep theirs. A dry run continues when its policy is unchanged."""
         counts = _dry_run_of(compiled)
         before = self.dry_run
         if counts is None or before is None or before.policy != counts.policy:
@@ -230,7 +230,7 @@ class RequestInspection:
             yield self._inspect(original, normalized)
 
     def _normalized(self, text: str) -> Normalized:
-        """What is too long is not looked at, so it costs nothing."""
+        """Text over the length limit is not inspected, so it costs nothing."""
         if len(text) <= self._longest:
             return normalize(text)
         too_long = Finding("limit.length", self._longest, len(text), Severity.CRITICAL)

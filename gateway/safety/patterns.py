@@ -1,12 +1,12 @@
-"""Regular expressions of rules: read into a tree, measured, and compiled by RE2.
+"""Regular expressions of rules: parsed into a tree, measured, and compiled by RE2.
 
 Accepted is what RE2, Vectorscan and the automaton of answers read alike: literals, ``.``, classes, ``\\d \\w \\s``
 and their opposites, ``\\p{..}``, ``\\x41``, ``\\b \\B ^ $ \\A \\z``, groups, alternation, the flags i, m and s, and
 repeats, greedy and lazy, of up to `REPEAT_MAX`. Refused, with the position: back-references, look-around, atomic
 groups, conditions and possessive repeats. So every match takes linear time.
 
-The tree serves two: `width_of` says how long a match can get, which the filter of answers may have to hold back, and
-`gateway.safety.output.positions` makes the automaton of it that follows an answer character by character.
+The tree has two uses: `width_of` computes the longest possible match, which the output filter may have to hold back,
+and `gateway.safety.output.positions` builds from it the automaton that follows an answer character by character.
 """
 
 import re
@@ -136,7 +136,7 @@ def _in_unicode_class(char: str, name: str) -> bool:
 
 
 class Assertion(Enum):
-    """What must be true between two characters."""
+    """A condition between two characters."""
 
     BOUNDARY = "\\b"
     NO_BOUNDARY = "\\B"
@@ -153,21 +153,21 @@ class Char:
 
 @dataclass(frozen=True)
 class Zero:
-    """No character, but an assertion."""
+    """A zero-width assertion."""
 
     assertion: Assertion
 
 
 @dataclass(frozen=True)
 class Concat:
-    """One after the other."""
+    """A sequence of parts."""
 
     parts: tuple["Node", ...]
 
 
 @dataclass(frozen=True)
 class Alternation:
-    """One of several."""
+    """One of several parts."""
 
     options: tuple["Node", ...]
 

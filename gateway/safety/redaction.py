@@ -1,7 +1,7 @@
-"""Placeholders that stand for what was taken out of a text, such as ``<EMAIL_1>``, and the way back.
+"""Placeholders for redacted values, such as ``<EMAIL_1>``, and their restoration.
 
 One `Placeholders` belongs to one request. It follows from the texts of the prompt alone, so a resumed call that brings
-the same prompt gets the same placeholders. It holds what was taken out: it is never logged and never leaves the
+the same prompt gets the same placeholders. It contains the redacted values: it is never logged and never leaves the
 gateway.
 """
 

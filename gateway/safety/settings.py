@@ -1,4 +1,4 @@
-"""The YAML section ``safety:`` as values: what may be written there, checked key by key."""
+"""Settings of the YAML section ``safety:``, validated key by key."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
@@ -149,7 +149,7 @@ class GuardSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """Bounds of one text of a prompt; what is beyond them is a finding of a ``limit.*`` rule."""
+    """Limits on one text of a prompt; exceeding one is a finding of a ``limit.*`` rule."""
 
     max_chars: int = Field(200_000, ge=1)
     """What is longer is blocked: it is not inspected."""
@@ -170,7 +170,7 @@ class EchoSettings(_Section):
 
 
 class OutputSettings(_Section):
-    """What is done with answers. "block" ends the answer; routes of the prompt's actions are flags here."""
+    """Actions on answers. "block" ends the answer; routes of the prompt's actions are flags here."""
 
     enabled: bool = True
     actions: dict[RuleName, ActionSpec] = Field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""A cheap model's answer under watch, and its going over to a better model."""
+"""Cascades: monitor the small model's answer and escalate to the large model when it is doubtful."""

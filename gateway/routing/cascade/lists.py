@@ -1,8 +1,7 @@
-"""Lists of numbers that a prompt asks to sort or to add up: whether an answer did it can be worked out.
+"""Verifies answers to prompts that ask to sort or to add up a list of numbers.
 
-Only prompts are read whose numbers are one list ("Sort 31, 7 and 19", "What is the total of 4, 8, 15?"): with other
-numbers around it, what is asked for is no longer plain. A prompt that is read wrongly costs one answer of the better
-model.
+Only prompts whose numbers are one list count ("Sort 31, 7 and 19", "What is the total of 4, 8, 15?"): with other
+numbers the task is ambiguous. A misread prompt costs one answer of the large model.
 """
 
 import re
@@ -34,7 +33,7 @@ _ADD: Final = re.compile(r"\b(?:total|sum|add)\b", re.I)
 
 
 def is_as_asked(prompt: str, answer: str) -> bool | None:
-    """Whether ``answer`` sorted or added up the numbers of ``prompt``; None where nothing plain was asked.
+    """Whether ``answer`` sorts or adds up the numbers of ``prompt``; None where the prompt asks for neither.
 
     A list must have the same numbers in the order that was asked for, rising unless the prompt says otherwise. A total
     must be the last number of the answer.

@@ -1,4 +1,4 @@
-"""The learned router: from recorded outcomes of a small and a large model to a score in microseconds.
+"""The learned router: predicts from recorded outcomes what the large model gains over the small one, in microseconds.
 
 Learning needs scikit-learn (`training`); scoring needs numpy alone (`router`).
 """

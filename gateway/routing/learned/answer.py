@@ -1,7 +1,7 @@
-"""Columns of a small model's answer beside its prompt: do its sums add up, does it use the numbers that the prompt
-gives, is it complete, does it hedge, what does it choose.
+"""Features of a small model's answer to its prompt: whether its sums add up, it uses the numbers of the prompt,
+it is complete, it hedges, and which option it chooses.
 
-Two thousand characters of either end are read. Columns are plain numbers; what they mean for being right is learned.
+Two thousand characters of either end are read. Columns are plain numbers; training learns their weights.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Sums in a text: "3 boxes x 4 = 12" is found, evaluated and compared with the stated result.
+"""Checks sums in a text: finds, evaluates and compares them with the stated results, as in "3 boxes x 4 = 12".
 
 The grammar is numbers, + - * / x × ÷ and brackets; thousands separators, currency and percent signs are read, units and
 remarks behind a number are skipped, and a = b = c is two sums. Work is bounded: an expression of more than

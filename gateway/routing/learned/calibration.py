@@ -1,4 +1,4 @@
-"""Held-out outcomes of training: what a raw gain means, and which threshold reaches a target.
+"""Calibration on held-out outcomes of training: maps raw gains to calibrated ones, and targets to thresholds.
 
 Every row was predicted by a model that had not seen it. A prompt goes to the large model when its gain is at least the
 threshold.

@@ -1,7 +1,7 @@
-"""Detects when a learned router has drifted, and when that is over. Plain code over windows of fixed size.
+"""Detects drift of learned routers, and when it is over. Pure code over windows of fixed size.
 
 Two signals of each head: *inputs* compares the gains that it predicts with those of its held-out rows, *accuracy* the
-chances that it predicted with what came of them. Each is a measure compared with a limit that chance alone stays below.
+chances that it predicted with the outcomes. Each measure is compared with a limit that chance alone stays below.
 A signal drifts above the limit and recovers only below `CLEAR` of it, so a measure near the limit is reported once.
 """
 
@@ -99,14 +99,14 @@ def accuracy(
 
 
 class Signal(Enum):
-    """What may drift."""
+    """A measure that may drift."""
 
     INPUTS = "inputs"
     ACCURACY = "accuracy"
 
 
 class State(Enum):
-    """Of a signal."""
+    """The state of a signal."""
 
     GATHERING = "gathering"
     """Too few rows to tell."""
@@ -136,7 +136,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The predicted chances against what came of them."""
+    """The predicted chances against the outcomes."""
 
     state: State
     rows: int
@@ -199,7 +199,7 @@ class HeadMonitor:
         self._accuracy = _Latch(Signal.ACCURACY)
 
     def predicted(self, gain: float) -> Change | None:
-        """The head predicted ``gain`` for a request."""
+        """Adds a ``gain`` that the head predicted for a request."""
         settings = self._settings
         self._gains[self._predictions % settings.window] = gain
         self._predictions += 1
@@ -210,7 +210,7 @@ class HeadMonitor:
         return self._inputs.judge(self._index / self._limit)
 
     def observed(self, chance: float, outcome: float, request_id: str = "") -> Change | None:
-        """What the head predicted as ``chance`` came out as ``outcome``, both 0 to 1.
+        """Adds an ``outcome`` with the ``chance`` that the head had predicted, both 0 to 1.
 
         A later outcome of the same ``request_id`` replaces an earlier one; without one each counts.
         """
@@ -229,7 +229,7 @@ class HeadMonitor:
 
     @property
     def health(self) -> HeadHealth:
-        """As it was last judged."""
+        """The last computed health."""
         inputs = Inputs(self._inputs.state, self._rows, self._index, self._limit)
         return HeadHealth(inputs, Outcomes(self._accuracy.state, len(self._outcomes), self._found))
 

@@ -1,4 +1,4 @@
-"""What learned routers see of a prompt: its words, and columns of plain numbers on size, marks, numbers and options.
+"""Features of a prompt for learned routers: words, and columns of numbers on size, marks, numbers and options.
 
 Reading is bounded: of a long prompt the head and the tail are read, so a decision costs the same for 2 kB and 2 MB.
 An artefact keeps a hash of the names of its columns, so one with other columns is refused.

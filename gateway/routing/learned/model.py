@@ -148,7 +148,7 @@ Part = Linear | Words | Trees
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the large model is worth for one prompt."""
+    """The estimated gain of the large model for one prompt."""
 
     gain: float
     """P(large right) - P(small right), calibrated on held-out outcomes."""
@@ -187,11 +187,11 @@ class LearnedRouter:
     """Hash of the artefact it came from; empty for one just trained."""
 
     def score(self, prompt: str) -> Estimate:
-        """What the large model is worth for ``prompt``, before any model has answered."""
+        """The estimated gain of the large model for ``prompt``, before any model has answered."""
         return self.prompts.score(prompt_example(prompt))
 
     def score_with_answer(self, prompt: str, weak_response: str) -> Estimate:
-        """What the large model is worth once the small model has answered.
+        """The estimated gain of the large model once the small model has answered.
 
         Raises:
             NoCascadeHead: it was trained without answers.

@@ -1,1 +1,1 @@
-"""Guard models: what they are asked, how verdicts are read, what follows. Plain code; rows are sent elsewhere."""
+"""Guard models: their prompts, how verdicts are parsed, and the actions that follow. No I/O; callers send the rows."""

@@ -1,8 +1,8 @@
-"""All checks of one request by guard models: which are due, what waits for them, and what follows from their outcomes.
+"""The guard checks of one request: which are due, what waits for them, and the actions on their outcomes.
 
     begin       checks of the prompt, which run beside the generation
     produced    the answer has grown or ended: checks of it that are due
-    decide      an outcome came: what follows
+    decide      an outcome came: the resulting action
     followed    a route was carried out, which takes a moment
     restart     another model answers: verdicts about the first one's answer are dropped
 
@@ -40,8 +40,8 @@ class Check:
     Attributes:
         number: counts the checks of a request.
         in_answer: about the answer; else about the prompt.
-        tokens: of the answer that are covered.
-        answer: their text.
+        tokens: length of the checked part of the answer.
+        answer: text of that part.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Decided:
-    """A check with what came of it.
+    """A check with its outcome.
 
     Attributes:
         taken: rules with their actions.
@@ -75,12 +75,12 @@ class Decided:
 
     @property
     def action(self) -> Action:
-        """The strongest."""
+        """The strongest action."""
         return max(action for _, action in self.taken)
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules that have it."""
+        """The rules with that action."""
         return tuple(rule for rule, action in self.taken if action is self.action)
 
 
@@ -139,7 +139,7 @@ class Checks:
         return [self._open(guard, tokens, text()) for guard in due]
 
     def decide(self, check: Check, outcome: Outcome, cost: Cost = Cost()) -> Decided | None:
-        """What follows from ``outcome``; None when it is no longer waited for."""
+        """The action on ``outcome``; None when the check is no longer waited for."""
         if self._over or self._pending.pop(check.number, None) is None:
             return None
         score = None if isinstance(outcome, Failure) else outcome.score
@@ -194,7 +194,7 @@ class Checks:
 
 
 def taken_of(guard: Guard, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
-    """The rules that an outcome stands for, each with what its policy does about it."""
+    """The rules that an outcome matches, each with the action of the policy."""
     if isinstance(outcome, Failure):
         action = Action.BLOCK if guard.settings.fail == "closed" else Action.FLAG
         return ((_rule(guard, outcome), action),)

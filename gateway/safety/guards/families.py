@@ -1,4 +1,4 @@
-"""The families of guards: how each is asked and how its answer is read.
+"""The families of guard models: the prompt of each and the parser of its answers.
 
 Generative guards come with a chat template that makes their whole prompt (task, categories, form of the answer) of a
 conversation, so a family is the turns and variables that its template takes. Sources, all model cards on Hugging Face:
@@ -40,7 +40,7 @@ class Failure(enum.StrEnum):
 
 @dataclass(frozen=True)
 class GuardVerdict:
-    """What a guard decided.
+    """The verdict of a guard.
 
     Attributes:
         flagged: whether it objects.
@@ -57,7 +57,7 @@ Outcome = GuardVerdict | Failure
 
 
 class Unparsable(ValueError):
-    """What a guard said is no verdict."""
+    """A guard's answer is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +282,6 @@ def _flagged(by_word: bool, score: float | None, threshold: float | None) -> boo
 
 
 def _filled(form: str, prompt: str, answer: str) -> str:
-    """In one pass: what stands in a prompt is no place."""
+    """Fills all fields in one pass: braces inside the inserted texts are not fields."""
     values = {"{prompt}": prompt, "{answer}": answer}
     return re.sub(r"\{prompt\}|\{answer\}", lambda place: values[place.group()], form)

@@ -1,1 +1,1 @@
-"""The safety of what comes out: a filter in the stream that shows text as soon as no rule can still claim it."""
+"""Output safety: a streaming filter that releases text as soon as no rule can match it any more."""

@@ -1,8 +1,8 @@
-"""Follows all patterns at once through a text, one character at a time: what can still become a match?
+"""Streaming automaton: follows all patterns through a text at once and tells what can still become a match.
 
 The state holds, from the oldest start to the youngest, how far the patterns that began there have come (a bit for each
 position of `positions`, nodes of `WordList`). Where two starts have come equally far, only the older one is kept:
-what it holds back includes the younger one. What must stand before a finding but is no part of it (a head, such as
+the text that it holds back includes the younger one's. A required prefix that is not part of a finding (a head, such as
 ``password=``) is followed without a start and holds nothing back. States and edges are made when they are first
 needed and kept, so a character that was seen before in a state costs one look-up.
 
@@ -36,15 +36,15 @@ Threads = tuple[int, tuple[WordNode, ...]]
 
 
 class AutomatonState:
-    """What is under way behind some text.
+    """The partial matches at one offset of a text.
 
     Attributes:
         edges: by character; see `Edge`.
         alike: by what the automaton knows of a character.
-        groups: what is under way, the oldest start first.
-        heads: positions of heads that are under way.
+        groups: partial matches, the oldest start first.
+        heads: positions of partially matched heads.
         kind: whether the last character was part of a word.
-        reach: characters that the longest match under way may have, with those behind it that decide; UNBOUNDED.
+        reach: longest possible length of a partial match, with the characters after it that decide; or UNBOUNDED.
     """
 
     __slots__ = ("alike", "edges", "groups", "heads", "kind", "reach")

@@ -1,8 +1,8 @@
-"""Finds the system message in an answer, by words in a row.
+"""Finds repetitions of the system message in an answer, by runs of equal words.
 
-Words are compared without case, spaces and punctuation. A repetition shorter than the policy's number of words is
-none; so nothing is held back but the word that would complete one. A character of a script that is written without
-spaces counts as a word.
+Words are compared without case, spaces and punctuation. A run shorter than the policy's number of words does not
+count, so only the word that would complete one is held back. In scripts without spaces each character counts as a
+word.
 """
 
 import re
@@ -37,7 +37,7 @@ class SystemText:
 
 
 class EchoGuard:
-    """Shows an answer without what it repeats of the system message.
+    """Releases an answer without the parts that repeat the system message.
 
     Attributes:
         stopped: the rule that ended the answer, when the action is to block.

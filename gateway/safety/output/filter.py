@@ -1,9 +1,9 @@
-"""The output filter: detokenized text in, text that may be shown out.
+"""The output filter: detokenized text in, releasable text out.
 
-It runs between the detokenizer and the stop strings, so a stop string cannot cut a secret in two before it is found,
-and is looked for in the text that the caller reads. Its steps, in order: what rules find is taken out, then
-repetitions of the system message, then the caller's own values replace their placeholders. Each step depends on the
-text alone, never on how it was cut into pieces.
+It runs between the detokenizer and the stop strings: a stop string cannot cut a secret in two before it is found, and
+stop strings are searched in the text that the caller reads. Its steps, in order: redact what rules find, remove
+repetitions of the system message, replace placeholders by the caller's own values. Each step depends on the text
+alone, never on how it was split into pieces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from gateway.safety.settings import EchoSettings
 
 
 class Restorer:
-    """Shows an answer with values; holds back only what may become a placeholder of the request."""
+    """Replaces placeholders by their values; holds back only what may become a placeholder of the request."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
@@ -70,7 +70,7 @@ class OutputRules:
 
 
 class _Both:
-    """Two scanners as one."""
+    """Two scanners combined."""
 
     def __init__(self, first: Scanner, second: Scanner) -> None:
         self._first, self._second = first, second

@@ -1,4 +1,4 @@
-"""Glushkov's automaton: one position for each character of a pattern, and what may follow what.
+"""Glushkov's automaton: one position for each character of a pattern, and which positions may follow each.
 
 Every path through the positions spells a text that the pattern may match. Counted repeats are written out; where that
 would take too many positions the repeat has no upper bound instead, so the automaton follows more texts than the

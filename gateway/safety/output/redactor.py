@@ -1,8 +1,8 @@
-"""The part of the output filter that takes out what rules find, and where the answer is hidden because of it.
+"""The redactor of the output filter: removes what rules find, and records which spans of the answer are hidden.
 
-`StreamWatch` says up to where no match can still reach. The scanner that also inspects prompts decides about that
-text, and only where something has matched. So the answer in pieces becomes what the whole answer would: the scan of
-a text between two places that no match can cross finds there what the scan of the whole finds.
+`StreamWatch` tells up to which offset no match can still reach. The scanner that also inspects prompts decides about
+that text, and only where something has matched. So the result does not depend on the pieces: scanning a text between
+two offsets that no match can cross finds the same as scanning the whole text.
 
 That is exact as long as matches are no longer than `WatchedRule.max_match_chars` and a scan depends on the text near
 a match alone. Where matches overlap each other without end (a table of numbers under a rule for telephone numbers),
@@ -33,7 +33,7 @@ _CHAIN_CHARS: Final = 256
 
 @dataclass(frozen=True)
 class Rules:
-    """What all answers under a policy share.
+    """The state that all answers under a policy share.
 
     Attributes:
         automaton: the patterns of the rules that change or end an answer, and of allow lists.
@@ -49,7 +49,7 @@ class Rules:
 
 
 class Redactor:
-    """Shows text as soon as it is decided.
+    """Releases text as soon as it is decided.
 
     Attributes:
         stopped: the rules that ended the answer; nothing is shown after it.

@@ -1,4 +1,4 @@
-"""Rules of the answer alone: canary strings, images that carry text to a foreign host, terminal escapes."""
+"""Rules for answers only: canary strings, images that send text to a foreign host, terminal escapes."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The view of a text in which patterns are looked for: invisible characters left out, look-alikes of ASCII as ASCII.
+"""The view of a text that patterns are matched on: no invisible characters, look-alikes of ASCII as ASCII.
 
 Full-width and mathematical letters, digits of every script and the many dashes become ASCII. Each character is mapped
 by itself, so that a stream and a whole text read alike: it is left out, becomes one ASCII character, or stays.
@@ -34,7 +34,7 @@ _STARTS: Final = tuple(first for first, _ in _INVISIBLE)
 
 
 class Scanner(Protocol):
-    """Finds what rules match. What it says of a place depends on the text near that place alone."""
+    """Finds matches of rules. The result at an offset depends only on the text near it."""
 
     def scan(self, text: str) -> Sequence[Finding]:
         """All findings in ``text``."""

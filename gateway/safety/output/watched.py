@@ -1,7 +1,7 @@
-"""What the stream of an answer is searched for: rules by their patterns, and plain words.
+"""The search targets of a streamed answer: rules by their patterns, and plain words.
 
-Tens of thousands of words are a sorted list; a node of the word tree is the range of words that begin with the
-characters read so far, made when a text gets there.
+Word lists of tens of thousands of entries are sorted; a node of the word tree is the range of words that begin with
+the characters read so far, and is built on first use.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What an inspection looks for. Pure functions: rules and a text in, findings out.
+"""The rules of the safety layer. Pure functions: rules and a text in, findings out.
 
 Vectorscan searches a text once for all patterns; for those that occur RE2 finds the places, and a validator decides
 about each match (`scanner`, `validators`). Then come the operator's lists (`lexicon`), encoded payloads (`payloads`),

@@ -28,7 +28,7 @@ _UNSPACED: Final = (
 
 
 class ListKind(enum.Enum):
-    """What being on a list means."""
+    """The effect of being on a list."""
 
     DENY = "deny"
     """A finding "deny.NAME"."""

@@ -1,4 +1,4 @@
-"""Shapes that cost a model much and say little: length, repetition, unbroken runs, stacked marks. All linear."""
+"""Limits on costly shapes of text: length, repetition, unbroken runs, stacked marks. All checks are linear."""
 
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class TextLimits:
 
 
 def limit_findings(text: str, limits: TextLimits, hints: frozenset[str]) -> Iterator[Finding]:
-    """What exceeds ``limits``, length excepted. ``hints``: what `RuleScanner.look` has seen."""
+    """Findings for exceeded ``limits``, length excepted. ``hints``: those that `RuleScanner.look` has found."""
     if limits.repetition_chars_max:
         for start, end in repetitions(text, limits.repetition_chars_max):
             yield Finding("limit.repetition", start, end, Severity.MEDIUM)

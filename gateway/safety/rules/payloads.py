@@ -1,7 +1,7 @@
 """Payloads in base64, hexadecimal, percent escapes and rot13: decoded one level and scanned with the same rules.
 
-What is inside is never decoded again; a payload of which most is encoded once more is reported as nested. `Budget`
-bounds what is decoded of one text; what it leaves undecoded is a finding of its own.
+Decoded content is never decoded again; a payload of which most is encoded once more is reported as nested. `Budget`
+bounds the decoded bytes of one text; if it runs out, that is a finding of its own.
 """
 
 import base64

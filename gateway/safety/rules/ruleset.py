@@ -1,4 +1,4 @@
-"""All rules of a policy, compiled once; the scan of a text with all of them; and which of overlapping findings remain.
+"""Compiles the rules of a policy, scans texts with all of them, and resolves overlapping findings.
 
 Findings of the content families (pii, secret, deny, custom) compete with each other, and those of injection among
 themselves; limits compete with nothing. The more severe wins, then the longer, then the one further left, then the rule

@@ -1,4 +1,4 @@
-"""Patterns compiled together, and what they find in one text; decoding and lists are up to `RuleSet`.
+"""Scans a text with patterns that are compiled together; decoding and lists are up to `RuleSet`.
 
 `Subject` is the text as characters and as UTF-8: both engines match bytes, findings count characters. Digits of other
 scripts and the many dashes are folded to ASCII one for one, so that offsets stay.

@@ -1,8 +1,8 @@
-"""How suspicious the signs of an injection are together.
+"""Scores signs of prompt injection that stand near each other.
 
 Each sign has the weight of its form. A sign in quotes, or behind words that talk about attacks, loses
-`MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not taken for one. The score at a place is
-the sum over the rules of their heaviest sign within `NEAR_CHARS`; the table turns it into a severity.
+`MENTION_DISCOUNT` (never below 1): texts about injections are flagged, not treated as injections. The score at an
+offset is the sum over the rules of their heaviest sign within `NEAR_CHARS`; the table maps it to a severity.
 """
 
 import re

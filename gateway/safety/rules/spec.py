@@ -1,4 +1,4 @@
-"""What a rule is made of, as plain data, and what its validator gets to see of a match."""
+"""Rule definitions as plain data, and the view of a match that validators get."""
 
 import re
 from collections.abc import Callable

@@ -1,3 +1,2 @@
-"""Text before any rule looks at it: the model's view, the view for detection, and the ways back to the original
-offsets.
+"""Text normalization: the text for the model, the text for detection, and maps to the original offsets.
 """

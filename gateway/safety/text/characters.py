@@ -1,4 +1,4 @@
-"""The classes of characters that normalization knows, as the inside of a regular expression's ``[...]``.
+"""Character classes of normalization, each the inside of a regular expression's ``[...]``.
 
 Properties that Python's own tables would give (categories, decompositions) come from the pinned tables of
 `ucd`. Extended_Pictographic is emoji-data.txt of Unicode 17.0 (Unicode License v3). Blocks

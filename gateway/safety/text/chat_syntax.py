@@ -1,6 +1,6 @@
-"""Chat-template syntax and special tokens in a user's text: broken by a visible space.
+"""Breaks chat-template syntax and special tokens in a user's text by a visible space.
 
-A space is inserted behind the first character: ``<|im_start|>`` becomes ``< |im_start|>``. No text is lost and the
+A space is inserted after the first character: ``<|im_start|>`` becomes ``< |im_start|>``. No text is lost and the
 change is visible. Prompts are encoded with special tokens disabled anyway; with the space the model does not even see a
 look-alike of its own syntax.
 

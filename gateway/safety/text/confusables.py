@@ -1,4 +1,4 @@
-"""Which characters look alike: the confusables of UTS #39, and the letters of other scripts that look like Latin ones.
+"""Look-alike characters: the confusables of UTS #39, and the letters of other scripts that look like Latin ones.
 
 The table is ``gateway/safety/data/confusables.txt``, which names its source and version.
 """

@@ -1,7 +1,7 @@
-"""Words of two scripts that pass for words of one: Latin with Cyrillic, Greek or other look-alikes among its letters.
+"""Detects words that mix look-alike letters of two scripts, such as Latin with Cyrillic or Greek letters.
 
-Only detection: the letters stay as they are. A word of one script is never flagged, and neither is what people write in
-two: inflected abbreviations ("SMSка") and a Greek letter of a formula beside Latin ones ("cosα").
+The letters are not changed. Not flagged: words of one script, and legitimate mixtures, which are inflected
+abbreviations ("SMSка") and a Greek letter of a formula beside Latin ones ("cosα").
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Invisible characters: removed everywhere except where writing systems and emoji need them.
+"""Removes invisible characters, except where writing systems and emoji need them.
 
 `PLACES` is the whole policy: a character stays if the characters directly before and after it match one of its places.
 All others of `CANDIDATES` are removed. A place always requires a character that stays, so removing others does not make
@@ -272,7 +272,7 @@ _TAG_TABLE = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 
 
 class Smuggled(NamedTuple):
-    """A hidden text and where it was."""
+    """A hidden text and its span."""
 
     start: int
     end: int

@@ -1,12 +1,12 @@
-"""Normalization: a prompt as the model will see it, every change flagged, with a map back to the original offsets.
+"""Normalizes prompts: the text for the model, a finding for every change, and a map to the original offsets.
 
 The steps, in order: ANSI escape sequences, line ends and odd characters, isolates, invisible characters, styled
 letters, canonical composition with a limit on marks; then homoglyphs and chat-template syntax are looked
 for. Visible text of any script, emoji and code come out as they went in, in NFC. The first two steps are here, the
 others in modules of their own.
 
-Text that a step changed is processed again, because removing a character can bring others together. If it still changes
-in the second pass, the last pass removes all invisible characters. So the outcome is stable: normalizing it again
+Text that a step changed is processed again, because removing a character can join others. If it still changes in the
+second pass, the last pass removes all invisible characters. So the result is stable: normalizing it again
 changes nothing.
 
 Everything is linear in the length of the text. A clean text is the same object before and after.

@@ -1,4 +1,4 @@
-"""What a text looks like: a view for detection only, in which look-alikes of ASCII are ASCII.
+"""The skeleton of a text: a view for detection only, in which look-alikes of ASCII are ASCII.
 
 `skeleton` is anchored on ASCII, so that rules are written in plain words: ASCII stays as it is, and every other
 character that looks like ASCII becomes what it looks like: the prototype of UTS #39 (Cyrillic "о" is "o"), the
@@ -41,7 +41,7 @@ _NAMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The look of a text."""
+    """The skeleton of a text."""
 
     text: str
     origins: _Indices | None = None

@@ -1,4 +1,4 @@
-"""Styled letters (full-width, mathematical, circled, squared, raised), folded to ASCII where they spell words.
+"""Folds styled letters (full-width, mathematical, circled, squared, raised) to ASCII where they spell words.
 
 NFKC would fold all compatibility characters, and with them much that people mean: superscripts, fractions,
 ligatures, the full-width punctuation of Chinese and Japanese. So only letters that stand for ASCII are folded, one

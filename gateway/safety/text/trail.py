@@ -1,4 +1,4 @@
-"""A text between the steps of normalization: its current state, the map to its original offsets, and the findings.
+"""A text between the steps of normalization: the current text, the map to original offsets, and the findings.
 
 An edit says that ``before[start:end]`` became ``length`` characters. Everything between edits is copied. A map is
 built when the first offset is asked for: most texts change only where no rule finds anything.
@@ -88,7 +88,7 @@ class Normalized:
 
 
 class Trail:
-    """The text between two steps. Steps read `text`, then `advance` it and `flag` what they found."""
+    """The text between two steps. Steps read `text`, then `advance` it and `flag` their findings."""
 
     def __init__(self, original: str) -> None:
         self.text = original

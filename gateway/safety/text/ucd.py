@@ -1,4 +1,4 @@
-"""The Unicode character database, typed. Its version is pinned: Python's own differs from one Python to the next."""
+"""The Unicode character database, typed and pinned to one version; that of `unicodedata` depends on the Python."""
 
 from collections.abc import Callable
 from typing import Final

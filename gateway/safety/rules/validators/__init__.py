@@ -1,4 +1,4 @@
-"""The functions that decide whether a match is a finding. Rules name them, so that a rule stays plain data."""
+"""Validators: functions that decide whether a match is a finding. Rules refer to them by name."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Validators of secrets: what a token looks like, and what only stands in for one."""
+"""Validators of secrets: tell tokens from samples and placeholders."""
 
 import base64
 import binascii
