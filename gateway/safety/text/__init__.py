@@ -1,2 +1,1 @@
-"""Text normalization: the text for the model, the text for detection, and maps to the original offsets.
-"""
+"""Text normalization: the text for the model, the text for detection, and maps to the original offsets."""
