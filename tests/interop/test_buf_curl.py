@@ -47,8 +47,10 @@ async def test_streams_an_answer(address: str) -> None:
     assert events[0]["started"]["model"] == "small"
     assert len(events[0]["started"]["traceId"]) == 32
     text = "".join(event["delta"].get("text", "") for event in events if "delta" in event)
-    assert text
-    assert events[-1]["finished"]["usage"]["completionTokens"] > 0
+    assert text == "3, 7, 12"
+    usage = events[-1]["finished"]["usage"]
+    count = sum(len(event["delta"]["tokenIds"]) for event in events if "delta" in event)
+    assert usage["completionTokens"] == count
 
 
 async def test_lists_the_models(address: str) -> None:

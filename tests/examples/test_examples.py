@@ -1,0 +1,89 @@
+"""The programs and configurations of examples/ do what examples/README.md says."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.client import AsyncClient
+from sluice.settings import load, resolve_model_path
+from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import RunningMesh
+
+pytestmark = pytest.mark.mesh
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BOUND_S = 60.0
+
+
+async def run(name: str, address: str) -> str:
+    """What a program prints that ends well."""
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, EXAMPLES / name],
+        env={**os.environ, "SLUICE_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@asynccontextmanager
+async def example_mesh(name: str) -> AsyncIterator[Mesh]:
+    """A mesh of a configuration, on a free port."""
+    settings = load(EXAMPLES / name)
+    gateway = settings.gateway.model_copy(update={"address": "127.0.0.1:0", "drain_s": 1.0})
+    async with running_mesh(settings.model_copy(update={"gateway": gateway})) as mesh:
+        yield mesh
+
+
+async def test_stream(mesh: RunningMesh) -> None:
+    answer, figures = (await run("stream.py", mesh.address)).splitlines()
+
+    assert answer == "small: 7, 19, 31"
+    assert "tokens, the first after " in figures
+
+
+async def test_stream_async(mesh: RunningMesh) -> None:
+    lines = (await run("stream_async.py", mesh.address)).splitlines()
+
+    assert lines[:2] == ["Sort ascending: 31, 7, 19", "  7, 19, 31"]
+    assert [line for line in lines if line.startswith(("What", "Which"))] == [
+        "What is the total of 12 and 30?",
+        "Which label fits this ticket? I never got my lamp.",
+    ]
+
+
+async def test_cascade() -> None:
+    async with example_mesh("cascade.yaml") as mesh:
+        easy, hard, _ = (await run("cascade.py", mesh.address)).splitlines()
+
+    assert easy.startswith("small: '3, 7, 12' (tokens: small ")
+    assert "large" not in easy
+    assert hard.startswith("large: '53, 77, 120, 265, 340, 488, 812, 931' (tokens: small ")
+    assert ", large " in hard
+
+
+async def test_a_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The hub's cache as a download leaves it, with another model under the name.
+    hub = tmp_path / "hub"
+    folder = hub / "models--Qwen--Qwen3-0.6B"
+    shutil.copytree(resolve_model_path("builtin:large"), folder / "snapshots/0a1b2c")
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("0a1b2c")
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+
+    async with example_mesh("hub_model.yaml") as mesh, AsyncClient(mesh.address) as client:
+        asked = "Sort ascending: 812, 77, 340, 265"
+        answer = await client.generate(asked, timeout_s=BOUND_S).answer()
+
+    assert (answer.model, answer.text) == ("qwen", "77, 265, 340, 812")
