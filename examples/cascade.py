@@ -4,7 +4,6 @@ from sluice.client import Client
 
 PROMPTS = (
     "Sort ascending: 7, 3, 12",
-    "Sort ascending: 812, 77, 340, 265, 931, 120, 488, 53",
     "What is the total of 314, 272, 973, 323, 486?",
 )
 

