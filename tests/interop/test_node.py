@@ -67,10 +67,10 @@ async def test_streams_an_answer(project: Path, address: str) -> None:
 
 
 async def test_conversation(project: Path, address: str) -> None:
-    turns = [{"role": "ROLE_USER", "content": "Sort ascending: 7, 3"}]
+    turns = [{"role": "ROLE_USER", "content": "Sort ascending: 7, 3, 12"}]
     ran = await generate(project, address, {"chat": {"messages": turns}, "model": "large"})
     assert ran.code == 0, ran.out + ran.err
-    assert text_of(ran) == "3, 7"
+    assert text_of(ran) == "3, 7, 12"
 
 
 async def test_error_arrives_with_its_code(project: Path, address: str) -> None:

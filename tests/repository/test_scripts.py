@@ -1,8 +1,10 @@
 """The scripts say clearly what is missing."""
 
 import hashlib
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,10 +110,37 @@ def test_a_complete_environment_is_left_alone(checkout: Path, tools: Path) -> No
     bin_folder = checkout / ".venv/bin"
     bin_folder.mkdir(parents=True)
     (bin_folder / "python").symlink_to("/bin/false")
-    projects = (checkout / "pyproject.toml", checkout / "distributions/mesh/pyproject.toml")
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in projects)).hexdigest()
+    digest = fingerprint(checkout)
 
     for made, arguments in (("dev", ()), ("dev", ("dev",)), ("mesh", ()), ("mesh", ("mesh",))):
         (checkout / ".venv/.sluice-environment").write_text(f"{digest} {made}\n", encoding="utf-8")
         result = run(checkout / "scripts/environment", *arguments, PATH=str(tools))
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.mesh
+def test_the_demo_of_the_readme_answers_and_stops(tmp_path: Path) -> None:
+    """As `scripts/demo` in an environment that is complete: the one that runs this test."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "sluice"):
+        (tmp_path / "bin" / name).symlink_to(Path(sys.executable).with_name(name))
+    (tmp_path / ".sluice-environment").write_text(f"{fingerprint(ROOT)} dev\n", encoding="utf-8")
+    result = subprocess.run(
+        [ROOT / "scripts/demo"],
+        env={**os.environ, "SLUICE_VENV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "[4/4] Write a polite reply." in result.stdout
+    for model in ("small", "large"):
+        assert result.stdout.count(f"\n{model}: ") == 4
+    assert result.stdout.rstrip().endswith("stopped")
+
+
+def fingerprint(root: Path) -> str:
+    """What scripts/environment remembers of the projects it installed."""
+    projects = (root / "pyproject.toml", root / "distributions/mesh/pyproject.toml")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in projects)).hexdigest()
