@@ -12,17 +12,14 @@ from typing import Final
 from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
-from batcher.changes import check_change
-from batcher.core.peers import Peers
-from batcher.delivery import Delivery
-from batcher.forsaken import Forsaken
-from batcher.line import Line
-from batcher.process import Process
-from batcher.reports import Reporter
+from batcher.core.workers import Peers
+from batcher.gateways import Gateways, Reporter
+from batcher.jetstream.acks import MaxDeliveries
+from batcher.model_loop import ModelLoop, Process
 from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
-from sluice.settings.reload import reloading
+from sluice.settings.reload import refuse_changes, reloading
 from sluice.wire.connection import connect, disconnect
 
 log = logging.getLogger(__name__)
@@ -30,10 +27,23 @@ log = logging.getLogger(__name__)
 PING_INTERVAL_S: Final = 10
 """A dead link to NATS is noticed after two of these, seconds."""
 
+LIVE_KEYS: Final = frozenset(
+    f"batcher.{name}"
+    for name in ("policy", "policies", "prefetch_rows", "prefetch_bytes", "drain_s")
+)
+"""Settings that a running batcher takes over at once; the rest needs a new process."""
+SECTIONS: Final = ("models", "nats", "triton", "batcher")
+"""Sections of the settings that a batcher depends on; others may change."""
+
 
 def new_id() -> str:
     """An id that no other batcher has."""
     return f"b-{secrets.token_hex(4)}"
+
+
+def check_change(before: Settings, after: Settings) -> None:
+    """Raises SettingsError, with the key, when ``after`` changes what cannot be changed while running."""
+    refuse_changes(before, after, SECTIONS, LIVE_KEYS)
 
 
 class Batcher:
@@ -44,50 +54,49 @@ class Batcher:
     ) -> None:
         self._settings = settings
         self._spans = RowSpans(tracer)
-        self._delivery = Delivery(nats_client, batcher)
-        self._forsaken = Forsaken(nats_client)
+        self._gateways = Gateways(nats_client, batcher)
+        self._max_deliveries = MaxDeliveries(nats_client)
         self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
         process = Process(
-            nats_client, batcher, self._delivery, self._spans, self._peers, self._reporter.changed
+            nats_client, batcher, self._gateways, self._spans, self._peers, self._reporter.changed
         )
-        self._lines = [
-            Line(process, model, addresses(settings, model), settings) for model in settings.models
+        self._loops = [
+            ModelLoop(process, model, addresses(settings, model), settings)
+            for model in settings.models
         ]
 
     def apply(self, settings: Settings) -> None:
         """Takes policies, weights and limits of ``settings`` into force; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
-        for line in self._lines:
-            line.change(settings)
+        for loop in self._loops:
+            loop.change(settings)
 
-    def on_control(self, message: control_pb2.ControlMessage) -> None:
-        """See `batcher.delivery.Listener`."""
-        for line in self._lines:
-            line.on_control(message)
+    def _on_control(self, message: control_pb2.ControlMessage) -> None:
+        for loop in self._loops:
+            loop.on_control(message)
 
-    def on_report(self, report: control_pb2.BatcherReport) -> None:
-        """See `batcher.delivery.Listener`."""
+    def _on_report(self, report: control_pb2.BatcherReport) -> None:
         self._peers.take(report, time.monotonic())
-        for line in self._lines:
-            line.on_peers()
+        for loop in self._loops:
+            loop.wake()  # Our share of the workers may have changed.
 
     def on_loss(self) -> None:
         """NATS stands again, or messages were dropped: open pulls may be gone."""
-        for line in self._lines:
-            line.intake.restart()
+        for loop in self._loops:
+            loop.inbox.restart()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop``, then drains."""
-        for line in self._lines:
-            await line.intake.prepare()
-        await self._forsaken.listen()
-        await self._delivery.listen(self)
+        for loop in self._loops:
+            await loop.inbox.prepare()
+        await self._max_deliveries.listen()
+        await self._gateways.listen(self._on_control, self._on_report)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._reporter.run())
-            running = [group.create_task(line.run()) for line in self._lines]
-            pulling = [group.create_task(line.intake.run()) for line in self._lines]
+            running = [group.create_task(loop.run()) for loop in self._loops]
+            pulling = [group.create_task(loop.inbox.run()) for loop in self._loops]
             await stop.wait()
             await _end(reporting)
             await self._reporter.leave()
@@ -95,16 +104,16 @@ class Batcher:
             await self._drain()
             await _end(*running)
         self._spans.close()
-        for line in self._lines:
-            await line.close()
+        for loop in self._loops:
+            await loop.close()
 
     async def _drain(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for line in self._lines:
-                group.create_task(line.drain(self._settings.batcher.drain_s))
+            for loop in self._loops:
+                group.create_task(loop.drain(self._settings.batcher.drain_s))
 
     def _report(self) -> list[control_pb2.ModelReport]:
-        return [line.report() for line in self._lines]
+        return [loop.report() for loop in self._loops]
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
 
-from batcher.core.effects import Formed, Move
-from batcher.core.rows import Row, RowState
+from batcher.core.effects import FormedBatch, Move
+from batcher.core.row import Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
 from sluice.telemetry.tracing import context_of, traceparent_of
@@ -51,7 +51,7 @@ class RowSpans:
 
     def moved(self, move: Move) -> None:
         """Opens and closes what belongs to the states of a row."""
-        spans = self._open.get(move.row.id)
+        spans = self._open.get(move.row.request_id)
         if spans is None:
             return
         if spans.queue is not None and move.before is RowState.WAITING:
@@ -64,14 +64,14 @@ class RowSpans:
             spans.queue = self._start_queue(move.row, spans.context)
         elif move.after in (RowState.ENDED, RowState.CLOSED):
             _end_task(spans.task, move.row)
-            del self._open[move.row.id]
+            del self._open[move.row.request_id]
 
-    def formed(self, formed: Formed) -> list[str]:
+    def formed(self, formed: FormedBatch) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
         The first row's batch span stands for the batch.
         """
-        members = [self._open[row.id] for row in formed.rows]
+        members = [self._open[row.request_id] for row in formed.rows]
         links = [Link(spans.task.get_span_context()) for spans in members]
         for row, spans in zip(formed.rows, members, strict=True):
             attributes = _batch_attributes(formed, row)
@@ -119,7 +119,7 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
     }
 
 
-def _batch_attributes(formed: Formed, row: Row) -> dict[str, str | int | float]:
+def _batch_attributes(formed: FormedBatch, row: Row) -> dict[str, str | int | float]:
     batch = formed.batch
     return {
         names.BATCH_ID: formed.batch_id,

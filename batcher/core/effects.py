@@ -1,11 +1,12 @@
-"""What the ledger wants done. It collects here; the shell takes it and does the I/O."""
+"""What the request table wants done. It collects here; the event loop takes it and does the I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from batcher.core.rows import Row, RowState
-from batcher.core.scheduler.task import Batch, QueuedTask
-from sluice.internal.v1 import frame_pb2
+from batcher.core.row import Row, RowState
+from batcher.core.scheduler.task import Batch
+from sluice.internal.v1 import frame_pb2, worker_pb2
 
 
 class Settlement(Enum):
@@ -20,7 +21,7 @@ class Settlement(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
+class FormedBatch:
     """A batch that is to be sent now."""
 
     batch_id: str
@@ -30,20 +31,26 @@ class Formed:
     worker_id: str
     """What the worker calls itself."""
 
+    def info(self, row: Row) -> frame_pb2.BatchInfo:
+        """What the gateway is told about the batch of one of its rows."""
+        return frame_pb2.BatchInfo(
+            batch_id=self.batch_id,
+            cause=self.batch.cause.value,
+            rows=len(self.rows),
+            padding_share=self.batch.padding_share,
+            waited_ms=row.waited_s * 1e3,
+            longest_waited_ms=self.batch.longest_wait.waited_s * 1e3,
+            worker=self.worker_id,
+        )
 
-def batch_info(
-    batch_id: str, worker_id: str, batch: Batch, member: QueuedTask
-) -> frame_pb2.BatchInfo:
-    """What the gateway is told about the batch of one of its members."""
-    return frame_pb2.BatchInfo(
-        batch_id=batch_id,
-        cause=batch.cause.value,
-        rows=len(batch.rows),
-        padding_share=batch.padding_share,
-        waited_ms=member.waited_s * 1e3,
-        longest_waited_ms=batch.longest_wait.waited_s * 1e3,
-        worker=worker_id,
-    )
+    def message(self, batcher: str, traceparents: Sequence[str], now: float) -> worker_pb2.Batch:
+        """What is sent to the worker; ``traceparents`` are those of the rows."""
+        rows = zip(self.rows, traceparents, strict=True)
+        return worker_pb2.Batch(
+            batch_id=self.batch_id,
+            batcher=batcher,
+            rows=[row.message(traceparent, now) for row, traceparent in rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Effects:
     moves: list[Move] = field(default_factory=list)
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)
     """Gateway and frame."""
-    batches: list[Formed] = field(default_factory=list)
+    batches: list[FormedBatch] = field(default_factory=list)
     cancels: list[tuple[str, str]] = field(default_factory=list)
     """Worker and request: rows that workers shall drop."""
     settled: list[tuple[str, Settlement]] = field(default_factory=list)

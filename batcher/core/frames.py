@@ -1,10 +1,13 @@
-"""Rules for frames: what a worker's frame adds to a row, what answers a `Resend`, and how frames share a message."""
+"""Frames: what a worker's frame adds to a row, what answers a `Resend`, how frames share a message, and the outbox in
+which ends stay until their gateway confirms them.
+"""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
-from batcher.core.rows import Row
+from batcher.core.row import Row
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 
@@ -14,6 +17,10 @@ RESEND_LOGPROBS_MAX: Final = 256
 
 BUNDLE_BYTES_MAX: Final = MAX_MESSAGE_BYTES - 4096
 """Frames in one bundle; the rest is for its own fields and for length prefixes."""
+
+
+FINAL_TRIES: Final = 6
+"""The first sending of an end and five more."""
 
 
 class Merge(Enum):
@@ -54,7 +61,10 @@ def final_frame(row: Row) -> frame_pb2.Frame:
     """The end of ``row`` behind all its tokens."""
     assert row.final is not None
     return frame_pb2.Frame(
-        request_id=row.id, attempt=row.attempt, start_index=len(row.produced), final=row.final
+        request_id=row.request_id,
+        attempt=row.attempt,
+        start_index=len(row.produced),
+        final=row.final,
     )
 
 
@@ -107,9 +117,76 @@ def _pieces(row: Row, start: int) -> Iterator[tuple[int, int]]:
 
 def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
     return frame_pb2.Frame(
-        request_id=row.id,
+        request_id=row.request_id,
         attempt=row.attempt,
         start_index=start,
         token_ids=row.produced[start:end],
         logprobs=row.logprobs[start - row.base : end - row.base],
     )
+
+
+class Outbox:
+    """Frames that wait to be sent, answers to `Resend`, and ends until they are confirmed."""
+
+    def __init__(self, final_retry_s: float) -> None:
+        self._retry_s = final_retry_s
+        self._frames: list[tuple[str, frame_pb2.Frame]] = []
+        self._resends: dict[str, tuple[Row, int]] = {}
+        # All ends wait equally long, so the order of entry is the order of time: row, when to repeat, tries.
+        self._finals: OrderedDict[str, tuple[Row, float, int]] = OrderedDict()
+
+    def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
+        """Sends a frame to the row's gateway."""
+        self._frames.append((row.task.gateway, frame))
+
+    def end(self, row: Row, now: float, frame: frame_pb2.Frame | None = None) -> None:
+        """Sends the end of a row for the first time; ``frame`` is the worker's last one, if it said so."""
+        assert row.final is not None
+        if frame is None:
+            frame = final_frame(row)
+        else:
+            frame.final.CopyFrom(row.final)
+        self.publish(row, frame)
+        self._wait(row, now, tries=1)
+
+    def unanswered(self, row: Row, now: float) -> None:
+        """The gateway did not say what it has of the row: it is asked again."""
+        self._wait(row, now, FINAL_TRIES)
+
+    def forget(self, row: Row) -> None:
+        """The end of the row is confirmed, or wanted no more."""
+        self._finals.pop(row.request_id, None)
+        self._resends.pop(row.request_id, None)
+
+    def resend(self, row: Row, from_index: int) -> None:
+        """The gateway misses frames from an index on."""
+        _, known = self._resends.get(row.request_id, (row, from_index))
+        self._resends[row.request_id] = (row, min(known, from_index))
+
+    def repeat(self, now: float) -> Iterator[Row]:
+        """Sends again what was not confirmed in time; gives the rows whose gateway is to be asked instead."""
+        while (at := self.next_at()) is not None and at <= now:
+            _, (row, _, tries) = self._finals.popitem(last=False)
+            if tries < FINAL_TRIES:
+                self.publish(row, final_frame(row))
+                self._wait(row, now, tries + 1)
+            else:
+                yield row
+
+    def next_at(self) -> float | None:
+        """When `repeat` has something to do."""
+        return next(iter(self._finals.values()))[1] if self._finals else None
+
+    def take(self) -> list[tuple[str, frame_pb2.Frame]]:
+        """Gateway and frame, in order, since the last call."""
+        # Once for all questions that came: an answer may be long, and a gateway that lost much asks often.
+        for row, from_index in self._resends.values():
+            for frame in resend(row, from_index):
+                self.publish(row, frame)
+        self._resends.clear()
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _wait(self, row: Row, now: float, tries: int) -> None:
+        self._finals[row.request_id] = (row, now + self._retry_s, tries)
+        self._finals.move_to_end(row.request_id)

@@ -1,4 +1,4 @@
-"""One worker: one long-lived channel for frames and cancels, one stream per batch.
+"""The workers of one model. Each has one long-lived channel for frames and cancels, one stream per batch.
 
 A worker is lost when its channel breaks, when it was silent for ``stall_s``, when responses are missing, or when a
 batch was not answered. Then every row it had is given back, and a new channel is opened, with growing pauses. Rows of
@@ -8,20 +8,20 @@ compute what another one has by now.
 
 import asyncio
 import logging
-import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from batcher.core.channel import Channel, ChannelBroken
-from batcher.workers.endpoint import (
+from batcher.workers.client import (
     FAULTS,
     Call,
-    Endpoint,
+    WorkerClient,
     next_response,
     read_to_end,
     reason_of,
 )
 from sluice.internal.v1 import worker_pb2
-from sluice.settings import BatcherSettings
+from sluice.settings import BatcherSettings, ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,12 @@ class WorkerEvents(Protocol):
     def on_live(self, worker: str) -> None:
         """The channel stands: batches may be sent."""
 
-    def on_step(self, worker: str, report: worker_pb2.StepReport) -> bool:
-        """Frames or a heartbeat; False when frames before them are missing."""
+    def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
+        """Frames or a heartbeat.
+
+        Raises:
+            ChannelBroken: something before them is missing.
+        """
 
     def on_admission(self, worker: str, batch_id: str, admission: worker_pb2.Admission) -> None:
         """A batch was answered."""
@@ -50,7 +54,6 @@ class Worker:
 
     Attributes:
         name: the address and the Triton model.
-        channel: what is known of it; a new one for every opening.
     """
 
     def __init__(
@@ -62,8 +65,7 @@ class Worker:
         events: WorkerEvents,
     ) -> None:
         self.name = f"{url}/{triton_model}"
-        self.channel = Channel()
-        self._endpoint = Endpoint(url, triton_model)
+        self._client = WorkerClient(url, triton_model)
         self._batcher = batcher
         self._settings = settings
         self._events = events
@@ -74,11 +76,6 @@ class Worker:
         self._orphans: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._missed = False
-
-    @property
-    def live(self) -> bool:
-        """Whether batches may be sent."""
-        return self._call is not None
 
     async def run(self) -> None:
         """Keeps a channel open until it is cancelled."""
@@ -92,7 +89,7 @@ class Worker:
     async def close(self) -> None:
         """Ends what is on its way."""
         self._end_sending()
-        await self._endpoint.close()
+        await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         """Sends a batch; its answer, or the loss of the worker, comes as an event."""
@@ -112,8 +109,8 @@ class Worker:
 
     async def _serve(self) -> tuple[str, bool]:
         """One channel until it breaks: why it did, and whether it ever stood."""
-        self.channel, self._fault = Channel(), ""
-        call = self._endpoint.stream()
+        self._fault = ""
+        call = self._client.stream()
         stood = False
         try:
             async with asyncio.timeout(self._settings.stall_s) as self._limit:
@@ -137,43 +134,40 @@ class Worker:
             batcher=self._batcher, heartbeat_ms=self._settings.heartbeat_ms
         )
         await self._write(call, worker_pb2.WorkerRequest(open_channel=opening))
-        cancelled = not self._orphans
+        cancelled, worker_id = not self._orphans, ""
         if self._orphans:
             await self._write(call, self._cancel_rows(sorted(self._orphans)))
-        while not (cancelled and self.channel.live):
+        while not (cancelled and worker_id):
             response = await next_response(call)
             if response.HasField("admission"):
                 cancelled = True
             else:
-                self._step(response.step)
+                self._events.on_step(self.name, response.step)
+                worker_id = response.step.worker
         self._orphans.clear()
         self._call = call
         self._missed = False
-        log.info("worker %s at %s is live", self.channel.worker, self.name)
+        log.info("worker %s at %s is live", worker_id, self.name)
         self._events.on_live(self.name)
 
     async def _read(self, call: Call) -> None:
+        # Only here the time limit moves on: while the channel opens, heartbeats do not stand for missing answers.
         while True:
             response = await next_response(call)
             if response.HasField("step"):
-                self._step(response.step)
-
-    def _step(self, report: worker_pb2.StepReport) -> None:
-        self.channel.step(report, time.monotonic())
-        if not self._events.on_step(self.name, report):
-            raise ChannelBroken("frames are missing")
-        # While the channel opens its time is fixed: heartbeats do not stand for the answers that are still missing.
-        if self._limit is not None and self.live:
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._settings.stall_s)
+                self._events.on_step(self.name, response.step)
+                if self._limit is not None:
+                    self._limit.reschedule(
+                        asyncio.get_running_loop().time() + self._settings.stall_s
+                    )
 
     async def _send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
-        call = self._endpoint.stream(traceparent)
+        call = self._client.stream(traceparent)
         try:
             async with asyncio.timeout(self._settings.stall_s):
-                await self._endpoint.write(call, worker_pb2.WorkerRequest(batch=batch))
+                await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
                 await call.done_writing()
                 response = await next_response(call)
-            self.channel.admitted(response.admission)
             self._events.on_admission(self.name, batch.batch_id, response.admission)
             await read_to_end(call)
         except (TimeoutError, *FAULTS) as error:
@@ -183,14 +177,14 @@ class Worker:
 
     async def _write(self, call: Call, request: worker_pb2.WorkerRequest) -> None:
         async with self._writing:
-            await self._endpoint.write(call, request)
+            await self._client.write(call, request)
 
     def _cancel_rows(self, request_ids: list[str]) -> worker_pb2.WorkerRequest:
         rows = worker_pb2.CancelRows(batcher=self._batcher, request_ids=request_ids)
         return worker_pb2.WorkerRequest(cancel_rows=rows)
 
     def _reset(self, fault: str) -> None:
-        """Gives the channel up: what the worker holds is not certain any more."""
+        """Gives the channel up: it is not certain any more what the worker holds."""
         if self._limit is not None:
             self._fault = fault
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -205,3 +199,51 @@ class Worker:
         elif not self._missed:
             log.info("no worker at %s yet: %s", self.name, fault)
             self._missed = True
+
+
+class Fleet:
+    """Every Triton model of every address, each a `Worker`.
+
+    Raises:
+        ValueError: no address.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: ModelSettings,
+        batcher: str,
+        settings: BatcherSettings,
+        events: WorkerEvents,
+    ) -> None:
+        self._workers = {
+            worker.name: worker
+            for url in urls
+            for worker in (
+                Worker(url, name, batcher, settings, events) for name in model.triton_models
+            )
+        }
+
+    async def run(self) -> None:
+        """Keeps all channels open until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self._workers.values():
+                group.create_task(worker.run())
+
+    async def close(self) -> None:
+        """Ends what is on its way."""
+        for worker in self._workers.values():
+            await worker.close()
+
+    def send(self, worker: str, batch: worker_pb2.Batch, traceparent: str) -> None:
+        """See `Worker.send`."""
+        self._workers[worker].send(batch, traceparent)
+
+    async def cancel(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Makes workers drop rows: worker and request."""
+        by_worker: defaultdict[str, list[str]] = defaultdict(list)
+        for worker, request_id in rows:
+            by_worker[worker].append(request_id)
+        async with asyncio.TaskGroup() as group:
+            for name, request_ids in by_worker.items():
+                group.create_task(self._workers[name].cancel(request_ids))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batcher.changes import check_change
+from batcher.app import check_change
 from sluice.settings import Settings, SettingsError, TenantSettings
 from sluice.settings.batching import Policy
 from tests.batcher.batchers import ECHO, running_batcher, settings_of

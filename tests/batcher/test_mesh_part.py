@@ -259,7 +259,7 @@ async def test_in_progress_acknowledgements_keep_a_task_here(
     echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.1)
+    monkeypatch.setattr("batcher.jetstream.acks.ACK_PROGRESS_S", 0.1)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
         await gateway.ack_wait(0.5)
@@ -276,7 +276,7 @@ async def test_a_task_delivered_again_to_its_holder_goes_on(
     echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("batcher.settlement.ACK_PROGRESS_S", 0.8)
+    monkeypatch.setattr("batcher.jetstream.acks.ACK_PROGRESS_S", 0.8)
     async with running_batcher(settings_of(nats_url, echo_triton.address, ECHO)):
         await gateway.batcher_live()
         await gateway.ack_wait(0.3)

@@ -5,7 +5,7 @@ import asyncio
 import nats
 from nats.aio.msg import Msg
 
-from batcher.pulls import Puller
+from batcher.jetstream.consumer import Puller
 from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from batcher.workers.triton import infer_request, worker_response
+from batcher.workers.client import infer_request, worker_response
 from sluice.internal.v1 import task_pb2, worker_pb2
 from sluice.wire import jetstream
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of

@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from batcher.core.ledger import Ledger
-from batcher.core.rows import Row
+from batcher.core.requests import Requests
+from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
 from batcher.spans import RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
@@ -23,15 +23,15 @@ HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
 class Scene:
-    """A ledger whose moves make spans."""
+    """A requests whose moves make spans."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
-        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=1.0)
-        self.ledger.live("w", "w1")
+        self.requests = Requests("b", policy=Policy(max_rows=8), final_retry_s=1.0)
+        self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
 
     def add(self, name: str) -> None:
@@ -41,12 +41,12 @@ class Scene:
         task.prompt_token_ids.append(1)
         self.spans.arrived(task, HEADERS)
         row = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
-        self.ledger.add(row, 0.0)
+        self.requests.add(row, 0.0)
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
-        self.ledger.advance(0.0, [Capacity("w", room)])
-        effects = self.ledger.take()
+        self.requests.advance(0.0, [Capacity("w", room)])
+        effects = self.requests.take()
         for move in effects.moves:
             self.spans.moved(move)
         for formed in effects.batches:
@@ -54,13 +54,15 @@ class Scene:
         return effects.batches[0].batch_id if effects.batches else ""
 
     def run(self, *rows: str) -> None:
-        self.ledger.admitted("w", self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
+        self.requests.admitted("w", self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
         self.advance()
 
     def end(self, name: str, attempt: int = 0) -> None:
         frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1, 2])
         frame.final.end = frame_pb2.ROW_END_STOP
-        self.ledger.step("w", [frame], 0.0)
+        worker = self.requests.worker("w")
+        report = worker_pb2.StepReport(worker="w1", sequence=worker._next_sequence, frames=[frame])
+        self.requests.step("w", report, 0.0)
         self.advance()
 
     def named(self, name: str) -> list[ReadableSpan]:
@@ -132,7 +134,7 @@ def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Sce
 def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene: Scene) -> None:
     scene.add("r")
     scene.advance()
-    scene.ledger.lost("w", 0.0)
+    scene.requests.lost("w", 0.0)
     scene.run("r")
     scene.end("r", attempt=1)
     first, second = scene.named(names.SPAN_BATCH)
@@ -146,9 +148,9 @@ def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene:
 
 def test_what_is_given_back_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
     scene.add("waits")
-    scene.ledger.drain(0.0)
+    scene.requests.drain(0.0)
     scene.add("new")
-    scene.ledger.cancel(["gone"], 0.0)
+    scene.requests.cancel(["gone"], 0.0)
     scene.add("gone")
     scene.advance()
     assert len(scene.named(names.SPAN_TASK)) == 3

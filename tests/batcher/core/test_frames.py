@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from batcher.core import frames
 from batcher.core.frames import BUNDLE_BYTES_MAX, Merge, bundles, classify, merge, resend
-from batcher.core.rows import Row
+from batcher.core.row import Row
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 

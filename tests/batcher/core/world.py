@@ -1,4 +1,4 @@
-"""A world around ledgers, driven by one seed: a work queue, gateways, workers, and links that delay, lose and repeat.
+"""Request tables in a simulated mesh, driven by one seed: a work queue, gateways, workers, lossy links.
 
 Everything that happens is an event at a virtual time; the same seed gives the same history. Workers stall and die,
 batchers die, the network becomes slow, clocks jump, tasks are delivered twice, callers cancel, and the policy changes.
@@ -8,7 +8,7 @@ batchers die, the network becomes slow, clocks jump, tasks are delivered twice, 
 - a request ends once, with all its tokens, or because it was cancelled or too late;
 - a task leaves the work queue only when its gateway has its end or wants it no more;
 - no batch is beyond its budgets, and no class is passed over for longer than its policy says, see `Checks`;
-- at the end no ledger holds a row, and the work queue is empty.
+- at the end no requests holds a row, and the work queue is empty.
 """
 
 import random
@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from batcher.core.effects import Settlement
-from batcher.core.rows import Row
+from batcher.core.row import Row
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
@@ -112,7 +112,7 @@ class World:
             self.check_end(request)
 
     def over(self) -> bool:
-        held = any(len(shell.ledger) for shell in self.shells if shell.alive)
+        held = any(len(shell.requests) for shell in self.shells if shell.alive)
         return self.now > self.quiet_at and not held and not self.queue
 
     def left(self) -> str:
@@ -180,24 +180,24 @@ class World:
 
     def arrive(self, shell: Shell, message: Message, deliveries: int) -> None:
         request = self.requests[message.task.request_id]
-        if not shell.alive or message.task.request_id in shell.ledger:
+        if not shell.alive or message.task.request_id in shell.requests:
             return
         if deliveries > 1 and not request.waiting:
-            shell.ledger.drop(message.task.request_id)
+            shell.requests.drop(message.task.request_id)
         else:
             due = message.task.deadline_unix_ms / 1e3 or float("inf")
             held = request.tokens if deliveries > 1 else []
             row = Row(
                 message.task, deliveries=deliveries, produced=held, deadline=due, now=self.now
             )
-            shell.ledger.add(row, self.now)
+            shell.requests.add(row, self.now)
         shell.pump()
 
     def redeliver(self) -> None:
         self.at(TICK_S, self.redeliver)
         for message in list(self.queue.values()):
             owner = message.owner
-            if owner is not None and owner.alive and message.task.request_id in owner.ledger:
+            if owner is not None and owner.alive and message.task.request_id in owner.requests:
                 message.progress_at = self.now
             elif self.now - message.progress_at > ACK_WAIT_S:
                 self.deliver(message)
@@ -230,11 +230,11 @@ class World:
             self.confirm(frame.request_id)
 
     def confirm(self, request_id: str) -> None:
-        self.to_batchers(lambda shell: shell.ledger.confirm([request_id], self.now))
+        self.to_batchers(lambda shell: shell.requests.confirm([request_id], self.now))
 
     def ask_for(self, request_id: str) -> None:
         index = len(self.requests[request_id].tokens)
-        self.to_batchers(lambda shell: shell.ledger.resend(request_id, index))
+        self.to_batchers(lambda shell: shell.requests.resend(request_id, index))
 
     def ask_again(self, request_id: str) -> None:
         request = self.requests[request_id]
@@ -246,7 +246,7 @@ class World:
     def cancel(self, request_id: str) -> None:
         if self.requests[request_id].waiting:
             self.requests[request_id].cancelled = True
-            self.to_batchers(lambda shell: shell.ledger.cancel([request_id], self.now))
+            self.to_batchers(lambda shell: shell.requests.cancel([request_id], self.now))
 
     def to_batchers(self, act: Callable[[Shell], None]) -> None:
         for shell in self.shells:
@@ -258,12 +258,12 @@ class World:
             shell.pump()
 
     def answer_question(self, shell: Shell, row: Row) -> None:
-        request = self.requests[row.id]
+        request = self.requests[row.request_id]
         answer = control_pb2.HeldTokensResponse(
             waiting=request.waiting, token_ids=request.tokens, attempt=request.attempt
         )
         lost = self.now < self.quiet_at and self.chance.random() < 0.2
-        shell.ledger.held(row.id, None if lost else answer, self.now)
+        shell.requests.resumed(row.request_id, None if lost else answer, self.now)
         shell.pump()
 
     def check_end(self, request: Request) -> None:

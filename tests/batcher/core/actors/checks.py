@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from batcher.core.effects import Effects, Formed, Move
-from batcher.core.rows import Row, RowState
+from batcher.core.effects import Effects, FormedBatch, Move
+from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
@@ -26,9 +26,9 @@ class Checks:
     def see(self, effects: Effects, capacities: Sequence[Capacity], now: float) -> None:
         """Checks the batches that were formed for ``capacities``, each when its first row goes."""
         known = {capacity.worker: capacity for capacity in capacities}
-        first = {formed.rows[0].id: formed for formed in effects.batches}
+        first = {formed.rows[0].request_id: formed for formed in effects.batches}
         for move in effects.moves:
-            formed = first.get(move.row.id) if move.after is RowState.SENT else None
+            formed = first.get(move.row.request_id) if move.after is RowState.SENT else None
             if formed is not None:
                 worker = formed.batch.worker
                 self.check_budgets(formed, self.seen(formed, known[worker]))
@@ -36,7 +36,7 @@ class Checks:
                 known[worker] = known[worker].after(formed.batch)
             self.follow(move, now)
 
-    def seen(self, formed: Formed, capacity: Capacity) -> Capacity:
+    def seen(self, formed: FormedBatch, capacity: Capacity) -> Capacity:
         """As the class of the batch sees it: less urgent rows give way where there is no room for the first row."""
         first = formed.batch.rows[0]
         waiting = capacity.waiting_tokens + first.prefill_tokens
@@ -53,16 +53,16 @@ class Checks:
         if move.after is RowState.WAITING:
             if not self.waiting[name]:
                 self.served_at[name] = now
-            self.waiting[name][move.row.id] = move.row
+            self.waiting[name][move.row.request_id] = move.row
         elif move.before is RowState.WAITING:
-            del self.waiting[name][move.row.id]
+            del self.waiting[name][move.row.request_id]
             if move.after is RowState.SENT:
                 self.served_at[name] = now
 
-    def check_budgets(self, formed: Formed, capacity: Capacity) -> None:
+    def check_budgets(self, formed: FormedBatch, capacity: Capacity) -> None:
         batch, policy = formed.batch, self.policy
         count, alone = len(batch.rows), len(batch.rows) == 1
-        assert [row.id for row in formed.rows] == [row.request_id for row in batch.rows]
+        assert [row.request_id for row in formed.rows] == [row.request_id for row in batch.rows]
         assert 0 < count <= min(policy.max_rows, capacity.free_rows)
         assert capacity.batches_in_flight < policy.batches_in_flight_max
         assert alone or batch.padding_share <= policy.padding_max + 1e-9
@@ -71,7 +71,7 @@ class Checks:
             assert capacity.waiting_tokens + batch.tokens <= policy.waiting_tokens_max
         assert (alone and capacity.idle) or batch.cache_tokens <= capacity.free_tokens
 
-    def check_turns(self, formed: Formed, now: float) -> None:
+    def check_turns(self, formed: FormedBatch, now: float) -> None:
         """While a class is overdue, only others that are overdue too go before it."""
         if not self.policy.by_class:
             return

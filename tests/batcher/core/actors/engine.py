@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from batcher.core.rows import Row
+from batcher.core.row import Row
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES, RANKS
 from tests.batcher.core.actors.requests import token

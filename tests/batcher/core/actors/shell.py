@@ -1,15 +1,13 @@
-"""What `batcher.line` and `batcher.workers` do around a ledger, in the world."""
+"""What `batcher.model_loop` and `batcher.workers` do around a request table, in the world."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from batcher.core.channel import Channel, ChannelBroken
 from batcher.core.effects import Effects
-from batcher.core.ledger import Ledger
-from batcher.core.peers import Share
-from batcher.core.scheduler.capacity import Capacity
+from batcher.core.requests import Requests
+from batcher.core.workers import ChannelBroken, WorkerShare
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from tests.batcher.core.actors.checks import Checks
@@ -27,7 +25,7 @@ class Shell:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.alive = world, name, True
-        self.ledger = Ledger(name, policy=world.policy, final_retry_s=1.0)
+        self.requests = Requests(name, policy=world.policy, final_retry_s=1.0)
         self.checks = Checks(world.policy)
         self.lines = {engine.name: Line(self, engine) for engine in world.engines}
         world.at(TICK_S, self.tick)
@@ -44,15 +42,15 @@ class Shell:
         if not self.alive:
             return
         now = self.world.now
-        capacities = [line.capacity() for line in self.lines.values() if line.live]
-        self.ledger.advance(now, capacities)
-        effects = self.ledger.take()
+        capacities = self.requests.capacities(WorkerShare(len(self.world.shells)))
+        self.requests.advance(now, capacities)
+        effects = self.requests.take()
         self.checks.see(effects, capacities, now)
         self.carry_out(effects)
 
     def change_policy(self, policy: Policy) -> None:
         if self.alive:
-            self.ledger.change_policy(policy, {})
+            self.requests.change_policy(policy, {})
             self.checks.change_policy(policy)
             self.pump()
 
@@ -79,7 +77,6 @@ class Line:
 
     def __init__(self, shell: Shell, engine: Engine) -> None:
         self.shell, self.engine, self.world = shell, engine, shell.world
-        self.channel = Channel()
         self.live = False
         self.opening = 0
         self.heard_at = 0.0
@@ -89,10 +86,6 @@ class Line:
     @property
     def owner(self) -> str:
         return self.shell.name
-
-    def capacity(self) -> Capacity:
-        sent = self.shell.ledger.sent(self.engine.name)
-        return self.channel.capacity(self.engine.name, sent, Share(len(self.world.shells)))
 
     def is_stale(self, opening: int) -> bool:
         """Whether something comes from a channel that was given up."""
@@ -107,7 +100,7 @@ class Line:
         if not self.shell.alive:
             return
         self.opening += 1
-        self.channel, self.heard_at = Channel(), self.world.now
+        self.heard_at = self.world.now
         self.world.send(partial(self.engine.open, self, self.opening, set(self.orphans)))
 
     def opened(self, opening: int, orphans: set[str], worker: str) -> None:
@@ -115,7 +108,7 @@ class Line:
             return
         self.live = True
         self.orphans -= orphans
-        self.shell.ledger.live(self.engine.name, worker)
+        self.shell.requests.worker(self.engine.name).live = True
         self.shell.pump()
 
     def broken(self, opening: int) -> None:
@@ -124,7 +117,7 @@ class Line:
 
     def lose(self) -> None:
         self.live = False
-        self.orphans |= set(self.shell.ledger.lost(self.engine.name, self.world.now))
+        self.orphans |= set(self.shell.requests.lost(self.engine.name, self.world.now))
         self.opening += 1
         self.world.at(0.3, self.open)
         self.shell.pump()
@@ -134,18 +127,14 @@ class Line:
             return
         self.heard_at = self.world.now
         try:
-            self.channel.step(report, self.world.now)
-            whole = self.shell.ledger.step(self.engine.name, report.frames, self.world.now)
+            self.shell.requests.step(self.engine.name, report, self.world.now)
         except ChannelBroken:
-            whole = False
-        if whole:
-            self.shell.pump()
-        else:
             self.lose()
+        else:
+            self.shell.pump()
 
     def admission(self, opening: int, batch_id: str, admission: worker_pb2.Admission) -> None:
         if self.is_stale(opening):
             return
-        self.channel.admitted(admission)
-        self.shell.ledger.admitted(self.engine.name, batch_id, admission, self.world.now)
+        self.shell.requests.admitted(self.engine.name, batch_id, admission, self.world.now)
         self.shell.pump()

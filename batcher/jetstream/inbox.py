@@ -1,4 +1,4 @@
-"""Tasks from JetStream to the ledger of one model: pulled by class as far as there is room, and checked.
+"""Tasks from JetStream to the request table of one model: pulled by class as far as there is room, and checked.
 
 What was pulled is ordered here, so a class takes no more than it has room for, but enough that its urgent tasks, other
 tenants and like lengths are seen.
@@ -7,21 +7,23 @@ A task that was delivered before, or waited long, is asked about first: its gate
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from batcher.backlog import Backlog
-from batcher.door import task_of
-from batcher.held import ask_held
-from batcher.pulls import Puller
-from batcher.settlement import HeldMessages
-from sluice.internal.v1 import task_pb2
+from batcher.core.requests import Requests
+from batcher.core.row import Row, checked_task
+from batcher.gateways import ask_held
+from batcher.jetstream.acks import HeldMessages
+from batcher.jetstream.consumer import Backlog, Puller
+from sluice.errors import EngineFailed
+from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.settings import BatcherSettings
 from sluice.wire import clock, jetstream, subjects
 from sluice.wire.codec import MalformedMessage
 
@@ -30,39 +32,16 @@ FRESH_MS: Final = 5000
 """A task that waited longer in JetStream is asked about: its caller may have gone before any batcher held it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A task at the door, with what is known of its answer."""
+class Inbox:
+    """The pulls of one model.
 
-    task: task_pb2.Task
-    headers: Mapping[str, str]
-    deliveries: int
-    produced: tuple[int, ...]
-
-
-class Sink(Protocol):
-    """Who takes tasks."""
-
-    def room(self, priority_class: str) -> int:
-        """How many more tasks of a class may come."""
-
-    def room_bytes(self) -> int:
-        """How many more bytes of tasks may come."""
-
-    def on_arrival(self, arrival: Arrival) -> None:
-        """A task to be answered."""
-
-    def on_exhausted(self, arrival: Arrival) -> None:
-        """A task that was delivered too often."""
-
-    def on_unwanted(self, request_id: str) -> None:
-        """A task nobody waits for."""
-
-
-class Intake:
-    """The pulls of one model; ``pending_max`` is what all batchers may hold of a class together.
+    Args:
+        pending_max: tasks of a class that all batchers may hold together.
+        arrived: called with the task and the NATS headers of each that is taken.
+        wake: called when the table has changed.
 
     Attributes:
+        settings: limits in force.
         backlog: by class, tasks that no batcher has taken, as far as known.
     """
 
@@ -71,15 +50,21 @@ class Intake:
         nats_client: Client,
         model: str,
         pending_max: int,
+        settings: BatcherSettings,
+        requests: Requests,
         messages: HeldMessages,
-        sink: Sink,
+        arrived: Callable[[task_pb2.Task, Mapping[str, str]], None],
+        wake: Callable[[], None],
     ) -> None:
+        self.settings = settings
         self._nats = nats_client
         self._js: JetStreamContext = nats_client.jetstream()
         self._model = model
         self._pending_max = pending_max
+        self._requests = requests
         self._messages = messages
-        self._sink = sink
+        self._arrived = arrived
+        self._wake = wake
         self._asking: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pullers = [self._puller(name) for name in subjects.CLASSES]
@@ -109,7 +94,7 @@ class Intake:
                 group.create_task(puller.run())
 
     async def settle(self) -> None:
-        """Waits, but not for ever, for what is still being asked or buried."""
+        """Waits, but not for ever, for open questions and dead letters."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SETTLE_S)
 
@@ -119,29 +104,33 @@ class Intake:
             subjects.tasks_consumer(self._model, priority_class),
             self.prepare,
             lambda: self._room(priority_class),
-            self._sink.room_bytes,
+            self._room_bytes,
             lambda message: self._take(priority_class, message),
         )
 
     def _room(self, priority_class: str) -> int:
-        return self._sink.room(priority_class) - self._asking[priority_class]
+        """How many more tasks of a class may come."""
+        if not self._requests.live_workers() or self._room_bytes() <= 0:
+            return 0
+        held = self._requests.queue.waiting(priority_class) + self._asking[priority_class]
+        return self.settings.prefetch_rows - held
+
+    def _room_bytes(self) -> int:
+        """How many more bytes of tasks may come."""
+        return self.settings.prefetch_bytes - self._messages.size
 
     def _take(self, priority_class: str, message: Msg) -> None:
         try:
-            task = task_of(message.data, self._model, priority_class)
+            task = checked_task(message.data, self._model, priority_class)
         except MalformedMessage as error:
             self._spawn(self._messages.bury_message(message, str(error)))
             return
         if not self._messages.keep(task.request_id, message):
             return  # Delivered again while it is being worked on: only the message is new.
-        metadata = message.metadata
-        self.backlog.seen(priority_class, metadata.num_pending)
-        deliveries = metadata.num_delivered
-        age_ms = clock.unix_ms() - task.published_unix_ms
-        headers = message.headers or {}
-        if deliveries == 1 and age_ms < FRESH_MS:
-            produced = tuple(task.produced_token_ids)
-            self._sink.on_arrival(Arrival(task, headers, deliveries, produced))
+        self.backlog.seen(priority_class, message.metadata.num_pending)
+        deliveries, headers = message.metadata.num_delivered, message.headers or {}
+        if deliveries == 1 and clock.unix_ms() - task.published_unix_ms < FRESH_MS:
+            self._add(task, headers, deliveries)
         else:
             self._spawn(self._ask(task, headers, deliveries))
 
@@ -152,13 +141,37 @@ class Intake:
         finally:
             self._asking[task.priority_class] -= 1
         if answer is not None and not answer.waiting:
-            self._sink.on_unwanted(task.request_id)
+            self._requests.drop(task.request_id)
+            self._wake()
             return
-        # Without an answer the task starts where it was published: the gateway drops what it has.
-        held = task.produced_token_ids if answer is None else answer.token_ids
-        arrival = Arrival(task, headers, deliveries, tuple(held))
-        exhausted = deliveries > jetstream.MAX_DELIVER
-        (self._sink.on_exhausted if exhausted else self._sink.on_arrival)(arrival)
+        if (
+            answer is not None
+        ):  # Else the task starts where it was published: the gateway drops what it has.
+            del task.produced_token_ids[:]
+            task.produced_token_ids.extend(answer.token_ids)
+        self._add(task, headers, deliveries)
+
+    def _add(self, task: task_pb2.Task, headers: Mapping[str, str], deliveries: int) -> None:
+        if task.request_id in self._requests:
+            return  # Delivered again while it is becoming a dead letter.
+        self._arrived(task, headers)
+        now, due_ms = time.monotonic(), task.deadline_unix_ms
+        # From the wall clock to the monotonic one.
+        left_s = (due_ms - clock.unix_ms()) / 1e3 if due_ms else float("inf")
+        row = Row(
+            task,
+            deliveries=deliveries,
+            produced=task.produced_token_ids,
+            deadline=now + left_s,
+            now=now,
+        )
+        if deliveries > jetstream.MAX_DELIVER:
+            message = f"the task was delivered {jetstream.MAX_DELIVER} times without an end"
+            error = frame_pb2.RowError(reason=EngineFailed.reason, message=message)
+            self._requests.bury(row, error, now)
+        else:
+            self._requests.add(row, now)
+        self._wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -1,4 +1,6 @@
-"""Pulls tasks from one durable consumer: one request is always open at the server, and costs nothing while it waits.
+"""Pulls tasks from one durable consumer, and counts those that no batcher has taken.
+
+One request is always open at the server, and costs nothing while it waits.
 
 A pull asks for as many messages as there is room for, expires after a minute, and gives signs of life in between;
 without them (NATS was started anew, say) it is asked again.
@@ -7,13 +9,14 @@ without them (NATS was started anew, say) it is asked again.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
 
 from sluice.wire import subjects
 
@@ -24,6 +27,10 @@ HEARTBEAT_S: Final = 5.0
 SILENCE_MAX_S: Final = 2.5 * HEARTBEAT_S
 RETRY_S: Final = 0.5
 DRAIN_S: Final = 2.0
+
+BACKLOG_S: Final = 1.0
+"""How often JetStream is asked for the backlog at most, seconds."""
+BACKLOG_ANSWER_S: Final = 2.0
 
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
@@ -144,3 +151,51 @@ async def _drain(subscription: Subscription) -> None:
             await subscription.drain()  # type: ignore[no-untyped-call]
     except (TimeoutError, nats.errors.Error) as error:
         log.info("pull is given up: %s", error or "NATS does not answer")
+
+
+class Backlog(Mapping[str, int]):
+    """Tasks of one model, by class, that wait in JetStream for a batcher to take them.
+
+    Every message that is pulled says how many are behind it. JetStream is asked while nothing is pulled, if something
+    was left or if nothing can be pulled: ``blocked`` says whether none of a class can be pulled now.
+    """
+
+    def __init__(self, js: JetStreamContext, model: str, blocked: Callable[[str], bool]) -> None:
+        self._js = js
+        self._model = model
+        self._blocked = blocked
+        self._counts = dict.fromkeys(subjects.CLASSES, 0)
+        self._fresh: set[str] = set()
+
+    def __getitem__(self, priority_class: str) -> int:
+        return self._counts[priority_class]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def seen(self, priority_class: str, count: int) -> None:
+        """A message said how many are behind it."""
+        self._counts[priority_class] = count
+        self._fresh.add(priority_class)
+
+    async def run(self) -> None:
+        """Asks for what nobody said, until it is cancelled."""
+        while True:
+            await asyncio.sleep(BACKLOG_S)
+            for name in subjects.CLASSES:
+                if name not in self._fresh and (self._counts[name] or self._blocked(name)):
+                    await self._ask(name)
+            self._fresh.clear()
+
+    async def _ask(self, priority_class: str) -> None:
+        consumer = subjects.tasks_consumer(self._model, priority_class)
+        try:
+            async with asyncio.timeout(BACKLOG_ANSWER_S):
+                info = await self._js.consumer_info(subjects.TASKS_STREAM, consumer)
+        except (TimeoutError, nats.errors.Error) as error:
+            log.warning("the backlog of %s is not known: %s", consumer, error)
+        else:
+            self._counts[priority_class] = info.num_pending or 0

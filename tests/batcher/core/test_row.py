@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from batcher.core.rows import LEGAL, Row, RowState
+from batcher.core.row import LEGAL, Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 
 
@@ -22,9 +22,9 @@ def test_a_token_shows_that_the_row_does_not_kill_workers() -> None:
     row = new_row()
     row.next_attempt()
     row.extend([], [])
-    assert row.barren == 1
+    assert row.no_progress == 1
     row.extend([7], [])
-    assert row.barren == 0
+    assert row.no_progress == 0
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(RowState, RowState)))

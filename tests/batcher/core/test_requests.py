@@ -3,10 +3,11 @@ import math
 import pytest
 
 from batcher.core.effects import Effects, Settlement
-from batcher.core.finals import TRIES
-from batcher.core.ledger import BARREN_SENDS_MAX, Ledger
-from batcher.core.rows import Row, RowState
+from batcher.core.frames import FINAL_TRIES
+from batcher.core.requests import NO_PROGRESS_MAX, Requests
+from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
+from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
@@ -15,10 +16,10 @@ WORKER = "w"
 
 
 class Desk:
-    """A ledger with what it wanted so far; ``room`` is the worker's capacity."""
+    """A request table with what it wanted so far; ``room`` is the worker's capacity."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger("b", policy=Policy(max_rows=8), final_retry_s=RETRY_S)
+        self.requests = Requests("b", policy=Policy(max_rows=8), final_retry_s=RETRY_S)
         self.all = Effects()
         self.now = 100.0
 
@@ -27,13 +28,13 @@ class Desk:
         task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
         row = Row(task, deliveries=deliveries, produced=(), deadline=deadline, now=self.now)
-        self.ledger.add(row, self.now)
+        self.requests.add(row, self.now)
 
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
         """Returns the effects since the last call."""
         self.now += after_s
-        self.ledger.advance(self.now, [Capacity(WORKER, room)])
-        return self.ledger.take()
+        self.requests.advance(self.now, [Capacity(WORKER, room)])
+        return self.requests.take()
 
     def send(self, room: int = 8) -> str:
         """Sends what waits; returns the batch's id."""
@@ -44,8 +45,8 @@ class Desk:
         """Adds rows and has the worker take them."""
         for name in names:
             self.add(name)
-        self.ledger.admitted(WORKER, self.send(), worker_pb2.Admission(accepted=names), self.now)
-        self.ledger.take()
+        self.requests.admitted(WORKER, self.send(), worker_pb2.Admission(accepted=names), self.now)
+        self.requests.take()
 
     def step(self, name: str, start: int, count: int, *, attempt: int = 0, end: int = 0) -> bool:
         frame = frame_pb2.Frame(
@@ -54,7 +55,18 @@ class Desk:
         if end:
             frame.final.end = frame_pb2.RowEnd.ValueType(end)
             frame.final.timings.prefill_ms = 3
-        return self.ledger.step(WORKER, [frame], self.now)
+        return self.take(WORKER, frame)
+
+    def take(self, worker: str, frame: frame_pb2.Frame) -> bool:
+        """Whether nothing before the frame is missing."""
+        sequence = self.requests.worker(worker)._next_sequence
+        own_id = self.requests.worker(worker).worker_id or worker
+        report = worker_pb2.StepReport(worker=own_id, sequence=sequence, frames=[frame])
+        try:
+            self.requests.step(worker, report, self.now)
+        except ChannelBroken:
+            return False
+        return True
 
 
 @pytest.fixture
@@ -80,9 +92,9 @@ def test_a_row_goes_its_way_and_is_acknowledged_only_when_confirmed(desk: Desk) 
         ("g", 4),
     ]
     assert effects.settled == []
-    desk.ledger.confirm(["r"], desk.now)
+    desk.requests.confirm(["r"], desk.now)
     assert desk.advance().settled == [("r", Settlement.ACK)]
-    assert len(desk.ledger) == 0
+    assert len(desk.requests) == 0
 
 
 def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> None:
@@ -90,7 +102,7 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     desk.now += 2.0
     batch = desk.send()
     desk.now += 0.5
-    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
     ((_, frame),) = desk.advance().frames
     timings = frame.final.timings
@@ -102,7 +114,7 @@ def test_frames_may_come_before_the_admission(desk: Desk) -> None:
     batch = desk.send()
     desk.step("r", 0, 1)
     desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == []
@@ -114,9 +126,9 @@ def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
     desk.run("r")
     desk.step("r", 0, 4)
     desk.add("later")
-    assert desk.ledger.lost(WORKER, desk.now) == ["r"]
+    assert desk.requests.lost(WORKER, desk.now) == ["r"]
     (batch,) = desk.advance(room=8).batches
-    assert [row.id for row in batch.rows] == ["r", "later"]
+    assert [row.request_id for row in batch.rows] == ["r", "later"]
     row = batch.rows[0]
     assert (row.attempt, len(row.produced)) == (1, 4)
     assert desk.step("r", 4, 1, attempt=0)
@@ -132,13 +144,13 @@ def test_a_gap_asks_for_a_new_channel(desk: Desk) -> None:
 
 def test_a_row_that_never_brings_a_token_ends_as_a_dead_letter(desk: Desk) -> None:
     desk.run("r")
-    for _ in range(BARREN_SENDS_MAX - 1):
-        desk.ledger.lost(WORKER, desk.now)
+    for _ in range(NO_PROGRESS_MAX - 1):
+        desk.requests.lost(WORKER, desk.now)
         assert desk.advance(room=8).dead == []
-    desk.ledger.lost(WORKER, desk.now)
+    desk.requests.lost(WORKER, desk.now)
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_FAILED]
-    assert [row.id for row in effects.dead] == ["r"]
+    assert [row.request_id for row in effects.dead] == ["r"]
 
 
 def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: Desk) -> None:
@@ -146,14 +158,14 @@ def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: De
     batch = desk.send()
     desk.add("second")
     refusal = worker_pb2.Refusal(request_id="first", retryable=True)
-    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(refused=[refusal]), desk.now)
     (again,) = desk.advance(room=8).batches
-    assert [(row.id, row.attempt) for row in again.rows] == [("first", 0), ("second", 0)]
+    assert [(row.request_id, row.attempt) for row in again.rows] == [("first", 0), ("second", 0)]
 
 
 def test_a_row_the_answer_forgets_is_sent_again(desk: Desk) -> None:
     desk.add()
-    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(), desk.now)
+    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(), desk.now)
     assert desk.send()
 
 
@@ -161,7 +173,7 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
     desk.add()
     refusal = worker_pb2.Refusal(request_id="r")
     refusal.error.reason = "PROMPT_TOO_LONG"
-    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
     ((_, frame),) = desk.advance().frames
     assert frame.final.end == frame_pb2.ROW_END_REFUSED
     assert frame.final.error.reason == "PROMPT_TOO_LONG"
@@ -169,7 +181,7 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
 
 def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     desk.add()
-    desk.ledger.cancel(["r", "unknown"], desk.now)
+    desk.requests.cancel(["r", "unknown"], desk.now)
     effects = desk.advance(room=8)
     assert ends(effects) == [frame_pb2.ROW_END_CANCELLED]
     assert (effects.batches, effects.cancels) == ([], [])
@@ -179,7 +191,7 @@ def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
 def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 3)
-    desk.ledger.cancel(["r"], desk.now)
+    desk.requests.cancel(["r"], desk.now)
     effects = desk.advance()
     assert effects.cancels == [(WORKER, "r")]
     assert effects.frames[-1][1].start_index == 3
@@ -191,14 +203,14 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
 def test_cancel_of_a_row_on_its_way_waits_for_the_admission(desk: Desk) -> None:
     desk.add()
     batch = desk.send()
-    desk.ledger.cancel(["r"], desk.now)
+    desk.requests.cancel(["r"], desk.now)
     assert desk.advance().cancels == []
-    desk.ledger.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
     assert desk.advance().cancels == [(WORKER, "r")]
 
 
 def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
-    desk.ledger.cancel(["r"], desk.now)
+    desk.requests.cancel(["r"], desk.now)
     desk.add()
     effects = desk.advance(room=8)
     assert effects.batches == []
@@ -208,7 +220,7 @@ def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
 
 def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
     desk.add(deadline=desk.now + 5.0)
-    assert desk.ledger.wake_at() == desk.now + 5.0
+    assert desk.requests.wake_at() == desk.now + 5.0
     effects = desk.advance(room=8, after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
     assert effects.batches == []
@@ -216,7 +228,7 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
 
 def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
     desk.add(deadline=desk.now + 5.0)
-    desk.ledger.admitted(WORKER, desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
     effects = desk.advance(after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
     assert effects.cancels == [(WORKER, "r")]
@@ -229,8 +241,8 @@ def test_an_unconfirmed_final_is_repeated_then_asked_about(desk: Desk) -> None:
     sent = len(ends(desk.advance()))
     while not (effects := desk.advance(after_s=RETRY_S)).questions:
         sent += len(ends(effects))
-    assert sent == TRIES
-    assert desk.ledger.wake_at() is None
+    assert sent == FINAL_TRIES
+    assert desk.requests.wake_at() is None
 
 
 def held(waiting: bool, attempt: int = 0) -> control_pb2.HeldTokensResponse:
@@ -256,7 +268,7 @@ def test_what_the_gateway_says_about_an_unconfirmed_final(
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
     while not desk.advance(after_s=RETRY_S).questions:
         pass
-    desk.ledger.held("r", answer, desk.now)
+    desk.requests.resumed("r", answer, desk.now)
     effects = desk.advance()
     assert len(ends(effects)) == finals
     assert effects.settled == settled
@@ -269,8 +281,8 @@ def test_resend_answers_with_what_there_is(desk: Desk) -> None:
     desk.step("r", 0, 5)
     desk.advance()
     for index in (4, 2, 3):
-        desk.ledger.resend("r", index)
-    desk.ledger.resend("unknown", 0)
+        desk.requests.resend("r", index)
+    desk.requests.resend("unknown", 0)
     ((gateway, frame),) = desk.advance().frames
     assert (gateway, frame.start_index, len(frame.token_ids)) == ("g", 2, 3)
 
@@ -278,7 +290,7 @@ def test_resend_answers_with_what_there_is(desk: Desk) -> None:
 def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) -> None:
     task = task_pb2.Task(request_id="r", gateway="g")
     row = Row(task, deliveries=6, produced=(1, 2), deadline=math.inf, now=desk.now)
-    desk.ledger.bury(row, frame_pb2.RowError(reason="ENGINE_FAILED"), desk.now)
+    desk.requests.bury(row, frame_pb2.RowError(reason="ENGINE_FAILED"), desk.now)
     effects = desk.advance(room=8)
     ((_, frame),) = effects.frames
     assert (frame.start_index, frame.attempt) == (2, 5000)
@@ -289,23 +301,23 @@ def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) ->
 def test_drain_gives_back_what_waits_and_what_comes_back(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits")
-    desk.ledger.drain(desk.now)
+    desk.requests.drain(desk.now)
     assert desk.advance(room=8).settled == [("waits", Settlement.NAK)]
     desk.add("new")
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.lost(WORKER, desk.now)
+    desk.requests.lost(WORKER, desk.now)
     assert desk.advance(room=8).settled == [("new", Settlement.NAK), ("lost", Settlement.NAK)]
-    assert len(desk.ledger) == 1
+    assert len(desk.requests) == 1
 
 
 def test_release_gives_back_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.run("runs", "ended")
     desk.step("ended", 0, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.release(desk.now)
+    desk.requests.release(desk.now)
     effects = desk.advance()
     assert effects.settled == [("runs", Settlement.NAK), ("ended", Settlement.NAK)]
     assert effects.cancels == [(WORKER, "runs")]
-    assert len(desk.ledger) == 0
+    assert len(desk.requests) == 0
 
 
 def test_batches_never_exceed_the_room(desk: Desk) -> None:
@@ -313,37 +325,40 @@ def test_batches_never_exceed_the_room(desk: Desk) -> None:
         desk.add(f"r{number}")
     effects = desk.advance(room=11)
     assert [len(batch.rows) for batch in effects.batches] == [8, 3]
-    sent = desk.ledger.sent(WORKER)
-    assert (len(desk.ledger.queue), sent.rows_unanswered, sent.rows) == (19, 11, 11)
+    assert (len(desk.requests.queue), len(desk.requests.worker(WORKER).rows)) == (19, 11)
 
 
 def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.add("first")
     desk.add("second")
     capacities = [Capacity("one", 1), Capacity("two", 1)]
-    desk.ledger.advance(desk.now, capacities)
-    batches = {formed.batch.worker: formed for formed in desk.ledger.take().batches}
+    desk.requests.advance(desk.now, capacities)
+    batches = {formed.batch.worker: formed for formed in desk.requests.take().batches}
     for worker, formed in batches.items():
-        names = [row.id for row in formed.rows]
-        desk.ledger.admitted(
+        names = [row.request_id for row in formed.rows]
+        desk.requests.admitted(
             worker, formed.batch_id, worker_pb2.Admission(accepted=names), desk.now
         )
     (lost,) = batches["one"].rows
     (kept,) = batches["two"].rows
-    assert desk.ledger.lost("one", desk.now) == [lost.id]
-    assert (desk.ledger.sent("one").rows, desk.ledger.sent("two").rows) == (0, 1)
+    assert desk.requests.lost("one", desk.now) == [lost.request_id]
+    assert [len(desk.requests.worker(name).rows) for name in ("one", "two")] == [0, 1]
     # The other worker takes it over; what the first may still say of it is nothing to us.
-    desk.ledger.advance(desk.now, [Capacity("two", 1)])
-    (again,) = desk.ledger.take().batches
-    assert ([row.id for row in again.rows], again.batch.worker) == ([lost.id], "two")
-    frame = frame_pb2.Frame(request_id=lost.id, attempt=1, token_ids=[1])
-    assert desk.ledger.step("one", [frame], desk.now)
-    assert desk.ledger.take().frames == []
+    desk.requests.advance(desk.now, [Capacity("two", 1)])
+    (again,) = desk.requests.take().batches
+    assert ([row.request_id for row in again.rows], again.batch.worker) == (
+        [lost.request_id],
+        "two",
+    )
+    frame = frame_pb2.Frame(request_id=lost.request_id, attempt=1, token_ids=[1])
+    assert desk.take("one", frame)
+    assert desk.requests.take().frames == []
     assert kept.state is RowState.RUNNING
 
 
 def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
-    desk.ledger.live(WORKER, "w-1234")
+    first = worker_pb2.StepReport(worker="w-1234")
+    desk.requests.step(WORKER, first, desk.now)
     desk.add("short")
     desk.now += 1.0
     desk.run("r")
@@ -356,7 +371,7 @@ def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
 
 def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
     desk.add()
-    desk.ledger.cancel(["r"], desk.now)
+    desk.requests.cancel(["r"], desk.now)
     ((_, frame),) = desk.advance().frames
     assert not frame.final.HasField("batch")
 
@@ -364,13 +379,16 @@ def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
 def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits", deadline=desk.now + 5.0)
-    desk.ledger.change_policy(Policy(max_rows=1), {"a": 2.0})
+    desk.requests.change_policy(Policy(max_rows=1), {"a": 2.0})
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
-    desk.ledger.lost(WORKER, desk.now)
+    desk.requests.lost(WORKER, desk.now)
     effects = desk.advance(room=8)
-    assert sorted(row.id for formed in effects.batches for row in formed.rows) == ["lost", "waits"]
+    assert sorted(row.request_id for formed in effects.batches for row in formed.rows) == [
+        "lost",
+        "waits",
+    ]
     assert {len(formed.rows) for formed in effects.batches} == {1}
-    desk.ledger.cancel(["lost", "waits"], desk.now)
-    desk.ledger.confirm(["runs"], desk.now)
-    assert len(desk.ledger) == 0
-    assert len(desk.ledger.queue) == 0
+    desk.requests.cancel(["lost", "waits"], desk.now)
+    desk.requests.confirm(["runs"], desk.now)
+    assert len(desk.requests) == 0
+    assert len(desk.requests.queue) == 0

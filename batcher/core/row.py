@@ -7,14 +7,23 @@
 A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, given back).
 """
 
+import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from sluice.internal.v1 import frame_pb2, task_pb2
+from batcher.core.scheduler.task import QueuedTask
+from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, unpack
 
 ATTEMPTS_PER_DELIVERY: Final = 1000
 """Attempts of a later delivery are above all of an earlier one; the rule is in docs/wire.md."""
+PREFIX_TOKENS: Final = 64
+"""Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
+TIMEOUT_MS_MAX: Final = 2**32 - 1
+REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 
 class RowState(Enum):
@@ -47,17 +56,16 @@ IN_FLIGHT: Final = frozenset({RowState.SENT, RowState.RUNNING})
 """States in which a worker may hold the row."""
 
 
-class Row:
-    """One task with all that is known of its answer.
+class Row(QueuedTask):
+    """One task with all that is known of its answer. What the scheduler orders it by is in its base class.
 
     Attributes:
-        id: the request id.
         task: as it came.
         deadline: monotonic seconds; infinite without one.
         produced: the answer so far, from index 0.
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
-        barren: sends in a row that brought no token.
+        no_progress: sends in a row that brought no token.
         worker: the worker it was sent to last; empty: never sent.
         batch: the batch it was sent with last.
     """
@@ -71,16 +79,25 @@ class Row:
         deadline: float,
         now: float,
     ) -> None:
-        self.id = task.request_id
+        super().__init__(
+            task.request_id,
+            task.priority_class,
+            deadline,
+            tenant=task.tenant or "default",
+            workload=task.workload,
+            prompt_tokens=len(task.prompt_token_ids),
+            max_tokens=task.sampling.max_tokens,
+            produced_tokens=len(produced),
+            prefix=_prefix(task.prompt_token_ids[:PREFIX_TOKENS]),
+        )
         self.task = task
-        self.deadline = deadline
         self.produced = list(produced)
         self.base = len(self.produced)
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
         self.batch = frame_pb2.BatchInfo()
-        self.barren = 0
+        self.no_progress = 0
         self._deliveries = deliveries
         self._sends = 0
         self._state = RowState.WAITING
@@ -103,7 +120,7 @@ class Row:
         return (self._deliveries - 1) * ATTEMPTS_PER_DELIVERY + self._sends
 
     def move(self, state: RowState, now: float) -> None:
-        """Goes on to ``state``, and books the time spent in the one before."""
+        """Goes on to ``state``, and adds up the time spent in the one before."""
         assert state in LEGAL[self._state], f"{self._state} -> {state}"
         self._spent_s[self._state] += now - self._since
         self._state, self._since = state, now
@@ -111,14 +128,14 @@ class Row:
     def next_attempt(self) -> None:
         """Fences out what a worker may still send of the attempt before."""
         self._sends = min(self._sends + 1, ATTEMPTS_PER_DELIVERY - 1)
-        self.barren += 1
+        self.no_progress += 1
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[frame_pb2.Logprobs]) -> None:
         """Appends tokens that a worker produced."""
         self.produced.extend(token_ids)
         self.logprobs.extend(logprobs)
         if token_ids:
-            self.barren = 0
+            self.no_progress = 0
 
     def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
         """The worker's times with the batcher's own."""
@@ -127,3 +144,51 @@ class Row:
         timings.queue_ms = self._spent_s[RowState.WAITING] * 1e3
         timings.batch_ms = self._spent_s[RowState.SENT] * 1e3
         return timings
+
+    def message(self, traceparent: str, now: float) -> worker_pb2.Row:
+        """What is sent to a worker."""
+        message = worker_pb2.Row(attempt=self.attempt, traceparent=traceparent)
+        message.task.CopyFrom(self.task)
+        del message.task.produced_token_ids[:]
+        message.task.produced_token_ids.extend(self.produced)
+        left_ms = (self.deadline - now) * 1e3
+        if left_ms < TIMEOUT_MS_MAX:
+            message.timeout_ms = max(1, int(left_ms))
+        return message
+
+
+def _prefix(head: Sequence[int]) -> bytes:
+    if len(head) < PREFIX_TOKENS:
+        return b""
+    return hashlib.blake2b(array("I", head).tobytes(), digest_size=8).digest()
+
+
+def checked_task(payload: bytes, model: str, priority_class: str) -> task_pb2.Task:
+    """The task in ``payload``, which came on the subject of ``model`` and ``priority_class``.
+
+    Raises:
+        MalformedMessage: it is not a task, or not one that can be answered; says which field is wrong.
+    """
+    task = unpack(task_pb2.Task, payload)
+    problem = _problem(task, model, priority_class)
+    if problem:
+        raise MalformedMessage(problem)
+    return task
+
+
+def _problem(task: task_pb2.Task, model: str, priority_class: str) -> str:
+    if not 0 < len(task.request_id) <= REQUEST_ID_CHARACTERS_MAX:
+        return f"request_id: must have 1 to {REQUEST_ID_CHARACTERS_MAX} characters"
+    if not subjects.is_token(task.gateway):
+        return "gateway: cannot be part of a subject"
+    if task.model != model:
+        return "model: is not that of the subject"
+    if task.priority_class != priority_class:
+        return "priority_class: is not that of the subject"
+    if not task.prompt_token_ids:
+        return "prompt_token_ids: is empty"
+    if task.sampling.max_tokens == 0:
+        return "sampling.max_tokens: is 0"
+    if task.deadline_unix_ms < 0:
+        return "deadline_unix_ms: is negative"
+    return ""

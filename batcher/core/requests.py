@@ -1,0 +1,377 @@
+"""The request table: all rows of one model that this batcher holds. Every event of the wires is a call, every
+consequence an effect.
+
+The owner calls `advance` after events and when `wake_at` comes, and then `take`s the effects. The rules are those of
+docs/wire.md:
+
+- A row is settled in JetStream when its end is confirmed, when it is cancelled, or when nobody waits for it.
+- When a worker is lost, its rows go back to the head of the queue with their tokens and a higher attempt; another
+  worker may get them.
+- A row that came back `NO_PROGRESS_MAX` times in a row without a new token ends as failed: it may be what kills the
+  workers.
+- An end that is not confirmed is sent again, see `Outbox`; then the gateway is asked.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Final
+
+from batcher.core.effects import Effects, FormedBatch, Move, Settlement
+from batcher.core.frames import Merge, Outbox, classify, final_frame, merge
+from batcher.core.row import IN_FLIGHT, Row, RowState
+from batcher.core.scheduler.capacity import Capacity
+from batcher.core.scheduler.queue import Queue
+from batcher.core.scheduler.task import Batch
+from batcher.core.workers import ChannelBroken, WorkerShare, WorkerState
+from sluice.errors import EngineFailed
+from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
+from sluice.settings.batching import Policy
+
+NO_PROGRESS_MAX: Final = 5
+TOMBSTONES_MAX: Final = 8192
+"""Cancelled requests that are remembered, in case a cancel overtook its task; the oldest is forgotten first."""
+_WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
+
+
+class Requests:
+    """Rows of one model and their queue. Workers are known by names that stay when a worker is started again.
+
+    Attributes:
+        queue: to be asked; only the table changes it.
+    """
+
+    def __init__(
+        self,
+        batcher: str,
+        *,
+        policy: Policy,
+        final_retry_s: float,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.queue = Queue(policy, weights)
+        self._batcher = batcher
+        self._rows: dict[str, Row] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._workers: dict[str, WorkerState] = {}
+        self._outbox = Outbox(final_retry_s)
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._effects = Effects()
+        self._batches = 0
+        self._wake_at: float | None = None
+        self._draining = False
+
+    def __len__(self) -> int:
+        """Rows held."""
+        return len(self._rows)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the row is held."""
+        return request_id in self._rows
+
+    def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
+        """Puts another policy into force: what waits keeps its time, what is with a worker goes on."""
+        self.queue.reconfigure(policy, weights)
+
+    def take(self) -> Effects:
+        """What is to be done since the last call."""
+        effects, self._effects = self._effects, Effects()
+        effects.frames = self._outbox.take()
+        return effects
+
+    # Tasks, from JetStream.
+
+    def add(self, row: Row, now: float) -> None:
+        """Takes a row that is not held."""
+        self._enter(row)
+        if row.request_id in self._tombstones:
+            self._close(row, Settlement.ACK, now)
+        elif self._draining:
+            self._close(row, Settlement.NAK, now)
+        else:
+            self.queue.add(row, now)
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a task that is not held, because nobody waits for it."""
+        self._effects.settled.append((request_id, Settlement.ACK))
+
+    def bury(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
+        """Ends a row that is not held as failed, and makes its task a dead letter."""
+        self._enter(row)
+        self._fail(row, error, now)
+
+    # Control messages, from gateways.
+
+    def cancel(self, request_ids: Iterable[str], now: float) -> None:
+        """Stops rows; they need no confirmation."""
+        for request_id in request_ids:
+            self._tombstones[request_id] = None
+            if len(self._tombstones) > TOMBSTONES_MAX:
+                self._tombstones.popitem(last=False)
+            row = self._rows.get(request_id)
+            if row is None:
+                continue
+            if row.state is not RowState.ENDED:
+                row.final = frame_pb2.Final(end=frame_pb2.ROW_END_CANCELLED)
+                self._outbox.publish(row, final_frame(row))
+            self._close(row, Settlement.ACK, now)
+
+    def confirm(self, request_ids: Iterable[str], now: float) -> None:
+        """The gateway has the end of these rows."""
+        for request_id in request_ids:
+            row = self._rows.get(request_id)
+            if row is not None:
+                self._close(row, Settlement.ACK, now)
+
+    def resend(self, request_id: str, from_index: int) -> None:
+        """The gateway misses frames."""
+        row = self._rows.get(request_id)
+        if row is not None:
+            self._outbox.resend(row, from_index)
+
+    def resumed(
+        self, request_id: str, answer: control_pb2.HeldTokensResponse | None, now: float
+    ) -> None:
+        """The gateway's answer about an end it never confirmed; None: no answer came in time."""
+        row = self._rows.get(request_id)
+        if row is None or row.state is not RowState.ENDED:
+            return
+        if answer is None:
+            self._outbox.unanswered(row, now)
+        elif not answer.waiting:
+            self._close(row, Settlement.ACK, now)
+        elif answer.attempt > row.attempt:
+            self._close(row, Settlement.LEAVE, now)
+        else:
+            self._outbox.end(row, now)
+
+    # Workers.
+
+    def worker(self, worker: str) -> WorkerState:
+        """What is known of a worker since its channel was opened."""
+        return self._workers.setdefault(worker, WorkerState())
+
+    def live_workers(self) -> list[WorkerState]:
+        """Workers that batches may be sent to."""
+        return [state for state in self._workers.values() if state.live]
+
+    def capacities(self, share: WorkerShare) -> list[Capacity]:
+        """What fits in each live worker."""
+        workers = self._workers.items()
+        return [state.capacity(name, share) for name, state in workers if state.live]
+
+    def step(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
+        """Takes what a step produced.
+
+        Raises:
+            ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
+        """
+        self.worker(worker).report(report, now)
+        for frame in report.frames:
+            row = self._rows.get(frame.request_id)
+            if row is None or row.state not in IN_FLIGHT or row.worker != worker:
+                continue
+            kind = classify(row, frame)
+            if kind is Merge.GAP:
+                raise ChannelBroken("frames are missing")
+            if kind is Merge.NEW:
+                self._take_frame(row, frame, now)
+
+    def admitted(
+        self, worker: str, batch_id: str, admission: worker_pb2.Admission, now: float
+    ) -> None:
+        """A worker answered a batch."""
+        members = self.worker(worker).admitted(batch_id, admission)
+        for request_id in admission.accepted:
+            if request_id in members:  # Else its first frame came before the answer.
+                self._accept(worker, members.pop(request_id), now)
+        for refusal in admission.refused:
+            if refusal.request_id in members:
+                self._refuse(worker, members.pop(refusal.request_id), refusal, now)
+        # A row that the answer does not mention was not taken.
+        for row in members.values():
+            self._refuse(worker, row, worker_pb2.Refusal(retryable=True), now)
+
+    def lost(self, worker: str, now: float) -> list[str]:
+        """A worker is lost: its rows wait again. Returns them: should it live after all, it must drop them."""
+        rows = list(self._workers.pop(worker, WorkerState()).rows.values())
+        for row in rows:
+            row.next_attempt()
+            if row.no_progress >= NO_PROGRESS_MAX:
+                self._fail(row, _no_progress(row), now)
+            else:
+                self._wait_again(row, now)
+        return [row.request_id for row in rows]
+
+    # Time.
+
+    def advance(self, now: float, capacities: Sequence[Capacity]) -> None:
+        """Ends what is too late, repeats what was not confirmed, forms batches for the live workers."""
+        for row in self._late(now):
+            if row.state in IN_FLIGHT:  # Those that wait come out of the queue.
+                self._end(row, _deadline(), now)
+        self._effects.questions.extend(self._outbox.repeat(now))
+        while True:
+            decision = self.queue.next_batch(now, capacities)
+            for request_id in decision.expired:
+                self._end(self._rows[request_id], _deadline(), now)
+            if decision.batch is None:
+                self._wake_at = decision.wake_at
+                return
+            self._send(decision.batch, now)
+            capacities = [capacity.after(decision.batch) for capacity in capacities]
+
+    def wake_at(self) -> float | None:
+        """When `advance` must be called if nothing happens before; None: never."""
+        while self._deadlines and self._deadlines[0][1] not in self._rows:
+            heappop(self._deadlines)
+        deadline = self._deadlines[0][0] if self._deadlines else None
+        moments = (deadline, self._outbox.next_at(), self._wake_at)
+        return min((at for at in moments if at is not None), default=None)
+
+    # The end of the batcher.
+
+    def drain(self, now: float) -> None:
+        """Gives back what waits, now and from now on."""
+        self._draining = True
+        for row in list(self._rows.values()):
+            if row.state is RowState.WAITING:
+                self._close(row, Settlement.NAK, now)
+
+    def release(self, now: float) -> None:
+        """Gives back everything."""
+        for row in list(self._rows.values()):
+            self._close(row, Settlement.NAK, now)
+
+    # Steps in the life of a row.
+
+    def _enter(self, row: Row) -> None:
+        assert row.request_id not in self._rows, row.request_id
+        self._rows[row.request_id] = row
+        self._effects.moves.append(Move(row, None, row.state))
+        if not math.isinf(row.deadline):
+            heappush(self._deadlines, (row.deadline, row.request_id))
+
+    def _move(self, row: Row, state: RowState, now: float) -> None:
+        self._effects.moves.append(Move(row, row.state, state))
+        row.move(state, now)
+        if state is RowState.CLOSED:
+            del self._rows[row.request_id]
+
+    def _late(self, now: float) -> Iterator[Row]:
+        """Rows whose deadline has come, each once."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            row = self._rows.get(heappop(self._deadlines)[1])
+            if row is not None:
+                yield row
+
+    def _send(self, batch: Batch, now: float) -> None:
+        self._batches += 1
+        rows = tuple(self._rows[task.request_id] for task in batch.rows)
+        worker = self.worker(batch.worker)
+        formed = FormedBatch(f"{self._batcher}-{self._batches}", batch, rows, worker.worker_id)
+        for row in rows:
+            row.worker = batch.worker
+            row.batch = formed.info(row)
+            self._move(row, RowState.SENT, now)
+        worker.sent(formed.batch_id, rows)
+        self._effects.batches.append(formed)
+
+    def _sent_to(self, worker: str, request_id: str) -> Row | None:
+        """The row, if it is on its way to ``worker``."""
+        row = self._rows.get(request_id)
+        if row is None or row.state is not RowState.SENT or row.worker != worker:
+            return None
+        return row
+
+    def _accept(self, worker: str, row: Row, now: float) -> None:
+        held = self._sent_to(worker, row.request_id)
+        if held is None:  # It ended on its way: cancelled, or too late.
+            self._effects.cancels.append((worker, row.request_id))
+        elif held is row:
+            self._move(row, RowState.RUNNING, now)
+
+    def _refuse(self, worker: str, row: Row, refusal: worker_pb2.Refusal, now: float) -> None:
+        if self._sent_to(worker, row.request_id) is not row:
+            return
+        if refusal.retryable:
+            self._wait_again(row, now)
+        else:
+            end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
+            self._end(row, end, now)
+
+    def _wait_again(self, row: Row, now: float) -> None:
+        if self._draining:
+            self._close(row, Settlement.NAK, now)
+        else:
+            self._landed(row)
+            self._move(row, RowState.WAITING, now)
+            self.queue.requeue(row.request_id, len(row.produced), now)
+
+    def _take_frame(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
+        if row.state is RowState.SENT:
+            self.worker(row.worker).heard(row)
+            self._move(row, RowState.RUNNING, now)
+        frame = merge(row, frame)
+        if frame.HasField("final"):
+            self._end(row, frame.final, now, frame)
+        else:
+            self._outbox.publish(row, frame)
+
+    def _end(
+        self,
+        row: Row,
+        final: frame_pb2.Final,
+        now: float,
+        frame: frame_pb2.Frame | None = None,
+    ) -> None:
+        """Ends ``row``; ``frame`` is the worker's last one, when it is the worker that says so."""
+        self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE)
+        self._move(row, RowState.ENDED, now)
+        row.final = frame_pb2.Final(
+            end=final.end,
+            timings=row.timings(final.timings),
+            cached_prompt_tokens=final.cached_prompt_tokens,
+        )
+        if final.HasField("error"):
+            row.final.error.CopyFrom(final.error)
+        if row.worker:
+            row.final.batch.CopyFrom(row.batch)
+        self._outbox.end(row, now, frame)
+
+    def _fail(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
+        self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_FAILED, error=error), now)
+        self._effects.dead.append(row)
+
+    def _close(self, row: Row, how: Settlement, now: float) -> None:
+        self._leave(row, now, stop=True)
+        self._move(row, RowState.CLOSED, now)
+        self._outbox.forget(row)
+        self._effects.settled.append((row.request_id, how))
+
+    def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
+        """Takes a row out of queue and worker; with ``stop`` the worker that computes it must drop it."""
+        if stop and row.state is RowState.RUNNING:
+            self._effects.cancels.append((row.worker, row.request_id))
+        if row.state in IN_FLIGHT:
+            self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
+        else:
+            self.queue.cancel(row.request_id)
+        self._landed(row)
+
+    def _landed(self, row: Row) -> None:
+        worker = self._workers.get(row.worker)
+        if worker is not None:
+            worker.landed(row)
+
+
+def _deadline() -> frame_pb2.Final:
+    return frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE)
+
+
+def _no_progress(row: Row) -> frame_pb2.RowError:
+    return frame_pb2.RowError(
+        reason=EngineFailed.reason,
+        message=f"its worker was lost {row.no_progress} times while it computed this request",
+    )

@@ -1,0 +1,274 @@
+"""What fits in each worker: what it reports, what was sent to it since, and what share of it other batchers leave."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from batcher.core.row import Row
+from batcher.core.scheduler.capacity import Capacity, Usage
+from sluice.internal.v1 import worker_pb2
+from sluice.internal.v1.control_pb2 import BatcherReport
+from sluice.wire.subjects import RANKS
+
+MEAN_SHARE: Final = 0.1
+"""What one observation weighs in running means."""
+EXPIRY_S: Final = 3.5
+"""A batcher that was silent for this long is forgotten, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """Which part of a worker is ours."""
+
+    batchers: int = 1
+    """All that send to it, this one included."""
+    demanding: int = 0
+    """Others in which tasks wait."""
+
+    def of(self, slots: int, free: int, used: int, unanswered: int) -> int:
+        """Rows that may be sent to a worker now.
+
+        What was free by its last word is parted among all, rounded up, so all of them together send at most
+        ``batchers - 1`` rows too many on one word; they wait in the worker. One that has an older word may add its
+        part of what was free then. While others have tasks that wait nobody takes more slots than an equal part: they
+        hear of a free slot later than the one whose row left it.
+
+        Args:
+            slots: of the worker.
+            free: of these, by its last word.
+            used: rows of ours in it, or on their way.
+            unanswered: of these, rows on their way, which that word does not know.
+        """
+        room = -(-free // self.batchers) - unanswered
+        if self.demanding:
+            room = min(room, -(-slots // (1 + self.demanding)) - used)
+        return max(0, room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    queued: dict[str, int]
+    """Tasks that wait, by each model that it has a worker for."""
+    expires_at: float
+
+
+class Peers:
+    """The batchers beside this one that were heard lately; time is an argument, monotonic seconds."""
+
+    def __init__(self, batcher: str) -> None:
+        self._batcher = batcher
+        self._peers: dict[str, _Peer] = {}
+
+    def take(self, report: BatcherReport, now: float) -> None:
+        """A batcher's report; our own come too."""
+        if report.batcher == self._batcher:
+            return
+        self._peers.pop(report.batcher, None)
+        if not report.leaving:
+            queued = {model.model: model.queued for model in report.models if model.workers}
+            self._peers[report.batcher] = _Peer(queued, now + EXPIRY_S)
+
+    def share(self, model: str, now: float) -> WorkerShare:
+        """With whom the workers of ``model`` are shared."""
+        for batcher in [b for b, peer in self._peers.items() if peer.expires_at <= now]:
+            del self._peers[batcher]
+        queued = [peer.queued[model] for peer in self._peers.values() if model in peer.queued]
+        return WorkerShare(1 + len(queued), sum(count > 0 for count in queued))
+
+
+class StepTimes:
+    """Running means of a worker's step and of what a prompt token adds to it; 0 while nothing is known."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.prefill_token_s = 0.0
+        self._load: worker_pb2.WorkerLoad | None = None
+        self._at = 0.0
+
+    def note(self, load: worker_pb2.WorkerLoad, now: float) -> None:
+        """A report came. Only reports on either side of steps without a pause between them tell something."""
+        before, passed_s = self._load, now - self._at
+        self._load, self._at = load, now
+        if before is None or not before.running or not load.running:
+            return
+        steps = load.steps - before.steps
+        if steps <= 0:
+            return
+        computed = before.waiting_tokens - load.waiting_tokens
+        if computed > 0 and self.step_s:
+            extra_s = max(0.0, passed_s - steps * self.step_s)
+            self.prefill_token_s = _mean(self.prefill_token_s, extra_s / computed)
+        elif computed == 0:
+            self.step_s = _mean(self.step_s, passed_s / steps)
+
+
+def _mean(known: float, seen: float) -> float:
+    return known + MEAN_SHARE * (seen - known) if known else seen
+
+
+class ChannelBroken(Exception):
+    """Responses are missing, or come from another process: rows of this channel must be sent again."""
+
+
+class WorkerState:
+    """One worker from the opening of its channel to its loss: its last report, and what was sent that it does not know.
+
+    Attributes:
+        worker_id: what the worker calls itself; empty: it has not spoken.
+        live: whether batches may be sent.
+        rows: in the worker, or on their way to it, by request.
+    """
+
+    def __init__(self) -> None:
+        self.worker_id = ""
+        self.live = False
+        self.rows: dict[str, Row] = {}
+        self._load = worker_pb2.WorkerLoad()
+        self._times = StepTimes()
+        self._next_sequence = 0
+        self._refused = False
+        self._ours = [0] * len(RANKS)
+        """How many of `rows`, by class, the most urgent first."""
+        self._unanswered: dict[str, dict[str, Row]] = {}
+        """Batches that the worker has not answered, without the rows that were heard of."""
+
+    @property
+    def slots(self) -> int:
+        """Rows the worker computes at once; 0 before it has spoken."""
+        return self._load.slots
+
+    @property
+    def running(self) -> int:
+        """Rows in it, of all batchers."""
+        return self._load.running
+
+    # What the worker says.
+
+    def report(self, report: worker_pb2.StepReport, now: float) -> None:
+        """Takes a response of the channel.
+
+        Raises:
+            ChannelBroken: one before it is missing, or the worker is another one.
+        """
+        if report.sequence != self._next_sequence:
+            raise ChannelBroken(f"response {report.sequence} instead of {self._next_sequence}")
+        if self.worker_id and report.worker != self.worker_id:
+            raise ChannelBroken(f"worker {report.worker} instead of {self.worker_id}")
+        self.worker_id = report.worker
+        self._next_sequence += 1
+        self._refused = False
+        self._load = report.load
+        self._times.note(report.load, now)
+
+    def admitted(self, batch_id: str, admission: worker_pb2.Admission) -> dict[str, Row]:
+        """Takes the answer to a batch; returns its rows that were not heard of before."""
+        # After a refusal nothing is sent until the worker's next report: it would be refused again.
+        self._refused = any(refusal.retryable for refusal in admission.refused)
+        if admission.HasField("load"):
+            self._load = admission.load
+        return self._unanswered.pop(batch_id, {})
+
+    # What is sent to it.
+
+    def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
+        """A batch goes out."""
+        self._unanswered[batch_id] = {row.request_id: row for row in rows}
+        for row in rows:
+            if row.request_id not in self.rows:
+                self._ours[RANKS[row.priority_class]] += 1
+            self.rows[row.request_id] = row
+
+    def heard(self, row: Row) -> None:
+        """A frame of a row came before the answer to its batch."""
+        members = self._unanswered.get(row.batch.batch_id)
+        if members is not None:
+            members.pop(row.request_id, None)
+
+    def landed(self, row: Row) -> None:
+        """The worker has nothing more to do for the row."""
+        if self.rows.pop(row.request_id, None) is not None:
+            self._ours[RANKS[row.priority_class]] -= 1
+
+    # What fits.
+
+    def capacity(self, name: str, share: WorkerShare) -> Capacity:
+        """What fits in the worker, known as ``name``, of our share."""
+        load = self._load
+        in_flight = self._in_flight()
+        flying = sum(usage.rows for usage in in_flight)
+        capacity = Capacity(
+            worker=name,
+            free_rows=self._free_rows(flying, share),
+            free_tokens=self._free_tokens(in_flight),
+            waiting_tokens=load.waiting_tokens + sum(usage.waiting_tokens for usage in in_flight),
+            running_rows=load.running + load.waiting,
+            batches_in_flight=len(self._unanswered),
+            step_s=self._times.step_s,
+            prefill_token_s=self._times.prefill_token_s,
+        )
+        if self.worker_id and not self._refused and len(load.ranks) == len(RANKS):
+            usages = self._usages(in_flight)
+            capacity = capacity.with_preemption(usages, load.slots, load.places)
+        return self._shared(capacity, in_flight, share)
+
+    def _in_flight(self) -> list[Usage]:
+        """By class, rows that the worker's reports may not know yet."""
+        found = [Usage()] * len(RANKS)
+        for batch in self._unanswered.values():
+            for row in batch.values():
+                rank = RANKS[row.priority_class]
+                rows, prefill, cache = found[rank]
+                found[rank] = Usage(
+                    rows + 1, prefill + row.prefill_tokens, cache + row.cache_tokens
+                )
+        return found
+
+    def _usages(self, in_flight: Sequence[Usage]) -> list[Usage]:
+        """By class, what rows take of the worker, of all batchers."""
+        found = []
+        for load, flying, ours in zip(self._load.ranks, in_flight, self._ours, strict=True):
+            # The worker's own count may be older than what it has of us, so the larger one is believed.
+            rows = max(ours - flying.rows, load.running + load.waiting)
+            found.append(
+                Usage(
+                    rows + flying.rows,
+                    load.waiting_tokens + flying.waiting_tokens,
+                    load.running_tokens + load.waiting_tokens + flying.cache_tokens,
+                )
+            )
+        return found
+
+    def _free_rows(self, flying: int, share: WorkerShare) -> int:
+        if not self.worker_id or self._refused:
+            return 0
+        load, ours = self._load, len(self.rows)
+        # As above, the larger count is believed.
+        free = max(0, load.slots - max(ours - flying, load.running + load.waiting))
+        return share.of(load.slots, free, ours, flying)
+
+    def _free_tokens(self, in_flight: Sequence[Usage]) -> float:
+        load = self._load
+        if not load.block_tokens:
+            return math.inf
+        # Rows that wait inside the worker have no blocks yet.
+        reserved = load.waiting_tokens + sum(usage.cache_tokens for usage in in_flight)
+        return load.free_blocks * load.block_tokens - reserved
+
+    def _shared(
+        self, capacity: Capacity, in_flight: Sequence[Usage], share: WorkerShare
+    ) -> Capacity:
+        ours = accumulate(self._ours)
+        flying = accumulate(usage.rows for usage in in_flight)
+        slots = self._load.slots
+        preemptible = tuple(
+            replace(
+                each,
+                free_rows=share.of(slots, each.free_rows + unanswered, used, unanswered),
+                free_tokens=each.free_tokens / share.batchers,
+            )
+            for each, used, unanswered in zip(capacity.preemptible, ours, flying, strict=False)
+        )
+        free_tokens = capacity.free_tokens / share.batchers
+        return replace(capacity, free_tokens=free_tokens, preemptible=preemptible)

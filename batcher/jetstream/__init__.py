@@ -1,0 +1,1 @@
+"""The work queue: pulls of tasks, their acknowledgement, dead letters."""

@@ -1,0 +1,260 @@
+"""What fits in a worker: its reports, what is on its way, how fast it steps, and the share of other batchers."""
+
+import math
+
+import pytest
+
+from batcher.core.row import Row
+from batcher.core.workers import (
+    EXPIRY_S,
+    ChannelBroken,
+    Peers,
+    StepTimes,
+    WorkerShare,
+    WorkerState,
+)
+from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
+from sluice.internal.v1.worker_pb2 import WorkerLoad
+
+
+def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.StepReport:
+    load = worker_pb2.WorkerLoad(slots=8, running=running)
+    return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load)
+
+
+def free_rows(state: WorkerState) -> int:
+    return state.capacity("name", WorkerShare()).free_rows
+
+
+def row(name: str, priority_class: str = "interactive", prefill: int = 1, cache: int = 1) -> Row:
+    task = task_pb2.Task(request_id=name, priority_class=priority_class)
+    made = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
+    made.prefill_tokens, made.cache_tokens = prefill, cache
+    return made
+
+
+def send(state: WorkerState, batch_id: str, *rows: Row) -> None:
+    state.sent(batch_id, rows)
+
+
+def test_a_worker_that_has_not_spoken_has_no_room() -> None:
+    state = WorkerState()
+    assert not state.worker_id
+    assert free_rows(state) == 0
+
+
+def test_the_first_report_makes_it_live() -> None:
+    state = WorkerState()
+    state.report(report(0, running=3), 0.0)
+    assert (state.worker_id, state.slots, state.running) == ("w", 8, 3)
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 7])
+def test_a_jump_in_the_sequence_breaks_it(sequence: int) -> None:
+    state = WorkerState()
+    state.report(report(0), 0.0)
+    with pytest.raises(ChannelBroken, match=f"response {sequence} instead of 1"):
+        state.report(report(sequence), 0.0)
+
+
+def test_another_worker_breaks_it() -> None:
+    state = WorkerState()
+    state.report(report(0), 0.0)
+    with pytest.raises(ChannelBroken, match="worker other instead of w"):
+        state.report(report(1, worker="other"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "in_flight", "unanswered", "room"),
+    [
+        (0, 0, 0, 0, 8),
+        (5, 0, 2, 0, 3),  # three rows are another batcher's
+        (0, 0, 6, 0, 2),  # its word is older than our rows
+        (4, 0, 6, 2, 2),  # two more are on their way
+        (8, 3, 2, 0, 0),  # it is over-full
+    ],
+)
+def test_room_is_what_neither_its_count_nor_ours_uses(
+    running: int, waiting: int, in_flight: int, unanswered: int, room: int
+) -> None:
+    state = WorkerState()
+    load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
+    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    send(state, "old", *[row(f"o{n}") for n in range(in_flight - unanswered)])
+    state._unanswered.clear()
+    send(state, "new", *[row(f"n{n}") for n in range(unanswered)])
+    assert free_rows(state) == room
+
+
+def test_after_a_refusal_nothing_is_sent_until_its_next_word() -> None:
+    state = WorkerState()
+    state.report(report(0), 0.0)
+    refusal = worker_pb2.Refusal(request_id="r", retryable=True)
+    load = worker_pb2.WorkerLoad(slots=8)
+    state.admitted("b", worker_pb2.Admission(refused=[refusal], load=load))
+    assert free_rows(state) == 0
+    state.report(report(1), 0.0)
+    assert free_rows(state) == 8
+
+
+def test_a_refusal_for_good_says_nothing_about_room() -> None:
+    state = WorkerState()
+    state.report(report(0), 0.0)
+    state.admitted("b", worker_pb2.Admission(refused=[worker_pb2.Refusal(request_id="r")]))
+    assert free_rows(state) == 8
+
+
+def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
+    state = WorkerState()
+    load = worker_pb2.WorkerLoad(
+        slots=8, block_tokens=16, cache_blocks=100, free_blocks=50, waiting_tokens=100
+    )
+    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    send(state, "b", row("one", prefill=10, cache=50), row("two", prefill=20, cache=150))
+    capacity = state.capacity("name", WorkerShare(batchers=2))
+    assert capacity.free_tokens == (800 - 100 - 200) / 2
+    assert capacity.waiting_tokens == 130
+    assert capacity.batches_in_flight == 1
+
+
+def test_without_a_paged_cache_only_rows_limit_it() -> None:
+    state = WorkerState()
+    state.report(report(0), 0.0)
+    assert state.capacity("name", WorkerShare()).free_tokens == math.inf
+
+
+def ranks(*rows: tuple[int, int]) -> list[worker_pb2.RankLoad]:
+    """Rows that run and wait, of each class; each has ten tokens, and waiting ones compute them all."""
+    return [
+        worker_pb2.RankLoad(
+            running=running,
+            waiting=waiting,
+            running_tokens=10 * running,
+            waiting_tokens=10 * waiting,
+        )
+        for running, waiting in rows
+    ]
+
+
+def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
+    state = WorkerState()
+    load = worker_pb2.WorkerLoad(
+        slots=8,
+        places=12,
+        running=8,
+        waiting=1,
+        waiting_tokens=10,
+        block_tokens=10,
+        cache_blocks=20,
+        free_blocks=6,
+        ranks=ranks((1, 0), (2, 0), (5, 1)),
+    )
+    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    # One interactive row more is on its way; all bulk rows are of another batcher.
+    send(state, "old", row("a"), row("c", "standard"), row("d", "standard"))
+    state._unanswered.clear()
+    send(state, "new", row("b", prefill=5, cache=20))
+    capacity = state.capacity("name", WorkerShare())
+    assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (0, 30, 15)
+    # Ten rows are here or on their way, so two places are left.
+    found = [(c.free_rows, c.free_tokens, c.waiting_tokens) for c in capacity.preemptible]
+    assert found == [(2, 60 + 20 - 20 + 50, 5), (2, 30 + 60, 5)]
+    assert not state.capacity("n", WorkerShare(1, 3)).preemptible[1].free_rows
+    unable = worker_pb2.WorkerLoad(slots=8, running=8)
+    state.admitted("b", worker_pb2.Admission(load=unable))
+    assert state.capacity("name", WorkerShare()).preemptible == ()
+
+
+def step_load(steps: int, waiting_tokens: int = 0, running: int = 4) -> WorkerLoad:
+    return WorkerLoad(slots=8, running=running, steps=steps, waiting_tokens=waiting_tokens)
+
+
+def test_the_time_of_a_step_is_learned_from_reports_that_follow_one_another() -> None:
+    pace = StepTimes()
+    for number in range(10):
+        pace.note(step_load(steps=2 * number), now=0.1 * number)
+    assert abs(pace.step_s - 0.05) < 1e-9
+    assert pace.prefill_token_s == 0
+
+
+def test_an_idle_worker_teaches_nothing() -> None:
+    pace = StepTimes()
+    pace.note(step_load(0, running=0), 0.0)
+    pace.note(step_load(1, running=4), 100.0)
+    assert pace.step_s == 0
+
+
+def test_prompt_tokens_cost_what_a_step_with_them_takes_longer() -> None:
+    pace = StepTimes()
+    pace.note(step_load(0), 0.0)
+    pace.note(step_load(1), 0.05)
+    pace.note(step_load(2, waiting_tokens=100), 0.1)
+    pace.note(step_load(3), 0.25)
+    assert abs(pace.prefill_token_s - 0.001) < 1e-9
+    assert abs(pace.step_s - 0.05) < 1e-9
+
+
+def batcher_report(
+    batcher: str, *, workers: int = 1, queued: int = 0, leaving: bool = False
+) -> BatcherReport:
+    models = [ModelReport(model="m", workers=workers, queued=queued)]
+    return BatcherReport(batcher=batcher, models=models, leaving=leaving)
+
+
+def test_a_batcher_counts_itself_once() -> None:
+    peers = Peers("b1")
+    peers.take(batcher_report("b1", queued=3), 0.0)
+    assert peers.share("m", 0.0) == WorkerShare(1, 0)
+
+
+def test_another_one_counts_while_it_is_heard() -> None:
+    peers = Peers("b1")
+    peers.take(batcher_report("b2"), 0.0)
+    peers.take(batcher_report("b2", queued=1), 1.0)
+    assert peers.share("m", EXPIRY_S + 0.9) == WorkerShare(2, 1)
+    assert peers.share("other", 1.0) == WorkerShare(1, 0)
+    assert peers.share("m", EXPIRY_S + 1.0) == WorkerShare(1, 0)
+
+
+def test_one_without_a_worker_or_that_leaves_does_not_count() -> None:
+    peers = Peers("b1")
+    peers.take(batcher_report("b2"), 0.0)
+    peers.take(batcher_report("b2", workers=0), 0.0)
+    assert peers.share("m", 0.0) == WorkerShare(1, 0)
+    peers.take(batcher_report("b2"), 0.0)
+    peers.take(batcher_report("b2", leaving=True), 0.0)
+    assert peers.share("m", 0.0) == WorkerShare(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "used", "unanswered", "room"),
+    [
+        (WorkerShare(), 8, 0, 0, 8),
+        (WorkerShare(), 8, 3, 3, 5),
+        (WorkerShare(2), 8, 0, 0, 4),
+        (WorkerShare(2), 8, 4, 4, 0),  # the rest of what was free is for the others
+        (WorkerShare(2), 1, 7, 0, 1),  # nobody else wants it
+        (WorkerShare(2), 0, 4, 0, 0),
+        (WorkerShare(3), 8, 0, 0, 3),
+        (WorkerShare(2, 1), 8, 0, 0, 4),
+        (WorkerShare(2, 1), 1, 4, 0, 0),  # it is the other one's turn
+        (WorkerShare(2, 1), 1, 3, 0, 1),
+        (WorkerShare(2, 1), 4, 7, 0, 0),
+    ],
+)
+def test_room_is_a_part_of_what_is_free(
+    share: WorkerShare, free: int, used: int, unanswered: int, room: int
+) -> None:
+    assert share.of(8, free, used, unanswered) == room
+
+
+@pytest.mark.parametrize("batchers", [1, 2, 3, 5])
+@pytest.mark.parametrize("free", range(9))
+def test_on_one_word_all_together_use_what_is_free_and_little_more(
+    batchers: int, free: int
+) -> None:
+    share, sent = WorkerShare(batchers), [0] * batchers
+    for _ in range(3):
+        sent = [unanswered + share.of(8, free, unanswered, unanswered) for unanswered in sent]
+    assert free <= sum(sent) <= free + batchers - 1
