@@ -339,8 +339,8 @@ async def test_a_pull_without_a_sign_of_life_is_asked_again(
     echo_triton: MortalTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("batcher.pulls.SILENCE_MAX_S", 0.1)
-    monkeypatch.setattr("batcher.pulls.RETRY_S", 0.05)
+    monkeypatch.setattr("batcher.jetstream.consumer.SILENCE_MAX_S", 0.1)
+    monkeypatch.setattr("batcher.jetstream.consumer.RETRY_S", 0.05)
     pulls: list[str] = []
 
     async def seen(message: Msg) -> None:

@@ -11,7 +11,7 @@ from model_workers.deploy import render_repository
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
-from supervisor import triton
+from supervisor import triton, triton_stubs
 from supervisor.triton_stubs import Action, control_model
 
 START_S = 60.0
@@ -80,7 +80,7 @@ class MortalTriton:
     def kill_stub(self, worker: int = 0) -> None:
         """SIGKILL for the Python process of a worker; the server does not notice."""
         assert self._process is not None
-        stubs = triton.stub_pids(self._process.pid)
+        stubs = triton_stubs.stub_pids(self._process.pid)
         os.kill(stubs[f"{self._models[worker]}_0_0"], signal.SIGKILL)
 
     async def reload(self, worker: int = 0) -> None:
