@@ -1,4 +1,4 @@
-"""Ways to attend over a paged KV cache on a CPU, side by side: microseconds of one layer of one step.
+"""Compares implementations of attention over a paged KV cache on a CPU: microseconds of one layer of one step.
 
     python bench/attention.py [--rows N] [--threads N] [--cpu-time]
 

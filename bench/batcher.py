@@ -1,4 +1,4 @@
-"""The batcher: what its core takes for a decision, what its order saves, and who gets what under a mixed load.
+"""Benchmark of the batcher: cost of a decision, padding saved by its order, and shares under a mixed load.
 
 The core's figures are processor time of this process; the loads run in the simulator, which asks the same core; with
 --mesh they run on the embedded mesh as well.

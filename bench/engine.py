@@ -1,4 +1,4 @@
-"""The engine without the mesh, beside what users would pick instead, on a Llama of random weights.
+"""Benchmark of the engine without the mesh against transformers and llama.cpp, on a Llama of random weights.
 
     python bench/engine.py [--json] [--runs N] [--figure NAME ...]    on a CPU: 29 M parameters, 32 rows
     python bench/engine.py --device cuda [--profile FILE]             on a GPU: 8 B parameters, 128 rows

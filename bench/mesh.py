@@ -1,5 +1,5 @@
-"""What the mesh costs: tokens/s and time to first token through it and straight into Triton; and with the `echo`
-engine, tokens/s through it beside a bare grpc.aio stream. At last, the CPU of an idle mesh.
+"""Overhead of the mesh: tokens/s and time to first token through the mesh and directly with Triton; with the `echo`
+engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
 
     python bench/mesh.py [--json] [--runs N]
 """

@@ -1,4 +1,4 @@
-"""What overload does: goodput at five times the load beside its peak, and how long a refusal takes.
+"""Overload: goodput at five times the peak load compared with the peak, and the latency of refusals.
 
 Requests come by chance at a fixed mean rate, whatever becomes of them (open loop), each with a deadline. The engine is
 `echo` with a fixed time a step, so the capacity of the workers is known and the cores are left to the mesh.

@@ -1,4 +1,4 @@
-"""What a routing decision costs, and what it is worth.
+"""Cost and quality of routing decisions.
 
 `routed_accuracy_share` and `large_token_share`: the shipped tiers on the held-out tasks of `sluice eval`, through the
 embedded mesh, with every strategy of bench/support/strategies.py. The plain names are of the learned cascade.

@@ -1,6 +1,6 @@
-"""What the safety layer costs: a prompt its whole input path (normalize, look with all default rules, decide) on one
-core, for ordinary text of 1 kB and 32 kB; an answer its filter, per token; and the mesh its throughput, under the
-default policy beside one that is switched off. The peer is the bound that the project set, or the mesh without.
+"""Cost of the safety layer: the input path of a prompt (normalize, search with all default rules, decide) on one core,
+for ordinary text of 1 kB and 32 kB; the output filter per token; and the throughput of the mesh under the default
+policy compared with a policy that is switched off. The peer is the project's bound, or the mesh without safety.
 
     python bench/safety.py [--json] [--runs N] [--only input|output|mesh]
 """

@@ -1,4 +1,4 @@
-"""How well the simulation says what the mesh does: the same trace, measured and simulated.
+"""Accuracy of the simulation: the same trace, measured on the mesh and simulated.
 
 Steps of the mesh's own worker are measured first, straight through Triton, and a cost is fitted to them; the ways in
 and out are those of single requests on the idle mesh. Then a generated trace is played on the mesh, open loop, at

@@ -1,4 +1,4 @@
-"""What it costs the gateway to be measured, per request, with a reader of metrics beside it.
+"""Cost of the gateway's telemetry per request, with a metrics reader attached.
 
 `request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its four
 facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.

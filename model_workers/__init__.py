@@ -1,1 +1,1 @@
-"""Model workers: what Triton loads. One worker is one Triton model instance around one engine."""
+"""Model workers, loaded by Triton. One worker is one Triton model instance around one engine."""

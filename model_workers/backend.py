@@ -1,4 +1,4 @@
-"""What Triton's Python backend calls: unpacks requests and passes them to the `Worker`.
+"""The model class of Triton's Python backend: unpacks requests and passes them to the `Worker`.
 
 The model is decoupled: `execute` returns at once, and responses leave later through each request's response sender,
 always ended by the FINAL flag. A stub process serves one model instance, so process-wide settings are made here.
@@ -58,7 +58,7 @@ class TritonResponseSender:
 
 
 class TritonPythonModel:
-    """The model as Triton sees it."""
+    """The model class that Triton's Python backend loads."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""

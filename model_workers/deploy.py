@@ -64,7 +64,7 @@ def _config(model: ModelSettings, name: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Triton has another working folder than the one a relative path was written for."""
+    """Makes a path absolute, because Triton runs in another working directory."""
     if path.startswith("builtin:"):
         return path
     path = resolve_model_path(path)

@@ -1,4 +1,4 @@
-"""Checks a model folder in Hugging Face layout without loading it: is everything there, readable and whole?
+"""Checks a model folder in Hugging Face layout for missing, unreadable and truncated files, without loading it.
 
 Cheap (headers only, no torch), so that a broken folder is one clear line before any server starts.
 """

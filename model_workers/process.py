@@ -1,4 +1,4 @@
-"""What a worker's process sets up: the engine of its model, and its end with Triton."""
+"""Set-up of a worker's process: builds the engine, and ends the process when Triton ends."""
 
 import os
 import select

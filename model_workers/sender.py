@@ -1,4 +1,4 @@
-"""Sends what batchers get: the answers to their requests, and reports of steps on their channels.
+"""Sends responses to batchers: answers to their requests, and reports of steps on their channels.
 
 Sending blocks for a round trip through shared memory, which must not delay the engine: so it has a thread of its own.
 

@@ -1,4 +1,4 @@
-"""The gateway's admission by expected wait, around its own code: what would be late is refused at once.
+"""The gateway's admission by expected wait, around its own code: requests that would be late are refused at once.
 
 It decides by the batcher's report of the last second, as gateways do. One model has nothing smaller to degrade to.
 """
@@ -22,7 +22,7 @@ MODEL: Final = "model"
 
 
 class Admission:
-    """One gateway, and what it knows of one batcher.
+    """One gateway and its view of one batcher.
 
     Args:
         backlog: tasks by class that the batcher has not taken.
@@ -37,7 +37,7 @@ class Admission:
         self._overload = OverloadControl(self._loads, {}, {}, queue_max, breakers)
 
     def report(self, now: float, workers: int) -> None:
-        """The batcher says what it has."""
+        """Takes a report of the batcher."""
         report = control_pb2.BatcherReport(batcher="batcher")
         report.models.add(
             model=MODEL,

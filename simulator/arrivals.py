@@ -50,7 +50,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every length from ``low`` to ``high`` alike."""
+    """Uniform from ``low`` to ``high``."""
 
     low: int
     high: int
@@ -98,10 +98,10 @@ histograms. ``desk`` is about what the support tasks of the shipped tiers have (
 
 
 def parse_lengths(text: str) -> Lengths:
-    """The distribution that ``text`` says.
+    """Parses a distribution of lengths.
 
     Raises:
-        SimulationError: it says none.
+        SimulationError: ``text`` is not a distribution.
     """
     name, *numbers = text.split("/")
     try:
@@ -122,7 +122,7 @@ def parse_lengths(text: str) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What all arrivals of a stream share."""
+    """The fields that all arrivals of a stream share."""
 
     mix: LengthMix
     priority_class: str = "standard"
@@ -233,10 +233,10 @@ def flood(count: int) -> Times:
 
 
 def parse_stream(text: str) -> ArrivalStream:
-    """The stream that ``text`` says.
+    """Parses a stream of arrivals.
 
     Raises:
-        SimulationError: a kind, key or value that cannot be; the message names it.
+        SimulationError: an unknown kind or key, or an invalid value; the message names it.
     """
     kind, _, rest = text.partition(":")
     keys = _Keys(text, _pairs(text, rest))

@@ -1,9 +1,9 @@
-"""What a step of an engine takes: linear in what it computes.
+"""The time of an engine's step as a linear function of its work.
 
     seconds = base_s + prefill_token_s * prefill_tokens + decode_row_s * decode_rows
         + context_token_s * context_tokens + (prefill_s if prefill_tokens) + attended_s * attended
 
-``attended`` counts, for each token of a prompt that is computed, the tokens before it that it looks at.
+``attended`` counts, for each computed token of a prompt, the tokens before it that it attends to.
 
 Fitted from measured steps. A file of them holds JSON lines as ``sluice bench engine --fit`` prints them, one a phase;
 lines of other figures are skipped:
@@ -70,7 +70,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class CostFit:
-    """A cost and how well it says what was measured."""
+    """A cost and how well it predicts the measured steps."""
 
     cost: StepCost
     samples: int
@@ -115,7 +115,7 @@ def parse_samples(lines: Iterable[str]) -> list[StepSample]:
 def fit(samples: Sequence[StepSample]) -> CostFit:
     """The cost with the least squares of the relative errors, none of its parts negative.
 
-    Relative to what the cost says, not to what was measured: else a step whose report came early would count most.
+    Relative to the predicted time, not to the measured one: else a step whose report came early would count most.
 
     Raises:
         SimulationError: fewer than `SAMPLES_MIN` steps, or none that decodes.
@@ -163,7 +163,7 @@ def _solve(samples: Sequence[StepSample], scales: Sequence[float]) -> StepCost:
 
 
 def _said(cost: StepCost, samples: Sequence[StepSample]) -> list[float]:
-    """What ``cost`` says of each, never nearly nothing."""
+    """The predicted time of each step, with a lower bound."""
     least = 0.1 * statistics.median(sample.seconds for sample in samples)
     return [
         max(least, cost(s.prefill_tokens, s.decode_rows, s.context_tokens, s.attended))

@@ -1,4 +1,4 @@
-"""Engines of simulated workers: rows in, and what each step costs and does.
+"""Engines of simulated workers: rows in; per step the time it takes and the tokens it produces.
 
 A worker need not look at every step: `stretch` gives the next steps of equal composition, in which rows only gain
 tokens. So the time of a simulation grows with the number of rows, not of tokens.
@@ -57,7 +57,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class Progress:
-    """What steps brought."""
+    """The results of steps."""
 
     first: list[str] = field(default_factory=list)
     """Rows that got their first token."""
@@ -68,7 +68,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine takes."""
+    """Limits of an engine."""
 
     slots: int = 32
     waiting: int = 32

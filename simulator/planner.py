@@ -1,4 +1,4 @@
-"""How many workers a trace needs under objectives, or a job of documents in a given time; and a sweep over load."""
+"""Capacity planning: workers for a trace under objectives or for a job of documents, and a sweep over load."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +57,8 @@ def plan_trace(
     found = _fewest(run, lambda summary: _kept(summary, share), workers_max)
     if found is None:
         raise SimulationError(
-            f"{workers_max} workers do not keep the promises to {share:.1%} of every class;"
-            " a promise may be shorter than an answer takes on an idle worker"
+            f"{workers_max} workers do not meet the objectives for {share:.1%} of every class;"
+            " an objective may be shorter than an answer takes on an idle worker"
         )
     return TracePlan(found, run(found), run(found - 1) if found > 1 else None)
 
@@ -178,7 +178,7 @@ def _means(mix: LengthMix, seed: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One speed: how many times faster the trace arrives, and what came of it."""
+    """One speed, how many times faster the trace arrives, with its results."""
 
     speed: float
     summary: Summary

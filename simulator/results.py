@@ -1,5 +1,5 @@
-"""What became of each request in a run, and the numbers of the run: latencies by class, goodput, padding, utilization,
-starvation, cost.
+"""Results of a run: the outcome of each request, and latencies by class, goodput, padding, utilization, starvation
+and cost.
 
 The objectives of a class are written ``interactive:ttft=0.5,latency=5``.
 """

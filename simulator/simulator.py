@@ -1,4 +1,4 @@
-"""The mesh in virtual time: arrivals, the gateway's admission, the batcher's queue, workers, frames on the way back.
+"""Simulates the mesh in virtual time: arrivals, admission by the gateway, the batcher's queue, workers, frames back.
 
 The queue is `batcher.core.scheduler.Queue` and the engine's scheduler is `model_workers.engine.scheduler.Scheduler`,
 the ones that run in production. Delays between processes are constant. Nothing is random: all chance is in the trace.
@@ -40,7 +40,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated.
+    """The configuration of a simulation.
 
     Attributes:
         weights: shares of tenants that differ from 1.
@@ -62,7 +62,7 @@ class Setup:
 
 
 def simulate(trace: Sequence[Arrival], setup: Setup) -> History:
-    """What becomes of the arrivals, which are in order of time.
+    """Simulates ``arrivals``, which are in order of time.
 
     Raises:
         SimulationError: a request is longer than a worker's cache.

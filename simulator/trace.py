@@ -1,4 +1,4 @@
-"""Traces: what arrived when, how long prompt and answer were, and who asked; and their recording. No text.
+"""Traces of requests (arrival time, lengths, class, tenant; no text), and their recording.
 
 A file holds one JSON object a line, in any order of time:
 

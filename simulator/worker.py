@@ -1,4 +1,4 @@
-"""One worker in the simulation: batches in flight to it, the steps of its engine, and what the batcher knows of it."""
+"""A simulated worker: the batches in flight to it, the steps of its engine, and the batcher's view of it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class EventQueue:
 
 
 class WorkerEvents(Protocol):
-    """Receives what happens in a worker."""
+    """Receives the events of a worker."""
 
     def on_admitted(self, worker: "SimulatedWorker", refused: Sequence[str]) -> None:
         """The worker's answer to a batch has arrived."""

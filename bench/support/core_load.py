@@ -1,4 +1,4 @@
-"""Drives the batcher's queue alone: how many decisions it takes a second, and how well its batches are filled."""
+"""Load on the batcher's queue alone: decisions per second, and how well its batches are filled."""
 
 import time
 from dataclasses import dataclass

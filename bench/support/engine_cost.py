@@ -1,4 +1,4 @@
-"""Measures what the steps of a worker cost, from outside: batches straight into Triton, and when their reports come.
+"""Measures the step times of a worker from outside: sends batches directly to Triton and times their reports.
 
 - Rows that decode: the time between reports, over the steps between them.
 - A prompt beside rows that decode: the time of the step that brings its first token.

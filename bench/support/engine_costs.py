@@ -1,4 +1,4 @@
-"""What a step of the engine costs, as a linear function of what is in it: for the simulator."""
+"""Fits the time of an engine's step as a linear function of its work, for the simulator."""
 
 from collections.abc import Sequence
 from typing import Any, Final

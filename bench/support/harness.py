@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved runs of both sides, medians, and one JSON object a line.
+"""The harness of all benchmarks: interleaved runs of both sides, medians, and one JSON object a line.
 
 A figure is the median over rounds; each round runs ours and the peer once, in alternating order, so that a drift of the
 machine meets both. `ratio` is written so that higher is better for us.

@@ -49,7 +49,7 @@ SLO_S: Final = 0.5
 
 @dataclass(frozen=True)
 class Mixed:
-    """What one round showed."""
+    """The results of one round."""
 
     goodput_per_s: float
     ttft_p99_s: float

@@ -1,4 +1,4 @@
-"""Loads for the batcher in the simulator, and what they show."""
+"""Mixed loads for the batcher in the simulator, and their results."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -61,7 +61,7 @@ def together(*loads: list[Arrival]) -> list[Arrival]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one run showed, over `SECONDS`."""
+    """The results of one run, over `SECONDS`."""
 
     interactive_goodput_per_s: float
     interactive_ttft_p99_s: float

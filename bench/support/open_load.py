@@ -1,4 +1,4 @@
-"""Plays a trace on a running mesh: every request at its time, whatever became of those before it (open loop).
+"""Plays a trace on a running mesh in open loop: each request at its time, whether or not earlier ones have ended.
 
 What comes back is a trace as well: what was sent and measured, so that the very same can be simulated.
 """

@@ -1,4 +1,4 @@
-"""Strategies of routing between the two shipped tiers, by name, and a mesh that has them all at once.
+"""Routing strategies between the two shipped tiers, by name, and a mesh that serves them all.
 
 Each is a policy of the configuration that requests ask for by a label, so that runs of all of them can be interleaved
 on the same processes. A further strategy is one more entry of `strategies`.

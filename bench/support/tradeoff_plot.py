@@ -1,4 +1,4 @@
-"""A picture of strategies of routing: what they keep for which tokens, and what they cost in money and time."""
+"""Plots routing strategies: accuracy over tokens, and cost over latency."""
 
 from collections.abc import Sequence
 from pathlib import Path

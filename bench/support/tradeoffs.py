@@ -1,4 +1,4 @@
-"""What strategies of routing give and cost, out of the graded answers of interleaved rounds."""
+"""Accuracy, tokens, cost and latency of routing strategies, from the graded answers of interleaved rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Engines: plain synchronous code that computes rows step by step. Nothing here knows Triton, NATS or a clock."""
+"""Engines: synchronous code that computes rows step by step, independent of Triton, NATS and clocks."""

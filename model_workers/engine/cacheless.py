@@ -1,4 +1,4 @@
-"""Engines without a KV cache, limited by slots alone: what they share, and the echo engine."""
+"""Engines without a KV cache, limited by slots alone: their base class, and the echo engine."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace

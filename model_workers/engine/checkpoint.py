@@ -1,4 +1,4 @@
-"""Makes the engine of a model's settings: weights, KV cache, constraints, draft model.
+"""Loads the engine of a model: weights, KV cache, constraints, draft model.
 
 On a CPU the weights are computed in float32, whatever they are stored in: docs/decisions/engine-numerics.md says why.
 """

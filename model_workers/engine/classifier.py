@@ -1,6 +1,6 @@
 """The engine of sequence classifiers, on transformers' own model code: a row answers with the number of its best label.
 
-Its log-probabilities are those of all labels, so the wire needs nothing else. Texts are computed whole; the scheduler
+Its log-probabilities are those of all labels, so no other message is needed. Texts are computed whole; the scheduler
 admits ``prefill_tokens`` of them a step, so that cancels and urgent rows are handled in between.
 """
 

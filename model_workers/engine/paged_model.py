@@ -1,4 +1,4 @@
-"""The interface between the engine's decisions and its tensors: what a step computes, and the model that does."""
+"""The interface between scheduling and tensors: the chunks of a step, and the model that computes them."""
 
 import logging
 from collections.abc import Sequence

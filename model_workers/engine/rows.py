@@ -1,4 +1,4 @@
-"""Rows inside an engine: the life cycle of one, its tokens and what ends it; and the index of all by request."""
+"""Rows inside an engine: states, tokens and end conditions, and the index by request."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RowState(Enum):
-    """Where a row is. Only a RUNNING row holds blocks of the cache."""
+    """The state of a row. Only a RUNNING row holds blocks of the cache."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -141,7 +141,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """How many and how long rows an engine takes.
+    """Limits on number and length of an engine's rows.
 
     Attributes:
         slots: most rows that run at once.

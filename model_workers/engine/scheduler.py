@@ -1,4 +1,4 @@
-"""Which rows the next step computes, and how many tokens of each.
+"""The engine's scheduler: chooses the rows of the next step, and how many tokens of each to compute.
 
     add / cancel   rows come and go between steps
     sweep          takes out what is cancelled or past its deadline
@@ -35,7 +35,7 @@ LOAD_RANKS: Final = len(CLASSES)
 
 
 class Scheduler:
-    """The rows of one engine. Knows no tensors."""
+    """Schedules the rows of one engine. Independent of tensors."""
 
     def __init__(self, blocks: BlockManager, limits: RowLimits) -> None:
         assert blocks.num_blocks >= blocks.blocks_for(limits.context_tokens)

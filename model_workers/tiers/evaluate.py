@@ -1,6 +1,6 @@
 """Measure a model folder on the held-out tasks: `python -m model_workers.tiers.evaluate DIR`.
 
-Through transformers in bfloat16, or with --served as a worker computes it (--dtype, --quantization).
+Runs transformers in bfloat16, or with --served the worker's engine (--dtype, --quantization).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The two tiers: their shapes, what they are trained on and for how long."""
+"""The two tiers: shapes, training data and training length."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ PROMPTS: Final = (
     "Write a polite reply.\nHi there, My order is D-91198. I changed my mind about the bike light, "
     "please do not send it. Regards, Marco",
 )
-"""One of each kind of task that the shipped tiers know."""
+"""One of each kind of task that the shipped tiers are trained on."""
 
 ANSWER_TOKENS: Final = 112
 ANSWER_S: Final = 120.0

@@ -1,4 +1,4 @@
-"""`sluice drift`: whether the learned routers still know the traffic that they decide about."""
+"""`sluice drift`: input and accuracy drift of the learned routers."""
 
 from dataclasses import asdict
 

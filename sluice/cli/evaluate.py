@@ -1,4 +1,4 @@
-"""`sluice eval`: how well each model answers questions that can be graded, through the whole mesh, and at what cost."""
+"""`sluice eval`: accuracy, cost and latency of each model on graded questions, through the whole mesh."""
 
 import asyncio
 import csv
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from sluice.cli import failure, options, output, scores
-from sluice.cli.questions import Question, Split, ask_all, of_desk, of_file
+from sluice.cli.questions import Question, Split, ask_all, of_file, support_questions
 from sluice.cli.scores import Result, Score, Trade
 from sluice.client import AsyncClient, GenerateOptions
 from sluice.defaults import AUTO
@@ -47,7 +47,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Ask --weak and --strong training questions; write how they did, for `sluice router train`.",
+            help="Ask --weak and --strong training questions; write outcomes for `sluice router train`.",
         ),
     ] = None,
     weak: Annotated[
@@ -70,10 +70,10 @@ def evaluate(
 ) -> None:
     """Ask questions and print how many answers are right, what they cost, and what routing saves.
 
-    The questions of the support desk are none that the shipped tiers were trained on; with --outcomes they are of the
-    other side of the split, so that a router that learns from them can be judged here. They are asked in a mixed order,
-    answered greedily, graded exactly, and shown per model, kind and level. Tokens are those of prompts and answers, by
-    the model that computed them.
+    The shipped questions are held-out support tasks, which the tiers were not trained on. With --outcomes they are
+    from the training side, so that a router that learns from them can be evaluated on the held-out ones. They are asked
+    in a mixed order, answered greedily, graded exactly, and shown per model, kind and level. Tokens are those of
+    prompts and answers, by the model that computed them.
     """
     if outcomes is not None and (model or weak == strong):
         raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
@@ -85,7 +85,7 @@ def evaluate(
         "accept_replace": accept_replace,
     }
     side: Split = "heldout" if outcomes is None else "train"
-    found = of_desk(side, n, seed) if questions is None else of_file(questions)
+    found = support_questions(side, n, seed) if questions is None else of_file(questions)
     about: dict[str, Any] = (
         {"n": n, "seed": seed} if questions is None else {"questions": str(questions)}
     )
@@ -101,7 +101,7 @@ def evaluate(
 
 
 class OutcomesFile:
-    """What `sluice router train` learns from: how a weak and a strong model did on the same prompts.
+    """Training data for `sluice router train`: outcomes of a weak and a strong model on the same prompts.
 
     The file appears when it is complete.
 

@@ -1,4 +1,4 @@
-"""`sluice explain` and `sluice feedback`: why a request was answered as it was, and how good the answer was."""
+"""`sluice explain` and `sluice feedback`: shows the decisions about a request, and grades its answer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC
@@ -42,7 +42,7 @@ def explain(
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
-    """Show what was decided about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
+    """Show the decisions about a request: findings, route, batch, worker, tokens, cost. No text is kept."""
     found: GetRequestRecordResponse | GetAuditEntryResponse
     with Client(address) as client:
         found = client.audit(request_id) if audit else client.explain(request_id)
@@ -59,7 +59,7 @@ def feedback(
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
-    """Say how good an answer was. A later grade of the same request replaces an earlier one."""
+    """Grade an answer. A later grade of the same request replaces an earlier one."""
     with Client(address) as client:
         client.feedback(request_id, grade)
     if as_json:

@@ -1,4 +1,4 @@
-"""How a command reports that it failed: one line on stderr, and with --json an object on stdout."""
+"""Error reports of commands: one line on stderr, and with --json an object on stdout."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ class CommandFailed(Exception):
 
 
 def report(error: Exception, as_json: bool) -> int:
-    """Writes `error` where people and programs look for it; returns the exit code."""
+    """Writes `error` to stderr, with --json also to stdout; returns the exit code."""
     described = describe(error)
     if as_json:
         done = error.done if isinstance(error, CommandFailed) else {}

@@ -1,4 +1,4 @@
-"""What `sluice router train` learns from: files, and outcomes that a mesh has kept of its own traffic."""
+"""Training data of `sluice router train`: files, and outcomes that a mesh has kept of its own traffic."""
 
 import csv
 import time
@@ -39,7 +39,7 @@ class MeshOutcomes:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How to learn, and what from beside files."""
+    """Options of training, and the outcomes to fetch from a mesh."""
 
     cascade: bool = False
     seed: int = 0

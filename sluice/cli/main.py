@@ -45,11 +45,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
 """Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
 
 Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
-for the questions of the support desk.
+for the support tasks.
 """
 
 INTERRUPTED: Final = 130
-"""What Typer makes of Ctrl-C."""
+"""Typer's exit code for Ctrl-C."""
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 

@@ -1,4 +1,4 @@
-"""How commands write: JSON for programs, aligned columns for files and pipes, a table with lines for a terminal."""
+"""Output of commands: JSON for programs, aligned columns for files and pipes, a table with lines for a terminal."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for people: on stderr, and only when that is a terminal."""
+    """A remark for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text}\x1b[0m", file=sys.stderr, flush=True)
 
@@ -81,7 +81,7 @@ def answer_object(answer: Answer) -> dict[str, Any]:
 
 
 def summary(answer: Answer) -> str:
-    """An answer's way, in one line for people."""
+    """Model, tokens and times of an answer, in one line for people."""
     timings = answer.timings
     why = f" ({', '.join(answer.rules)})" if answer.rules else ""
     return (

@@ -1,4 +1,4 @@
-"""`sluice plan`: how many workers a load needs, by simulation."""
+"""`sluice plan`: the number of workers that a load needs, by simulation."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -18,15 +18,19 @@ def plan(
     documents: Annotated[
         int | None, typer.Option(min=1, help="Plan a job of so many documents instead.")
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="That the job may take.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.001, help="Time that the job may take.")] = 24.0,
     prompt_tokens: Annotated[
-        str, typer.Option(metavar="LENGTHS", help="Of a document: 900, or lognormal/900/0.6/4096.")
+        str,
+        typer.Option(
+            metavar="LENGTHS", help="Length of a document: 900, or lognormal/900/0.6/4096."
+        ),
     ] = "lognormal/500/0.7/4096",
     answer_tokens: Annotated[
-        str, typer.Option(metavar="LENGTHS", help="Of its answer.")
+        str, typer.Option(metavar="LENGTHS", help="Length of its answer.")
     ] = "lognormal/60/0.5/512",
     share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Of each class that must get its promise.")
+        float,
+        typer.Option(min=0.01, max=1, help="Share of each class that must meet its objectives."),
     ] = 0.99,
     workers_max: Annotated[int, typer.Option(min=1, max=4096)] = 256,
     policy: Annotated[str, typer.Option(help="Policy of the batcher.")] = "continuous",
@@ -44,7 +48,7 @@ def plan(
     worker_hour_price: scenario.Price = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer how many workers it takes: for a trace under promises, or for a job of documents until a time.
+    """Compute how many workers are needed: for a trace under objectives, or for a job of documents in a given time.
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
@@ -90,7 +94,7 @@ def _write_trace(planned: "TracePlan", as_json: bool) -> None:
     if planned.one_less is not None:
         shown[f"{planned.workers - 1} workers"] = planned.one_less
     simulate.show(shown)
-    print(f"\n{planned.workers} workers keep the promises")
+    print(f"\n{planned.workers} workers meet the objectives")
 
 
 def _write_job(job: "JobPlan", as_json: bool) -> None:

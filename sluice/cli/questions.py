@@ -1,4 +1,4 @@
-"""The questions of `sluice eval`, from the shipped support desk or a CSV file, and asking them."""
+"""The questions of `sluice eval`: loads them from the support tasks or a CSV file, and asks them."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ class Question:
     max_tokens: int | None = None
 
 
-def of_desk(split: Split, n: int, seed: int) -> list[Question]:
+def support_questions(split: Split, n: int, seed: int) -> list[Question]:
     """``n`` tasks of every kind and level, from one side of the split that the shipped tiers were trained with."""
     from model_workers.tiers.example import CELLS
     from model_workers.tiers.tasks import generate

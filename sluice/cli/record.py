@@ -36,7 +36,7 @@ def record(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Record what a running mesh is asked: when, how long prompt and answer are, class and tenant. No text, no tokens.
+    """Record the requests of a running mesh: arrival time, lengths, class and tenant. No text, no tokens.
 
     Subscribes to tasks and frames on NATS, beside their receivers. Ctrl-C ends it early and keeps what was recorded.
     """
@@ -71,7 +71,7 @@ class Recorder:
 
     @property
     def unfinished(self) -> int:
-        """Requests that were seen, and whose end was not."""
+        """Requests whose end was not seen."""
         if self._recording is None:
             return 0
         return len(self._recording) + self._recording.dropped

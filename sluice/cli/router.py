@@ -1,4 +1,4 @@
-"""`sluice router`: learns a router from recorded outcomes, scores prompts with it, and reports what it is worth."""
+"""`sluice router`: trains a router on recorded outcomes, scores prompts with it, and reports its quality."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""`sluice safety`: what the policies of the mesh make of a text, and what a policy under trial would do otherwise."""
+"""`sluice safety`: checks a text against the policies of the mesh, and shows the counts of a dry run."""
 
 import sys
 from dataclasses import asdict
@@ -29,9 +29,9 @@ def safety(
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is found in a text, what is done about it, and what a model would see; or the counts of a dry run.
+    """Show the findings in a text, the actions on them, and the text for the model; or the counts of a dry run.
 
-    Exit code 0 when it could be checked, also when it would be blocked; for dry-run when a policy is under trial.
+    Exit code 0 when the text was checked, also when it would be blocked; for dry-run when a policy is in dry run.
     """
     if (what is None) is (action == "check"):
         problem = "needs a text" if what is None else "takes no text"
@@ -99,4 +99,4 @@ def _is_file(what: str) -> bool:
     try:
         return Path(what).is_file()
     except (OSError, ValueError):
-        return False  # too long or too strange for a path
+        return False  # not a valid path

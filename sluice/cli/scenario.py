@@ -66,7 +66,7 @@ Slos = Annotated[
     typer.Option(
         "--slo",
         metavar="CLASS:ttft=S,latency=S",
-        help="What a class is promised; may be repeated.  "
+        help="Objectives of a class; may be repeated.  "
         "[default: TTFT 0.5 s interactive, 5 s standard]",
     ),
 ]
@@ -124,7 +124,7 @@ def load_trace(
 
 
 def load_cost(name: str) -> "StepCost":
-    """A shipped cost, or what is fitted to the steps of a file."""
+    """A shipped cost, or one fitted to the steps of a file."""
     from simulator.cost import SHIPPED, fit, named_cost, parse_samples
 
     if name in SHIPPED or not Path(name).is_file():

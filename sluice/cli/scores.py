@@ -1,4 +1,4 @@
-"""Adds up graded answers: one line per model, kind and level, one for each model as a whole, and what it saves."""
+"""Aggregates graded answers: one line per model, kind and level, a total for each model, and the savings of routing."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class Result:
         model: whose answer it is.
         legs: tokens of every model that worked on it.
         ttft_s: until the first text came, which a cascade in mode "replace" may take back.
-        error: why there is no answer.
+        error: the reason for a missing answer.
     """
 
     asked: str

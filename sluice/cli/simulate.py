@@ -1,4 +1,4 @@
-"""`sluice simulate`: what policies of the batcher would do with a load, without a mesh."""
+"""`sluice simulate`: compares policies of the batcher under a load, without a mesh."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -46,7 +46,7 @@ def simulate(
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
 
-    Prints time to first token and latency per class, goodput under the promises, the longest wait, padding,
+    Prints time to first token and latency per class, goodput under the objectives, the longest wait, padding,
     utilization and cost.
     """
     from simulator.results import parse_slos, summarize

@@ -1,4 +1,4 @@
-"""The one configuration file of a mesh: what each section may say, with defaults for a mesh on this machine."""
+"""Settings: the schema of a mesh's configuration file, with defaults for a mesh on this machine."""
 
 from sluice.errors import SettingsError
 from sluice.settings.mesh import (

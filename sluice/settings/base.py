@@ -1,4 +1,4 @@
-"""What every section of the configuration is built on."""
+"""The base class of the sections of the configuration."""
 
 from typing import Annotated
 

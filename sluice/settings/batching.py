@@ -1,7 +1,7 @@
 """Policies of the batcher: one set of switches and limits, and named presets of it.
 
-docs/batching.md says what each preset is for. A policy in the YAML file is a name, or a mapping whose other keys
-override what the name stands for:
+docs/batching.md describes the presets. A policy in the YAML file is the name of a preset, or a mapping whose other
+keys override the preset:
 
     batcher:
       policy: {name: length, max_rows: 16, padding_max: 0.1}
@@ -51,7 +51,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class ClassPolicy(Section):
-    """What one class is promised."""
+    """The objectives of one class."""
 
     ttft_target_s: float = Field(gt=0)
     """Time to the first token that its callers expect; the wait window keeps well below it."""
@@ -77,7 +77,7 @@ class ClassPolicies(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """A class that is named keeps the defaults of what is not said of it."""
+        """Keys that a class does not set keep their defaults."""
         if not isinstance(values, Mapping):
             return values
         return {name: _filled(name, fields) for name, fields in values.items()}
@@ -167,7 +167,7 @@ class Policy(Section):
         return self
 
     def of_class(self, priority_class: str) -> ClassPolicy:
-        """What the class is promised."""
+        """The objectives of the class."""
         policy = getattr(self.classes, priority_class)
         assert isinstance(policy, ClassPolicy)
         return policy

@@ -1,4 +1,4 @@
-"""The one configuration file: what it may say, with defaults for a mesh on this machine.
+"""The schema of the configuration file, with defaults for a mesh on this machine.
 
 Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``.
 Errors name the key (`SettingsError`).
@@ -105,7 +105,7 @@ class TritonSettings(Section):
 
 
 class RecordsSettings(Section):
-    """What is kept of requests, for `sluice explain`, and of safety decisions, for auditors; both in JetStream."""
+    """Retention of request records (`sluice explain`) and of safety decisions (audit); both in JetStream."""
 
     enabled: bool = True
     max_mib: int = Field(256, ge=1)

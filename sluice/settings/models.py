@@ -1,4 +1,4 @@
-"""A model to serve: its settings, where its files are, and a classifier's labels, as gateway and worker read them."""
+"""Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SIGHUP makes a running process read its configuration again; a file that cannot work leaves the old one in force."""
+"""Reloads the configuration of a running process on SIGHUP; an invalid file leaves the old configuration active."""
 
 import asyncio
 import logging

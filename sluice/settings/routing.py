@@ -1,4 +1,4 @@
-"""What the section ``routing`` of the configuration may say; docs/routing.md explains each part."""
+"""Settings of the section ``routing``; docs/routing.md explains each part."""
 
 from typing import Annotated, Literal, Self
 
@@ -99,7 +99,7 @@ class CascadeRoute(Section):
 
 
 class Budget(Section):
-    """What the tenants that it names may spend in an hour, in the currency of the prices; then ``model`` answers."""
+    """Hourly spending limit of the named tenants, in the currency of the prices; above it ``model`` answers."""
 
     tenants: tuple[Name, ...] = ()
     """Each of them; empty: every tenant."""
@@ -115,7 +115,7 @@ class LoadRoute(Section):
 
 
 class Trial(Section):
-    """A new model beside the one that it may replace."""
+    """A canary or shadow: a new model tried beside the one that it may replace."""
 
     model: Name
     of: Name
@@ -200,7 +200,7 @@ class BreakerSettings(Section):
 
 
 class OutcomeSettings(Section):
-    """How models did on requests is kept to learn from, with the prompts; of no tenant that is not named here."""
+    """Keeps outcomes of models with their prompts as training data, only for the tenants that are named here."""
 
     tenants: tuple[Name, ...] = ()
     """Those that let their prompts be kept."""
@@ -251,7 +251,7 @@ class DriftSettings(Section):
 
 
 class RoutingSettings(RoutingPolicy):
-    """The policy of requests that no selection takes, and what all policies share."""
+    """The policy of requests that no selection matches, and the settings that all policies share."""
 
     policies: dict[Name, RoutingPolicy] = Field(default_factory=dict)
     select: tuple[Selection, ...] = ()

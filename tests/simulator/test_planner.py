@@ -39,9 +39,9 @@ def test_one_worker_may_be_enough() -> None:
     assert plan.summary.cost is not None
 
 
-def test_a_promise_that_no_number_of_workers_keeps_is_told() -> None:
+def test_objectives_that_no_number_of_workers_meets_are_an_error() -> None:
     impossible = parse_slos(["interactive:ttft=0.001"])
-    with pytest.raises(SimulationError, match="4 workers do not keep"):
+    with pytest.raises(SimulationError, match="4 workers do not meet"):
         plan_trace(trace(*LOAD, seconds=2.0), setup(), impossible, share=0.9, workers_max=4)
 
 

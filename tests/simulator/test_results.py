@@ -65,7 +65,7 @@ def test_a_run_in_numbers() -> None:
     assert summary.cost_per_million_tokens == pytest.approx(0.4 / 100 * 1e6)
 
 
-def test_a_promise_counts_first_token_and_end() -> None:
+def test_an_objective_covers_first_token_and_end() -> None:
     outcome = finished(0.0, 0.2, 2.0)
     assert Slo().met(outcome)
     assert Slo(0.2, 2.0).met(outcome)
@@ -81,7 +81,7 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentiles([]).p50 is None
 
 
-def test_promises_are_read() -> None:
+def test_objectives_are_parsed() -> None:
     slos = parse_slos(["interactive:ttft=0.3,latency=4", "bulk:latency=3600"])
     assert slos["interactive"] == Slo(0.3, 4.0)
     assert slos["bulk"] == Slo(latency_s=3600.0)
@@ -91,6 +91,6 @@ def test_promises_are_read() -> None:
 @pytest.mark.parametrize(
     "text", ["urgent:ttft=1", "bulk", "bulk:ttft", "bulk:ttft=0", "bulk:ttft=x", "bulk:itl=1"]
 )
-def test_a_promise_that_is_none_is_told(text: str) -> None:
+def test_invalid_objectives_are_rejected(text: str) -> None:
     with pytest.raises(SimulationError, match=text.split(":", maxsplit=1)[0]):
         parse_slos([text])

@@ -1,4 +1,4 @@
-"""Linear layers as the engine computes them.
+"""Linear layers: plain, packed for oneDNN on CPUs, and 8-bit quantized.
 
 On a CPU the weight is laid out for oneDNN once, at load: 1.3 to 2.5 times faster than a plain product, and a row's
 result does not depend on how many rows are computed with it (docs/decisions/engine-numerics.md). The operators are

@@ -1,4 +1,4 @@
-"""Constrained decoding: which tokens may come next in an answer that must match a JSON schema or a regular expression.
+"""Constrained decoding: the allowed next tokens of an answer that must match a JSON schema or a regular expression.
 
 llguidance compiles the constraints; it works on a model's tokens, not on text.
 """
@@ -28,7 +28,7 @@ class MatcherError(Exception):
 
 
 class Matcher(Protocol):
-    """How one answer may continue. Owned by its row."""
+    """The allowed continuations of one answer. Owned by its row."""
 
     def mask(self) -> NDArray[np.int32]:
         """Which tokens may come next: bit ``t % 32`` of word ``t // 32``; tokens after the last word may not.

@@ -1,6 +1,6 @@
 """The distribution at positions that need more than the most probable token, and draws from it.
 
-In this order: what the constraint and ``min_tokens`` rule out; repetition, presence and frequency penalties;
+In this order: masks of the constraint and of ``min_tokens``; repetition, presence and frequency penalties;
 temperature; log-probabilities; top-k, top-p, min-p; draw. docs/sampling.md is the reference.
 """
 

@@ -1,4 +1,4 @@
-"""What sampling keeps of one row: its tokens for the penalties, its constraint, and the positions to draw next."""
+"""The sampling state of one row: token counts for penalties, the constraint, and the positions to draw next."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
