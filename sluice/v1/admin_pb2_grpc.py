@@ -67,37 +67,37 @@ class AdminServiceServicer:
     """
 
     def GetRequestRecord(self, request, context):
-        """Everything that was decided about one request; it holds no text of prompt or answer. Records are kept for a bounded
-        time and come a moment after the end of the request.
+        """All decisions about one request, without any text of prompt or answer. Records are kept for a bounded time and are
+        available shortly after the end of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAuditEntry(self, request, context):
-        """What the audit holds of one request: the decisions of its safety layer. Kept longer than records, and never changed.
+        """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitFeedback(self, request, context):
-        """Says how good an answer was; a later grade of the same request replaces an earlier one.
+        """Grades an answer; a later grade of the same request replaces an earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamOutcomes(self, request, context):
-        """How two models did on requests of tenants that let their prompts be kept for it (routing.outcomes), oldest first.
-        A request whose outcome changes meanwhile may come again; the later one holds.
+        """Outcomes of two models on requests of tenants that allow their prompts to be kept (routing.outcomes), oldest first.
+        A request whose outcome changes meanwhile may come again; the later one replaces the earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRouterHealth(self, request, context):
-        """How the learned routers in force do on the traffic of this gateway: whether their inputs or their accuracy drifted.
+        """Input and accuracy drift of the active learned routers, measured on the traffic of this gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

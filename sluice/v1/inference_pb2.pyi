@@ -4,7 +4,7 @@ isort:skip_file
 The public API of Sluice: one prompt in, a stream of tokens out.
 
 Metadata of a call, all optional:
-- "sluice-tenant": who pays, 1 to 64 letters, digits, "-" and "_"; "default" without it.
+- "sluice-tenant": the tenant, 1 to 64 letters, digits, "-" and "_"; "default" without it.
 - "traceparent" and "tracestate": W3C trace context; the spans of the request become children of that span.
 - "grpc-timeout", which gRPC sets from the deadline of the call: the deadline of the request.
 """
@@ -42,7 +42,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """The model, in an earlier turn."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Who says a turn of a conversation."""
+    """The speaker of a turn of a conversation."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Refused."""
@@ -63,11 +63,11 @@ class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.Val
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """Taken as PRIORITY_INTERACTIVE."""
     PRIORITY_INTERACTIVE: _Priority.ValueType  # 1
-    """Somebody is waiting for the first token."""
+    """A person waits for the first token."""
     PRIORITY_STANDARD: _Priority.ValueType  # 2
-    """A program is waiting for the answer."""
+    """A program waits for the answer."""
     PRIORITY_BULK: _Priority.ValueType  # 3
-    """Nobody waits; uses the capacity that the other classes leave."""
+    """Offline work; uses the capacity that the other classes leave."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """The urgency class of a request. Each class has its own queue."""
@@ -75,11 +75,11 @@ class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Taken as PRIORITY_INTERACTIVE."""
 PRIORITY_INTERACTIVE: Priority.ValueType  # 1
-"""Somebody is waiting for the first token."""
+"""A person waits for the first token."""
 PRIORITY_STANDARD: Priority.ValueType  # 2
-"""A program is waiting for the answer."""
+"""A program waits for the answer."""
 PRIORITY_BULK: Priority.ValueType  # 3
-"""Nobody waits; uses the capacity that the other classes leave."""
+"""Offline work; uses the capacity that the other classes leave."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
 class _RouteStrategy:
@@ -99,7 +99,7 @@ class _RouteStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteSt
     ROUTE_STRATEGY_LEARNED: _RouteStrategy.ValueType  # 4
     """A learned router."""
     ROUTE_STRATEGY_CASCADE: _RouteStrategy.ValueType  # 5
-    """A cascade: the first model answers, and the second one takes over where the answer is in doubt."""
+    """A cascade: the first model answers, and the second one answers instead when that answer is in doubt."""
     ROUTE_STRATEGY_SPECULATIVE: _RouteStrategy.ValueType  # 6
     """A cascade whose second model starts together with the first."""
     ROUTE_STRATEGY_CANARY: _RouteStrategy.ValueType  # 7
@@ -123,7 +123,7 @@ ROUTE_STRATEGY_SAFETY: RouteStrategy.ValueType  # 3
 ROUTE_STRATEGY_LEARNED: RouteStrategy.ValueType  # 4
 """A learned router."""
 ROUTE_STRATEGY_CASCADE: RouteStrategy.ValueType  # 5
-"""A cascade: the first model answers, and the second one takes over where the answer is in doubt."""
+"""A cascade: the first model answers, and the second one answers instead when that answer is in doubt."""
 ROUTE_STRATEGY_SPECULATIVE: RouteStrategy.ValueType  # 6
 """A cascade whose second model starts together with the first."""
 ROUTE_STRATEGY_CANARY: RouteStrategy.ValueType  # 7
@@ -181,7 +181,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP_SEQUENCE: _FinishReason.ValueType  # 3
     """One of the request's stop strings or stop tokens came up."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
-    """The safety policy ends the answer before what would have come next; Finished.rules says why."""
+    """The safety policy blocked the rest of the answer; Finished.rules names the rules."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -195,7 +195,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 """One of the request's stop strings or stop tokens came up."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
-"""The safety policy ends the answer before what would have come next; Finished.rules says why."""
+"""The safety policy blocked the rest of the answer; Finished.rules names the rules."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -250,8 +250,8 @@ class GenerateRequest(_message.Message):
     allow_degraded: _builtins.bool
     """A smaller model may answer when the chosen one could not before the deadline; Route.degraded says so."""
     accept_replace: _builtins.bool
-    """The caller can take back what it has shown: a cascade in mode "replace" may stream the first model's answer at once,
-    and NOTICE_KIND_ESCALATED voids it.
+    """The caller can retract shown text: a cascade in mode "replace" may stream the first model's answer at once, and
+    NOTICE_KIND_ESCALATED voids it.
     """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
@@ -259,7 +259,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
-        """How the next token is chosen, and when to stop."""
+        """Sampling parameters and stop conditions."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -267,7 +267,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def resume(self) -> Global___Resume:
-        """Set to continue an answer of which the client already holds a part."""
+        """Set to continue an answer that the client has received in part."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
-    """Who says it."""
+    """The speaker."""
     content: _builtins.str
     """The text of the turn."""
     def __init__(
@@ -517,7 +517,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
-    """The part of an answer that a reconnecting client already holds."""
+    """The part of an answer that a reconnecting client has received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -528,7 +528,7 @@ class Resume(_message.Message):
     seed: _builtins.int
     """The seed of Started of the first try; needed when temperature > 0 and the request named no seed."""
     model: _builtins.str
-    """The model that token_ids came from: of Started, or of the last NOTICE_KIND_ESCALATED. It goes on with the answer.
+    """The model that produced token_ids: of Started, or of the last NOTICE_KIND_ESCALATED. It continues the answer.
     Unset: the model that the request is routed to.
     """
     @_builtins.property
@@ -582,7 +582,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def notice(self) -> Global___Notice:
-        """Something the client may want to know; the stream goes on."""
+        """Information for the client; the stream continues."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
@@ -640,7 +640,7 @@ class GenerateTextResponse(_message.Message):
 
     @_builtins.property
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
-        """What happened meanwhile, in order."""
+        """The notices of the stream, in order."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
@@ -684,7 +684,7 @@ class Started(_message.Message):
     model: _builtins.str
     """The model that answers."""
     seed: _builtins.int
-    """The seed in force."""
+    """The seed of the draws."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt, template included."""
     @_builtins.property
@@ -849,7 +849,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
-    """Something happened that did not end the stream."""
+    """An event that does not end the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -857,11 +857,11 @@ class Notice(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
-    """What kind of thing."""
+    """The kind."""
     message: _builtins.str
     """One sentence for people."""
     model: _builtins.str
-    """The model that answers from here on, with NOTICE_KIND_ESCALATED."""
+    """The model that answers from now on, with NOTICE_KIND_ESCALATED."""
     def __init__(
         self,
         *,
@@ -913,8 +913,8 @@ class Finished(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
-        """What every model used that worked on the answer, in the order in which they began; usage is that of the one whose
-        answer it is.
+        """Usage of every model that worked on the answer, in the order in which they began; `usage` is that of the model
+        whose answer it is.
         """
 
     def __init__(
@@ -941,7 +941,7 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class ModelUsage(_message.Message):
-    """What one model used."""
+    """Usage of one model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1081,7 +1081,7 @@ Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
 class CountTokensRequest(_message.Message):
-    """What to count."""
+    """The prompt whose tokens to count."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1149,7 +1149,7 @@ Global___CountTokensResponse: _TypeAlias = CountTokensResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Asks for the list of models."""
+    """Requests a page of the list of models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

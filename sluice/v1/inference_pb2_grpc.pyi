@@ -4,7 +4,7 @@ isort:skip_file
 The public API of Sluice: one prompt in, a stream of tokens out.
 
 Metadata of a call, all optional:
-- "sluice-tenant": who pays, 1 to 64 letters, digits, "-" and "_"; "default" without it.
+- "sluice-tenant": the tenant, 1 to 64 letters, digits, "-" and "_"; "default" without it.
 - "traceparent" and "tracestate": W3C trace context; the spans of the request become children of that span.
 - "grpc-timeout", which gRPC sets from the deadline of the call: the deadline of the request.
 """

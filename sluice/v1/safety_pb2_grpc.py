@@ -52,15 +52,15 @@ class SafetyServiceServicer:
     """
 
     def CheckText(self, request, context):
-        """Says what the safety layer makes of one text. A text that would be blocked is no error here.
+        """Checks one text. A text that would be blocked is no error here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDryRun(self, request, context):
-        """Says how the decisions of the policy under trial (`safety.dry_run`) differ from those of the policy in force, as
-        counted by the gateway that answers. Fails with FAILED_PRECONDITION when no policy is under trial.
+        """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in the
+        gateway that answers. Fails with FAILED_PRECONDITION when no policy is in dry run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
