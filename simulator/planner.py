@@ -57,8 +57,8 @@ def plan_trace(
     found = _fewest(run, lambda summary: _kept(summary, share), workers_max)
     if found is None:
         raise SimulationError(
-            f"{workers_max} workers do not meet the objectives for {share:.1%} of every class;"
-            " an objective may be shorter than an answer takes on an idle worker"
+            f"{workers_max} workers do not meet the SLOs for {share:.1%} of every class;"
+            " an SLO may be shorter than an answer takes on an idle worker"
         )
     return TracePlan(found, run(found), run(found - 1) if found > 1 else None)
 

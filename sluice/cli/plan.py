@@ -30,7 +30,7 @@ def plan(
     ] = "lognormal/60/0.5/512",
     share: Annotated[
         float,
-        typer.Option(min=0.01, max=1, help="Share of each class that must meet its objectives."),
+        typer.Option(min=0.01, max=1, help="Share of each class that must meet its SLO."),
     ] = 0.99,
     workers_max: Annotated[int, typer.Option(min=1, max=4096)] = 256,
     policy: Annotated[str, typer.Option(help="Policy of the batcher.")] = "continuous",
@@ -48,7 +48,7 @@ def plan(
     worker_hour_price: scenario.Price = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compute how many workers are needed: for a trace under objectives, or for a job of documents in a given time.
+    """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
@@ -94,7 +94,7 @@ def _write_trace(planned: "TracePlan", as_json: bool) -> None:
     if planned.one_less is not None:
         shown[f"{planned.workers - 1} workers"] = planned.one_less
     simulate.show(shown)
-    print(f"\n{planned.workers} workers meet the objectives")
+    print(f"\n{planned.workers} workers meet the SLOs")
 
 
 def _write_job(job: "JobPlan", as_json: bool) -> None:

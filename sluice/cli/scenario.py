@@ -66,8 +66,7 @@ Slos = Annotated[
     typer.Option(
         "--slo",
         metavar="CLASS:ttft=S,latency=S",
-        help="Objectives of a class; may be repeated.  "
-        "[default: TTFT 0.5 s interactive, 5 s standard]",
+        help="SLO of a class; may be repeated.  [default: TTFT 0.5 s interactive, 5 s standard]",
     ),
 ]
 Price = Annotated[

@@ -46,7 +46,7 @@ def simulate(
 ) -> None:
     """Run recorded or generated traffic through the batcher's own code in virtual time, and compare policies.
 
-    Prints time to first token and latency per class, goodput under the objectives, the longest wait, padding,
+    Prints time to first token and latency per class, goodput under the SLOs, the longest wait, padding,
     utilization and cost.
     """
     from simulator.results import parse_slos, summarize

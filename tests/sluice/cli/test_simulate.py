@@ -103,10 +103,10 @@ async def test_a_plan_for_a_trace(cli: Cli) -> None:
     assert plan["summary"]["classes"][0]["within_slo"] >= 0.99
     assert plan["one_less"]["classes"][0]["within_slo"] < 0.99
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3")
-    assert f"{plan['workers']} workers meet the objectives" in ran.out
+    assert f"{plan['workers']} workers meet the SLOs" in ran.out
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--workers-max", "1")
     assert ran.code == 1
-    assert "1 workers do not meet the objectives" in ran.err
+    assert "1 workers do not meet the SLOs" in ran.err
 
 
 async def test_a_plan_for_a_job(cli: Cli) -> None:
