@@ -29,6 +29,7 @@ def test_files_and_folders_that_documents_name_are_there() -> None:
     named = {
         (str(document.relative_to(ROOT)), path)
         for document in DOCUMENTS
+        if document.name != "CHANGELOG.md"  # it names what was removed
         for path in NAMED.findall(document.read_text(encoding="utf-8"))
     }
 
