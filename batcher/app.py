@@ -1,4 +1,4 @@
-"""The batcher process: start order, and backwards the drain."""
+"""The batcher process: start-up, and drain in the reverse order."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class Batcher:
         ]
 
     def apply(self, settings: Settings) -> None:
-        """Takes policies, weights and limits of ``settings`` into force; see `sluice.settings.reload.Apply`."""
+        """Activates policies, weights and limits of ``settings``; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
         for loop in self._loops:
@@ -83,7 +83,7 @@ class Batcher:
             loop.wake()  # Our share of the workers may have changed.
 
     def on_loss(self) -> None:
-        """NATS stands again, or messages were dropped: open pulls may be gone."""
+        """NATS was reconnected, or messages were dropped: open pulls may be lost."""
         for loop in self._loops:
             loop.inbox.restart()
 
@@ -117,10 +117,10 @@ class Batcher:
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:
-    """Where ``model`` is served.
+    """The addresses of the Tritons that serve ``model``.
 
     Raises:
-        SettingsError: the configuration does not say.
+        SettingsError: the configuration has none.
     """
     urls = model.triton_urls
     if not urls:

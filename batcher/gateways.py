@@ -1,4 +1,4 @@
-"""What crosses core NATS between batchers and gateways: frames, control messages, reports, questions about a request.
+"""Messages over core NATS between batchers and gateways: frames, control messages, reports, `Held` queries.
 
 A batcher reports every second, more often while tasks wait, and at once when readiness changes.
 """
@@ -38,7 +38,7 @@ class Gateways:
         self._dropped = 0
 
     async def send(self, frames: Iterable[tuple[str, frame_pb2.Frame]]) -> None:
-        """Sends frames, each to its gateway. What NATS does not take is dropped: gateways ask for what they miss."""
+        """Sends frames, each to its gateway. Frames that NATS refuses are dropped: gateways request them again."""
         by_gateway: dict[str, list[frame_pb2.Frame]] = {}
         for gateway, frame in frames:
             by_gateway.setdefault(gateway, []).append(frame)
@@ -67,7 +67,7 @@ class Gateways:
 
         await self._nats.subscribe(subjects.CONTROL, cb=control)
         await self._nats.subscribe(subjects.REPORTS, cb=report)
-        # A Cancel that a gateway sends right after our start must find us.
+        # A Cancel that a gateway sends right after the start must be received.
         await settle(self._nats, SETTLE_S)
 
     async def _publish(self, subject: str, bundle: frame_pb2.FrameBundle) -> None:
@@ -102,7 +102,7 @@ class Reporter:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Readiness is not what it was: do not wait for the next second."""
+        """Readiness has changed: reports at once."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -119,7 +119,7 @@ class Reporter:
                 continue
 
     async def leave(self) -> None:
-        """The last report."""
+        """Sends the last report."""
         await self._send(self._report(leaving=True))
 
     def _report(self, *, leaving: bool) -> control_pb2.BatcherReport:

@@ -1,7 +1,7 @@
-"""Everything of one model: its tasks in, its workers, its frames out. Events of all sides come here.
+"""The event loop of one model: its tasks, its workers, its frames. All events arrive here.
 
-Events only change the request table and wake the loop; it alone carries out what the table wants, so that frames keep
-their order:
+Events only change the request table and wake the loop; only the loop carries out the table's effects, so that frames
+keep their order:
 
     wake -> advance the table -> carry out its effects -> let the inbox pull as far as there is room -> sleep
 """
@@ -35,11 +35,11 @@ CLOSE_S: Final = 3.0
 
 @dataclass(frozen=True)
 class Process:
-    """What all models of one batcher process share.
+    """The state that all models of one batcher process share.
 
     Attributes:
         batcher: its id.
-        peers: the batchers beside it.
+        peers: the other batchers.
         on_readiness: called when the readiness of a model changed.
     """
 
@@ -94,7 +94,7 @@ class ModelLoop:
             group.create_task(self._loop())
 
     async def drain(self, drain_s: float) -> None:
-        """Gives back what waits, lets the rest end for at most ``drain_s`` seconds, and gives back what is left.
+        """Returns waiting tasks, lets running rows end for at most ``drain_s`` seconds, and returns the rest.
 
         The inbox must have stopped; `run` must go on until this returns.
         """
@@ -104,12 +104,14 @@ class ModelLoop:
             async with asyncio.timeout(drain_s):
                 await self._until_idle()
         except TimeoutError:
-            log.warning("%d rows of %s are given back", len(self._requests), self._model)
+            log.warning(
+                "%d rows of %s are returned to the work queue", len(self._requests), self._model
+            )
             self._requests.release(time.monotonic())
             await self._until_idle()
 
     async def close(self) -> None:
-        """Waits, but not for ever, for open questions and dead letters; closes the connections to the workers."""
+        """Waits a bounded time for open questions and dead letters; closes the connections to the workers."""
         if self._chores:
             await asyncio.wait(self._chores, timeout=CLOSE_S)
         await self._fleet.close()
@@ -121,7 +123,7 @@ class ModelLoop:
         self.wake()
 
     def report(self) -> control_pb2.ModelReport:
-        """What gateways and other batchers are told about the model."""
+        """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.live_workers(), self._requests.queue
         return control_pb2.ModelReport(
             model=self._model,
@@ -134,7 +136,7 @@ class ModelLoop:
         )
 
     def wake(self) -> None:
-        """Something happened: the table must be advanced."""
+        """Wakes the loop to advance the table."""
         self._woken.set()
 
     # Events of gateways and workers.
@@ -233,7 +235,7 @@ class ModelLoop:
 
 
 def _pending_max(model: ModelSettings, addresses: int, settings: BatcherSettings) -> int:
-    """Tasks of a class that all batchers may hold together: no bound that is reached, each of them has its own.
+    """Tasks of a class that all batchers may hold together: never reached, since each has its own limit.
 
     Twice what the workers take, as some ends wait for a confirm, and what `batchers_max` batchers hold ahead.
     """

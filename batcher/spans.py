@@ -1,6 +1,6 @@
-"""The spans of every row held: task, queue, batch, as sluice/telemetry/names.py describes them.
+"""The spans of held rows: task, queue, batch, as sluice/telemetry/names.py describes them.
 
-They follow the moves of the rows: a row that is sent twice has two queue and two batch spans under one task span.
+They follow the state changes of rows: a row that is sent twice has two queue and two batch spans under one task span.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class RowSpans:
         self._open[task.request_id] = _Spans(span, trace.set_span_in_context(span, Context()))
 
     def moved(self, move: Move) -> None:
-        """Opens and closes what belongs to the states of a row."""
+        """Opens and closes the spans of a row's states."""
         spans = self._open.get(move.row.request_id)
         if spans is None:
             return
@@ -83,7 +83,7 @@ class RowSpans:
         return [traceparent_of(own), *(traceparent_of(spans.task) for spans in members)]
 
     def close(self) -> None:
-        """Ends what is open."""
+        """Ends the open spans."""
         for spans in self._open.values():
             for span in (spans.queue, spans.batch, spans.task):
                 if span is not None:

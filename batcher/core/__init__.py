@@ -1,1 +1,1 @@
-"""What the batcher decides, without I/O: time is an argument ``now``, monotonic seconds."""
+"""The batcher's decisions, without I/O: time is an argument ``now``, monotonic seconds."""

@@ -1,4 +1,4 @@
-"""What the request table wants done. It collects here; the event loop takes it and does the I/O."""
+"""Effects of the request table: it collects them, and the event loop takes them and does the I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 
 
 class Settlement(Enum):
-    """What JetStream is told about a task."""
+    """How a task is acknowledged to JetStream."""
 
     ACK = "ack"
     """Done: it leaves the work queue."""
@@ -22,7 +22,7 @@ class Settlement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FormedBatch:
-    """A batch that is to be sent now."""
+    """A batch to send now."""
 
     batch_id: str
     batch: Batch
@@ -32,7 +32,7 @@ class FormedBatch:
     """What the worker calls itself."""
 
     def info(self, row: Row) -> frame_pb2.BatchInfo:
-        """What the gateway is told about the batch of one of its rows."""
+        """The description of the batch in the final frame of one of its rows."""
         return frame_pb2.BatchInfo(
             batch_id=self.batch_id,
             cause=self.batch.cause.value,
@@ -44,7 +44,7 @@ class FormedBatch:
         )
 
     def message(self, batcher: str, traceparents: Sequence[str], now: float) -> worker_pb2.Batch:
-        """What is sent to the worker; ``traceparents`` are those of the rows."""
+        """The message to the worker; ``traceparents`` are those of the rows."""
         rows = zip(self.rows, traceparents, strict=True)
         return worker_pb2.Batch(
             batch_id=self.batch_id,
@@ -55,7 +55,7 @@ class FormedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step in the life of a row; ``before`` is None for a row that just came."""
+    """A change of a row's state; ``before`` is None for a new row."""
 
     row: Row
     before: RowState | None
@@ -64,7 +64,7 @@ class Move:
 
 @dataclass(slots=True)
 class Effects:
-    """Everything that is to be done, each list in order."""
+    """All pending effects, each list in order."""
 
     moves: list[Move] = field(default_factory=list)
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)

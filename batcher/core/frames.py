@@ -1,5 +1,5 @@
-"""Frames: what a worker's frame adds to a row, what answers a `Resend`, how frames share a message, and the outbox in
-which ends stay until their gateway confirms them.
+"""Frames: merges workers' frames into rows, answers `Resend`, packs frames into messages, and keeps final frames in an
+outbox until their gateway confirms them.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ FINAL_TRIES: Final = 6
 
 
 class Merge(Enum):
-    """What a worker's frame is to its row."""
+    """How a worker's frame relates to its row."""
 
     NEW = "new"
     """It goes on where the row stands."""
@@ -37,7 +37,7 @@ class Merge(Enum):
 
 
 def classify(row: Row, frame: frame_pb2.Frame) -> Merge:
-    """What ``frame`` is to ``row``."""
+    """How ``frame`` relates to ``row``."""
     if frame.attempt != row.attempt:
         return Merge.STALE
     known = len(row.produced)
@@ -49,7 +49,7 @@ def classify(row: Row, frame: frame_pb2.Frame) -> Merge:
 
 
 def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame:
-    """Adds a `Merge.NEW` frame to ``row``; returns it without the head that was known."""
+    """Adds a `Merge.NEW` frame to ``row``; returns it without the tokens that the row already has."""
     known = len(row.produced) - frame.start_index
     if known:
         frame = _without_head(frame, known)
@@ -58,7 +58,7 @@ def merge(row: Row, frame: frame_pb2.Frame) -> frame_pb2.Frame:
 
 
 def final_frame(row: Row) -> frame_pb2.Frame:
-    """The end of ``row`` behind all its tokens."""
+    """The final frame of ``row``, after all its tokens."""
     assert row.final is not None
     return frame_pb2.Frame(
         request_id=row.request_id,
@@ -69,7 +69,7 @@ def final_frame(row: Row) -> frame_pb2.Frame:
 
 
 def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
-    """Frames from ``from_index`` to what ``row`` has, its final included; empty when there is nothing.
+    """Frames with the tokens of ``row`` from ``from_index``, the final frame included; empty when there are none.
 
     Tokens below ``row.base`` came from the gateway itself and are not sent back to it.
     """
@@ -126,7 +126,7 @@ def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
 
 
 class Outbox:
-    """Frames that wait to be sent, answers to `Resend`, and ends until they are confirmed."""
+    """Frames that wait to be sent, answers to `Resend`, and final frames until they are confirmed."""
 
     def __init__(self, final_retry_s: float) -> None:
         self._retry_s = final_retry_s
@@ -140,7 +140,7 @@ class Outbox:
         self._frames.append((row.task.gateway, frame))
 
     def end(self, row: Row, now: float, frame: frame_pb2.Frame | None = None) -> None:
-        """Sends the end of a row for the first time; ``frame`` is the worker's last one, if it said so."""
+        """Sends the final frame of a row for the first time; ``frame`` is the worker's, if it sent one."""
         assert row.final is not None
         if frame is None:
             frame = final_frame(row)
@@ -150,21 +150,21 @@ class Outbox:
         self._wait(row, now, tries=1)
 
     def unanswered(self, row: Row, now: float) -> None:
-        """The gateway did not say what it has of the row: it is asked again."""
+        """The gateway did not answer what it has of the row: it is asked again."""
         self._wait(row, now, FINAL_TRIES)
 
     def forget(self, row: Row) -> None:
-        """The end of the row is confirmed, or wanted no more."""
+        """The final frame of the row is confirmed, or no longer needed."""
         self._finals.pop(row.request_id, None)
         self._resends.pop(row.request_id, None)
 
     def resend(self, row: Row, from_index: int) -> None:
-        """The gateway misses frames from an index on."""
+        """The gateway lacks frames from an index on."""
         _, known = self._resends.get(row.request_id, (row, from_index))
         self._resends[row.request_id] = (row, min(known, from_index))
 
     def repeat(self, now: float) -> Iterator[Row]:
-        """Sends again what was not confirmed in time; gives the rows whose gateway is to be asked instead."""
+        """Sends unconfirmed final frames again; returns the rows whose gateway is to be asked instead."""
         while (at := self.next_at()) is not None and at <= now:
             _, (row, _, tries) = self._finals.popitem(last=False)
             if tries < FINAL_TRIES:
@@ -174,12 +174,12 @@ class Outbox:
                 yield row
 
     def next_at(self) -> float | None:
-        """When `repeat` has something to do."""
+        """When `repeat` is due next."""
         return next(iter(self._finals.values()))[1] if self._finals else None
 
     def take(self) -> list[tuple[str, frame_pb2.Frame]]:
         """Gateway and frame, in order, since the last call."""
-        # Once for all questions that came: an answer may be long, and a gateway that lost much asks often.
+        # Once for all `Resend`s that came: an answer may be long, and a gateway that lost many frames asks often.
         for row, from_index in self._resends.values():
             for frame in resend(row, from_index):
                 self.publish(row, frame)

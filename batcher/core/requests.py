@@ -1,14 +1,14 @@
-"""The request table: all rows of one model that this batcher holds. Every event of the wires is a call, every
-consequence an effect.
+"""The request table: all rows of one model that this batcher holds. Every event is a method call, every consequence an
+effect.
 
 The owner calls `advance` after events and when `wake_at` comes, and then `take`s the effects. The rules are those of
 docs/wire.md:
 
-- A row is settled in JetStream when its end is confirmed, when it is cancelled, or when nobody waits for it.
+- A row is settled in JetStream when its end is confirmed, when it is cancelled, or when no gateway waits for it.
 - When a worker is lost, its rows go back to the head of the queue with their tokens and a higher attempt; another
   worker may get them.
-- A row that came back `NO_PROGRESS_MAX` times in a row without a new token ends as failed: it may be what kills the
-  workers.
+- A row that returned `NO_PROGRESS_MAX` times in succession without a new token ends as failed: it may be the cause of
+  the workers' failures.
 - An end that is not confirmed is sent again, see `Outbox`; then the gateway is asked.
 """
 
@@ -36,10 +36,10 @@ _WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
 
 
 class Requests:
-    """Rows of one model and their queue. Workers are known by names that stay when a worker is started again.
+    """Rows of one model and their queue. A worker has a name that stays the same when it restarts.
 
     Attributes:
-        queue: to be asked; only the table changes it.
+        queue: read-only for others; only the table changes it.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Requests:
         return request_id in self._rows
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Puts another policy into force: what waits keeps its time, what is with a worker goes on."""
+        """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
         self.queue.reconfigure(policy, weights)
 
     def take(self) -> Effects:
-        """What is to be done since the last call."""
+        """The effects since the last call."""
         effects, self._effects = self._effects, Effects()
         effects.frames = self._outbox.take()
         return effects
@@ -93,7 +93,7 @@ class Requests:
             self.queue.add(row, now)
 
     def drop(self, request_id: str) -> None:
-        """Forgets a task that is not held, because nobody waits for it."""
+        """Drops a task that is not held, because no gateway waits for it."""
         self._effects.settled.append((request_id, Settlement.ACK))
 
     def bury(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
@@ -104,7 +104,7 @@ class Requests:
     # Control messages, from gateways.
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
-        """Stops rows; they need no confirmation."""
+        """Cancels rows; they need no confirmation."""
         for request_id in request_ids:
             self._tombstones[request_id] = None
             if len(self._tombstones) > TOMBSTONES_MAX:
@@ -118,14 +118,14 @@ class Requests:
             self._close(row, Settlement.ACK, now)
 
     def confirm(self, request_ids: Iterable[str], now: float) -> None:
-        """The gateway has the end of these rows."""
+        """The gateway has the final frames of these rows."""
         for request_id in request_ids:
             row = self._rows.get(request_id)
             if row is not None:
                 self._close(row, Settlement.ACK, now)
 
     def resend(self, request_id: str, from_index: int) -> None:
-        """The gateway misses frames."""
+        """The gateway lacks frames."""
         row = self._rows.get(request_id)
         if row is not None:
             self._outbox.resend(row, from_index)
@@ -133,7 +133,7 @@ class Requests:
     def resumed(
         self, request_id: str, answer: control_pb2.HeldTokensResponse | None, now: float
     ) -> None:
-        """The gateway's answer about an end it never confirmed; None: no answer came in time."""
+        """The gateway's answer about a final frame that it did not confirm; None: no answer came in time."""
         row = self._rows.get(request_id)
         if row is None or row.state is not RowState.ENDED:
             return
@@ -149,7 +149,7 @@ class Requests:
     # Workers.
 
     def worker(self, worker: str) -> WorkerState:
-        """What is known of a worker since its channel was opened."""
+        """The state of a worker since its channel was opened."""
         return self._workers.setdefault(worker, WorkerState())
 
     def live_workers(self) -> list[WorkerState]:
@@ -162,7 +162,7 @@ class Requests:
         return [state.capacity(name, share) for name, state in workers if state.live]
 
     def step(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
-        """Takes what a step produced.
+        """Takes the frames of a step.
 
         Raises:
             ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
@@ -181,10 +181,10 @@ class Requests:
     def admitted(
         self, worker: str, batch_id: str, admission: worker_pb2.Admission, now: float
     ) -> None:
-        """A worker answered a batch."""
+        """A worker has answered a batch."""
         members = self.worker(worker).admitted(batch_id, admission)
         for request_id in admission.accepted:
-            if request_id in members:  # Else its first frame came before the answer.
+            if request_id in members:  # Otherwise its first frame came before the answer.
                 self._accept(worker, members.pop(request_id), now)
         for refusal in admission.refused:
             if refusal.request_id in members:
@@ -194,7 +194,7 @@ class Requests:
             self._refuse(worker, row, worker_pb2.Refusal(retryable=True), now)
 
     def lost(self, worker: str, now: float) -> list[str]:
-        """A worker is lost: its rows wait again. Returns them: should it live after all, it must drop them."""
+        """A worker is lost: its rows wait again. Returns them: if it is still alive, it must drop them."""
         rows = list(self._workers.pop(worker, WorkerState()).rows.values())
         for row in rows:
             row.next_attempt()
@@ -207,7 +207,7 @@ class Requests:
     # Time.
 
     def advance(self, now: float, capacities: Sequence[Capacity]) -> None:
-        """Ends what is too late, repeats what was not confirmed, forms batches for the live workers."""
+        """Ends late rows, repeats unconfirmed final frames, and forms batches for the live workers."""
         for row in self._late(now):
             if row.state in IN_FLIGHT:  # Those that wait come out of the queue.
                 self._end(row, _deadline(), now)
@@ -223,7 +223,7 @@ class Requests:
             capacities = [capacity.after(decision.batch) for capacity in capacities]
 
     def wake_at(self) -> float | None:
-        """When `advance` must be called if nothing happens before; None: never."""
+        """When `advance` must be called if no event comes before; None: never."""
         while self._deadlines and self._deadlines[0][1] not in self._rows:
             heappop(self._deadlines)
         deadline = self._deadlines[0][0] if self._deadlines else None
@@ -233,18 +233,18 @@ class Requests:
     # The end of the batcher.
 
     def drain(self, now: float) -> None:
-        """Gives back what waits, now and from now on."""
+        """Returns waiting rows to JetStream, now and from now on."""
         self._draining = True
         for row in list(self._rows.values()):
             if row.state is RowState.WAITING:
                 self._close(row, Settlement.NAK, now)
 
     def release(self, now: float) -> None:
-        """Gives back everything."""
+        """Returns all rows to JetStream."""
         for row in list(self._rows.values()):
             self._close(row, Settlement.NAK, now)
 
-    # Steps in the life of a row.
+    # State changes of rows.
 
     def _enter(self, row: Row) -> None:
         assert row.request_id not in self._rows, row.request_id
@@ -260,7 +260,7 @@ class Requests:
             del self._rows[row.request_id]
 
     def _late(self, now: float) -> Iterator[Row]:
-        """Rows whose deadline has come, each once."""
+        """Rows whose deadline has passed, each once."""
         while self._deadlines and self._deadlines[0][0] <= now:
             row = self._rows.get(heappop(self._deadlines)[1])
             if row is not None:
@@ -279,7 +279,7 @@ class Requests:
         self._effects.batches.append(formed)
 
     def _sent_to(self, worker: str, request_id: str) -> Row | None:
-        """The row, if it is on its way to ``worker``."""
+        """The row, if it was sent to ``worker`` and is not running yet."""
         row = self._rows.get(request_id)
         if row is None or row.state is not RowState.SENT or row.worker != worker:
             return None
@@ -326,7 +326,7 @@ class Requests:
         now: float,
         frame: frame_pb2.Frame | None = None,
     ) -> None:
-        """Ends ``row``; ``frame`` is the worker's last one, when it is the worker that says so."""
+        """Ends ``row``; ``frame`` is the worker's final frame, if the worker ended it."""
         self._leave(row, now, stop=frame is None, whole=final.end in _WHOLE)
         self._move(row, RowState.ENDED, now)
         row.final = frame_pb2.Final(
@@ -351,7 +351,7 @@ class Requests:
         self._effects.settled.append((row.request_id, how))
 
     def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
-        """Takes a row out of queue and worker; with ``stop`` the worker that computes it must drop it."""
+        """Removes a row from queue and worker; with ``stop`` the worker that computes it must drop it."""
         if stop and row.state is RowState.RUNNING:
             self._effects.cancels.append((row.worker, row.request_id))
         if row.state in IN_FLIGHT:

@@ -1,4 +1,4 @@
-"""The life of a row: a task from its arrival in the batcher until nobody can ask for it any more.
+"""The life cycle of a row: a task from its arrival in the batcher until no frames of it can be requested any more.
 
     WAITING --> SENT --> RUNNING --> ENDED --> CLOSED
        ^          |         |
@@ -27,7 +27,7 @@ REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 
 class RowState(Enum):
-    """Where a row is."""
+    """The state of a row."""
 
     WAITING = "waiting"
     """In the queue."""
@@ -57,15 +57,15 @@ IN_FLIGHT: Final = frozenset({RowState.SENT, RowState.RUNNING})
 
 
 class Row(QueuedTask):
-    """One task with all that is known of its answer. What the scheduler orders it by is in its base class.
+    """One task with its answer so far. The fields that the scheduler orders by are in its base class.
 
     Attributes:
-        task: as it came.
+        task: as received.
         deadline: monotonic seconds; infinite without one.
         produced: the answer so far, from index 0.
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
-        no_progress: sends in a row that brought no token.
+        no_progress: consecutive sends without a new token.
         worker: the worker it was sent to last; empty: never sent.
         batch: the batch it was sent with last.
     """
@@ -106,12 +106,12 @@ class Row(QueuedTask):
 
     @property
     def state(self) -> RowState:
-        """Where it is."""
+        """The state."""
         return self._state
 
     @property
     def since(self) -> float:
-        """When it came to where it is, monotonic seconds."""
+        """When it entered the state, monotonic seconds."""
         return self._since
 
     @property
@@ -120,13 +120,13 @@ class Row(QueuedTask):
         return (self._deliveries - 1) * ATTEMPTS_PER_DELIVERY + self._sends
 
     def move(self, state: RowState, now: float) -> None:
-        """Goes on to ``state``, and adds up the time spent in the one before."""
+        """Changes to ``state``, and adds up the time spent in the previous one."""
         assert state in LEGAL[self._state], f"{self._state} -> {state}"
         self._spent_s[self._state] += now - self._since
         self._state, self._since = state, now
 
     def next_attempt(self) -> None:
-        """Fences out what a worker may still send of the attempt before."""
+        """Starts a new attempt, which fences out frames of the previous one."""
         self._sends = min(self._sends + 1, ATTEMPTS_PER_DELIVERY - 1)
         self.no_progress += 1
 
@@ -138,7 +138,7 @@ class Row(QueuedTask):
             self.no_progress = 0
 
     def timings(self, of_worker: frame_pb2.RowTimings) -> frame_pb2.RowTimings:
-        """The worker's times with the batcher's own."""
+        """The timings of worker and batcher."""
         timings = frame_pb2.RowTimings()
         timings.CopyFrom(of_worker)
         timings.queue_ms = self._spent_s[RowState.WAITING] * 1e3
@@ -146,7 +146,7 @@ class Row(QueuedTask):
         return timings
 
     def message(self, traceparent: str, now: float) -> worker_pb2.Row:
-        """What is sent to a worker."""
+        """The message to a worker."""
         message = worker_pb2.Row(attempt=self.attempt, traceparent=traceparent)
         message.task.CopyFrom(self.task)
         del message.task.produced_token_ids[:]

@@ -1,4 +1,4 @@
-"""What fits in each worker: what it reports, what was sent to it since, and what share of it other batchers leave."""
+"""The state of workers: their reports, the rows sent since, and this batcher's share of their capacity."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ EXPIRY_S: Final = 3.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """Which part of a worker is ours."""
+    """This batcher's share of a worker."""
 
     batchers: int = 1
     """All that send to it, this one included."""
@@ -28,18 +28,18 @@ class WorkerShare:
     """Others in which tasks wait."""
 
     def of(self, slots: int, free: int, used: int, unanswered: int) -> int:
-        """Rows that may be sent to a worker now.
+        """The rows that may be sent to a worker now.
 
-        What was free by its last word is parted among all, rounded up, so all of them together send at most
-        ``batchers - 1`` rows too many on one word; they wait in the worker. One that has an older word may add its
-        part of what was free then. While others have tasks that wait nobody takes more slots than an equal part: they
-        hear of a free slot later than the one whose row left it.
+        The slots that were free in its last report are divided among all batchers, rounded up, so together they send at
+        most ``batchers - 1`` rows too many per report; these wait in the worker. A batcher with an older report may add
+        its part of what was free then. While others have waiting tasks, no batcher takes more than an equal part of the
+        slots: the others learn of a free slot later than the one whose row left it.
 
         Args:
             slots: of the worker.
-            free: of these, by its last word.
-            used: rows of ours in it, or on their way.
-            unanswered: of these, rows on their way, which that word does not know.
+            free: of these, by its last report.
+            used: this batcher's rows in it, or in flight to it.
+            unanswered: of these, rows in flight, which that report does not count.
         """
         room = -(-free // self.batchers) - unanswered
         if self.demanding:
@@ -55,14 +55,14 @@ class _Peer:
 
 
 class Peers:
-    """The batchers beside this one that were heard lately; time is an argument, monotonic seconds."""
+    """The other batchers with recent reports; time is an argument, monotonic seconds."""
 
     def __init__(self, batcher: str) -> None:
         self._batcher = batcher
         self._peers: dict[str, _Peer] = {}
 
     def take(self, report: BatcherReport, now: float) -> None:
-        """A batcher's report; our own come too."""
+        """Takes a batcher's report; this batcher's own come too."""
         if report.batcher == self._batcher:
             return
         self._peers.pop(report.batcher, None)
@@ -71,7 +71,7 @@ class Peers:
             self._peers[report.batcher] = _Peer(queued, now + EXPIRY_S)
 
     def share(self, model: str, now: float) -> WorkerShare:
-        """With whom the workers of ``model`` are shared."""
+        """This batcher's share of each worker of ``model``."""
         for batcher in [b for b, peer in self._peers.items() if peer.expires_at <= now]:
             del self._peers[batcher]
         queued = [peer.queued[model] for peer in self._peers.values() if model in peer.queued]
@@ -79,7 +79,7 @@ class Peers:
 
 
 class StepTimes:
-    """Running means of a worker's step and of what a prompt token adds to it; 0 while nothing is known."""
+    """Running means of a worker's step time and of the time that a prompt token adds; 0 while not known."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -88,7 +88,7 @@ class StepTimes:
         self._at = 0.0
 
     def note(self, load: worker_pb2.WorkerLoad, now: float) -> None:
-        """A report came. Only reports on either side of steps without a pause between them tell something."""
+        """Takes a report. Only intervals in which the worker stepped without a pause are measured."""
         before, passed_s = self._load, now - self._at
         self._load, self._at = load, now
         if before is None or not before.running or not load.running:
@@ -113,12 +113,12 @@ class ChannelBroken(Exception):
 
 
 class WorkerState:
-    """One worker from the opening of its channel to its loss: its last report, and what was sent that it does not know.
+    """One worker from the opening of its channel to its loss: its last report, and the rows sent since.
 
     Attributes:
-        worker_id: what the worker calls itself; empty: it has not spoken.
+        worker_id: as the worker reports it; empty: no report yet.
         live: whether batches may be sent.
-        rows: in the worker, or on their way to it, by request.
+        rows: in the worker, or in flight to it, by request.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class WorkerState:
 
     @property
     def slots(self) -> int:
-        """Rows the worker computes at once; 0 before it has spoken."""
+        """Rows the worker computes at once; 0 before its first report."""
         return self._load.slots
 
     @property
@@ -144,13 +144,13 @@ class WorkerState:
         """Rows in it, of all batchers."""
         return self._load.running
 
-    # What the worker says.
+    # Messages from the worker.
 
     def report(self, report: worker_pb2.StepReport, now: float) -> None:
         """Takes a response of the channel.
 
         Raises:
-            ChannelBroken: one before it is missing, or the worker is another one.
+            ChannelBroken: an earlier one is missing, or the worker has restarted.
         """
         if report.sequence != self._next_sequence:
             raise ChannelBroken(f"response {report.sequence} instead of {self._next_sequence}")
@@ -163,17 +163,17 @@ class WorkerState:
         self._times.note(report.load, now)
 
     def admitted(self, batch_id: str, admission: worker_pb2.Admission) -> dict[str, Row]:
-        """Takes the answer to a batch; returns its rows that were not heard of before."""
+        """Takes the answer to a batch; returns its rows that had no frame before."""
         # After a refusal nothing is sent until the worker's next report: it would be refused again.
         self._refused = any(refusal.retryable for refusal in admission.refused)
         if admission.HasField("load"):
             self._load = admission.load
         return self._unanswered.pop(batch_id, {})
 
-    # What is sent to it.
+    # Rows sent to it.
 
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
-        """A batch goes out."""
+        """A batch was sent."""
         self._unanswered[batch_id] = {row.request_id: row for row in rows}
         for row in rows:
             if row.request_id not in self.rows:
@@ -187,14 +187,14 @@ class WorkerState:
             members.pop(row.request_id, None)
 
     def landed(self, row: Row) -> None:
-        """The worker has nothing more to do for the row."""
+        """The row has left the worker."""
         if self.rows.pop(row.request_id, None) is not None:
             self._ours[RANKS[row.priority_class]] -= 1
 
-    # What fits.
+    # Capacity.
 
     def capacity(self, name: str, share: WorkerShare) -> Capacity:
-        """What fits in the worker, known as ``name``, of our share."""
+        """This batcher's share of the worker's free capacity; ``name`` is the worker's."""
         load = self._load
         in_flight = self._in_flight()
         flying = sum(usage.rows for usage in in_flight)
@@ -214,7 +214,7 @@ class WorkerState:
         return self._shared(capacity, in_flight, share)
 
     def _in_flight(self) -> list[Usage]:
-        """By class, rows that the worker's reports may not know yet."""
+        """By class, rows that the worker's reports may not count yet."""
         found = [Usage()] * len(RANKS)
         for batch in self._unanswered.values():
             for row in batch.values():
@@ -226,10 +226,10 @@ class WorkerState:
         return found
 
     def _usages(self, in_flight: Sequence[Usage]) -> list[Usage]:
-        """By class, what rows take of the worker, of all batchers."""
+        """By class, the use of the worker by rows of all batchers."""
         found = []
         for load, flying, ours in zip(self._load.ranks, in_flight, self._ours, strict=True):
-            # The worker's own count may be older than what it has of us, so the larger one is believed.
+            # The worker's count may be older than this batcher's, so the larger one is used.
             rows = max(ours - flying.rows, load.running + load.waiting)
             found.append(
                 Usage(
@@ -244,7 +244,7 @@ class WorkerState:
         if not self.worker_id or self._refused:
             return 0
         load, ours = self._load, len(self.rows)
-        # As above, the larger count is believed.
+        # As above, the larger count is used.
         free = max(0, load.slots - max(ours - flying, load.running + load.waiting))
         return share.of(load.slots, free, ours, flying)
 

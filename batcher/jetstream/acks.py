@@ -1,6 +1,6 @@
-"""What becomes of a task's JetStream message: acknowledged at the end of its row, given back, or made a dead letter.
+"""Settles the JetStream messages of tasks: acknowledged at the end of the row, returned, or made a dead letter.
 
-A dead letter is a copy of a task that was given up, for operators: the message as it came, the reason in a header.
+A dead letter is a copy of a failed task for operators: the original message, with the reason in a header.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class DeadLetters:
     async def store(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None, reason: str
     ) -> bool:
-        """Stores what came on ``subject`` of the work queue; whether JetStream has it.
+        """Stores a message of ``subject`` of the work queue; returns whether JetStream has it.
 
         The id of the message goes with it, so that a second try does not store it twice.
         """
         letter = subjects.DEAD_LETTERS + subject.removeprefix(subjects.TASKS)
         marked = {**(headers or {}), REASON_HEADER: reason}
         if len(data) + header_bytes(marked) > self._nats.max_payload:
-            # The reason made it too large for NATS: without the payload it still tells what happened.
+            # The reason made it too large for NATS: without the payload it still tells the reason.
             data = b""
         for _ in range(STORE_TRIES):
             try:
@@ -61,7 +61,7 @@ class DeadLetters:
 
 
 class HeldMessages:
-    """Messages by request id; keeps JetStream from delivering them to anybody else."""
+    """Messages by request id; keeps JetStream from redelivering them."""
 
     def __init__(self, nats_client: Client) -> None:
         self._letters = DeadLetters(nats_client)
@@ -74,21 +74,21 @@ class HeldMessages:
         return self._size
 
     def keep(self, request_id: str, message: Msg) -> bool:
-        """Holds ``message``; False when the request was held before: then this is a newer delivery of the same task."""
+        """Holds ``message``; False when the request was held already: a newer delivery of the task."""
         known = self._forget(request_id)
         self._messages[request_id] = message
         self._size += len(message.data)
         return known is None
 
     async def settle(self, request_id: str, how: Settlement) -> None:
-        """Tells JetStream; a request that is not held is ignored."""
+        """Settles the message of a request; one that is not held is ignored."""
         message = self._forget(request_id)
         if message is None or how is Settlement.LEAVE:
             return
         try:
             await (message.ack() if how is Settlement.ACK else message.nak())
         except nats.errors.Error as error:
-            # It will be delivered again, and the gateway will say that it does not wait.
+            # It will be redelivered, and the gateway will answer that it does not wait for it.
             log.warning("request %s cannot be settled: %s", request_id, error)
 
     async def bury(self, request_id: str, reason: str) -> None:
@@ -99,15 +99,15 @@ class HeldMessages:
             await self.bury_message(message, reason)
 
     async def bury_message(self, message: Msg, reason: str) -> None:
-        """Copies a message to the dead letters, and takes it out of the work queue when it is stored there."""
+        """Copies a message to the dead letters, and removes it from the work queue once it is stored there."""
         if await self._letters.store(message.subject, message.data, message.headers, reason):
             try:
                 await message.term()
             except nats.errors.Error as error:
-                log.warning("a dead letter will come again: %s", error)
+                log.warning("the task of a dead letter stays in the work queue: %s", error)
 
     async def keep_alive(self) -> None:
-        """Says every `ACK_PROGRESS_S` that the held tasks are worked on, until it is cancelled."""
+        """Sends in-progress acknowledgements for the held tasks every `ACK_PROGRESS_S`, until it is cancelled."""
         while True:
             await asyncio.sleep(ACK_PROGRESS_S)
             for message in list(self._messages.values()):
@@ -125,9 +125,9 @@ class HeldMessages:
 
 
 class MaxDeliveries:
-    """Makes dead letters of tasks that were delivered as often as they may be without an end.
+    """Makes dead letters of tasks that reached the delivery limit without being settled.
 
-    JetStream delivers them to nobody any more and keeps them; only its advisory tells. One of the batchers gets it.
+    JetStream no longer delivers them but keeps them, and publishes an advisory, which one of the batchers gets.
     """
 
     def __init__(self, nats_client: Client) -> None:
@@ -153,6 +153,6 @@ class MaxDeliveries:
             if await self._letters.store(stored.subject, data, stored.headers, reason):
                 await self._js.delete_msg(subjects.TASKS_STREAM, sequence)
         except NotFoundError:
-            return  # Its holder was slow, not dead.
+            return  # Its batcher was slow, not dead.
         except nats.errors.Error as error:
-            log.error("task %d of the work queue is left where it is: %s", sequence, error)
+            log.error("task %d stays in the work queue: %s", sequence, error)

@@ -2,8 +2,8 @@
 
 One request is always open at the server, and costs nothing while it waits.
 
-A pull asks for as many messages as there is room for, expires after a minute, and gives signs of life in between;
-without them (NATS was started anew, say) it is asked again.
+A pull requests as many messages as there is room for, expires after a minute, and has heartbeats; when they are missing
+(after a restart of NATS, for example) it is requested again.
 """
 
 import asyncio
@@ -73,16 +73,16 @@ class Puller:
         self._roomy = asyncio.Event()
 
     def nudge(self) -> None:
-        """There may be more room than before."""
+        """Call when there may be more room."""
         self._roomy.set()
 
     def restart(self) -> None:
-        """The server has forgotten the pull."""
+        """Requests the pull again, because the server has lost it."""
         self._missing = 0
         self._heard.set()
 
     async def run(self) -> None:
-        """Pulls until it is cancelled; then what is still on its way is taken before this returns."""
+        """Pulls until it is cancelled; messages in flight are taken before this returns."""
         subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._take)
         try:
             while True:
@@ -145,19 +145,19 @@ class Puller:
 
 
 async def _drain(subscription: Subscription) -> None:
-    """Takes what was already sent to us: it would wait for its redelivery if nobody gave it back."""
+    """Takes messages that were already sent: otherwise they would wait for their redelivery."""
     try:
         async with asyncio.timeout(DRAIN_S):
             await subscription.drain()  # type: ignore[no-untyped-call]
     except (TimeoutError, nats.errors.Error) as error:
-        log.info("pull is given up: %s", error or "NATS does not answer")
+        log.info("pull abandoned: %s", error or "NATS does not answer")
 
 
 class Backlog(Mapping[str, int]):
     """Tasks of one model, by class, that wait in JetStream for a batcher to take them.
 
-    Every message that is pulled says how many are behind it. JetStream is asked while nothing is pulled, if something
-    was left or if nothing can be pulled: ``blocked`` says whether none of a class can be pulled now.
+    Every pulled message carries the number of messages after it. JetStream is asked while nothing is pulled, if some
+    were left or if nothing can be pulled: ``blocked`` tells whether none of a class can be pulled now.
     """
 
     def __init__(self, js: JetStreamContext, model: str, blocked: Callable[[str], bool]) -> None:
@@ -177,12 +177,12 @@ class Backlog(Mapping[str, int]):
         return len(self._counts)
 
     def seen(self, priority_class: str, count: int) -> None:
-        """A message said how many are behind it."""
+        """Takes the number of messages after a pulled one."""
         self._counts[priority_class] = count
         self._fresh.add(priority_class)
 
     async def run(self) -> None:
-        """Asks for what nobody said, until it is cancelled."""
+        """Asks JetStream for counts that no message has brought, until it is cancelled."""
         while True:
             await asyncio.sleep(BACKLOG_S)
             for name in subjects.CLASSES:
@@ -196,6 +196,6 @@ class Backlog(Mapping[str, int]):
             async with asyncio.timeout(BACKLOG_ANSWER_S):
                 info = await self._js.consumer_info(subjects.TASKS_STREAM, consumer)
         except (TimeoutError, nats.errors.Error) as error:
-            log.warning("the backlog of %s is not known: %s", consumer, error)
+            log.warning("backlog of %s unknown: %s", consumer, error)
         else:
             self._counts[priority_class] = info.num_pending or 0

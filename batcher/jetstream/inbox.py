@@ -1,9 +1,9 @@
-"""Tasks from JetStream to the request table of one model: pulled by class as far as there is room, and checked.
+"""The inbox of one model: pulls tasks from JetStream by class as far as there is room, and validates them.
 
-What was pulled is ordered here, so a class takes no more than it has room for, but enough that its urgent tasks, other
-tenants and like lengths are seen.
+Pulled tasks are ordered by this batcher, so a class takes no more than it has room for, but enough to find urgent
+tasks, other tenants and similar lengths among them.
 
-A task that was delivered before, or waited long, is asked about first: its gateway may hold tokens of it, or have gone.
+For a task that was delivered before, or waited long, the gateway is asked first: it may have tokens of it, or be gone.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Inbox:
         wake: called when the table has changed.
 
     Attributes:
-        settings: limits in force.
+        settings: the active limits.
         backlog: by class, tasks that no batcher has taken, as far as known.
     """
 
@@ -71,7 +71,7 @@ class Inbox:
         self.backlog = Backlog(self._js, model, lambda name: self._room(name) <= 0)
 
     def nudge(self) -> None:
-        """There may be more room than before."""
+        """Call when there may be more room."""
         for puller in self._pullers:
             puller.nudge()
 
@@ -87,14 +87,14 @@ class Inbox:
             await self._js.add_consumer(subjects.TASKS_STREAM, config)
 
     async def run(self) -> None:
-        """Pulls until it is cancelled; tasks that were on their way are taken before it returns."""
+        """Pulls until it is cancelled; tasks in flight are taken before it returns."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.backlog.run())
             for puller in self._pullers:
                 group.create_task(puller.run())
 
     async def settle(self) -> None:
-        """Waits, but not for ever, for open questions and dead letters."""
+        """Waits a bounded time for open questions to gateways and for dead letters."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=SETTLE_S)
 
@@ -126,7 +126,7 @@ class Inbox:
             self._spawn(self._messages.bury_message(message, str(error)))
             return
         if not self._messages.keep(task.request_id, message):
-            return  # Delivered again while it is being worked on: only the message is new.
+            return  # Redelivered while it is being processed: only the message is new.
         self.backlog.seen(priority_class, message.metadata.num_pending)
         deliveries, headers = message.metadata.num_delivered, message.headers or {}
         if deliveries == 1 and clock.unix_ms() - task.published_unix_ms < FRESH_MS:
@@ -153,7 +153,7 @@ class Inbox:
 
     def _add(self, task: task_pb2.Task, headers: Mapping[str, str], deliveries: int) -> None:
         if task.request_id in self._requests:
-            return  # Delivered again while it is becoming a dead letter.
+            return  # Redelivered while it is becoming a dead letter.
         self._arrived(task, headers)
         now, due_ms = time.monotonic(), task.deadline_unix_ms
         # From the wall clock to the monotonic one.

@@ -1,1 +1,1 @@
-"""The model workers from the batcher's side: one channel each, one stream per batch."""
+"""Clients of the model workers: one channel each, one stream per batch."""

@@ -20,7 +20,7 @@ REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # The loops here do the backing off; gRPC's own would grow to minutes.
+    # The loops here back off; gRPC's own pauses would grow to minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -58,7 +58,7 @@ class WorkerClient:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
 
     def stream(self, traceparent: str = "") -> Call:
-        """Opens a stream; the caller cancels it when it is done with it."""
+        """Opens a stream; the caller cancels it after use."""
         metadata = (
             (*STREAM_METADATA, (TRACEPARENT, traceparent)) if traceparent else STREAM_METADATA
         )
@@ -96,7 +96,7 @@ async def read_to_end(call: Call) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a stream is over, for the log."""
+    """Why a stream ended, for the log."""
     if isinstance(error, TimeoutError):
         return "not answered in time"
     if isinstance(error, grpc.aio.AioRpcError):
@@ -118,7 +118,7 @@ def infer_request(model: str, request: worker_pb2.WorkerRequest) -> service_pb2.
 def worker_response(
     streamed: service_pb2.ModelStreamInferResponse,
 ) -> worker_pb2.WorkerResponse | None:
-    """What the worker said; None for Triton's own note that a request is complete.
+    """The worker's message; None for Triton's own response that a request is complete.
 
     Raises:
         WorkerRefused: Triton reports an error.

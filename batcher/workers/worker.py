@@ -1,9 +1,9 @@
 """The workers of one model. Each has one long-lived channel for frames and cancels, one stream per batch.
 
-A worker is lost when its channel breaks, when it was silent for ``stall_s``, when responses are missing, or when a
-batch was not answered. Then every row it had is given back, and a new channel is opened, with growing pauses. Rows of
-the channel before are cancelled on the new one before anything else is sent: a worker that only stalled must not
-compute what another one has by now.
+A worker is lost when its channel breaks, when it sent nothing for ``stall_s``, when responses are missing, or when a
+batch was not answered. Then every row it had is requeued, and a new channel is opened, with growing pauses. Rows of the
+previous channel are cancelled on the new one before anything else is sent: a worker that only stalled must not compute
+rows that another one has by now.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ BACKOFF_MAX_S: Final = 2.0
 
 
 class WorkerEvents(Protocol):
-    """Who is told what workers do. A worker is known by its name, which outlives its process."""
+    """Receives the events of workers. A worker has a name, which stays the same when its process restarts."""
 
     def on_live(self, worker: str) -> None:
-        """The channel stands: batches may be sent."""
+        """The channel is open: batches may be sent."""
 
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
         """Frames or a heartbeat.
 
         Raises:
-            ChannelBroken: something before them is missing.
+            ChannelBroken: earlier frames are missing.
         """
 
     def on_admission(self, worker: str, batch_id: str, admission: worker_pb2.Admission) -> None:
@@ -50,7 +50,7 @@ class WorkerEvents(Protocol):
 
 
 class Worker:
-    """One worker of a model, from this batcher's side.
+    """The connection to one worker of a model.
 
     Attributes:
         name: the address and the Triton model.
@@ -108,7 +108,7 @@ class Worker:
             self._reset(f"cancel: {reason_of(error)}")
 
     async def _serve(self) -> tuple[str, bool]:
-        """One channel until it breaks: why it did, and whether it ever stood."""
+        """Runs one channel until it breaks: returns why, and whether it was ever open."""
         self._fault = ""
         call = self._client.stream()
         stood = False
@@ -151,7 +151,7 @@ class Worker:
         self._events.on_live(self.name)
 
     async def _read(self, call: Call) -> None:
-        # Only here the time limit moves on: while the channel opens, heartbeats do not stand for missing answers.
+        # Only here the time limit is extended: while the channel opens, heartbeats do not replace missing answers.
         while True:
             response = await next_response(call)
             if response.HasField("step"):
@@ -184,7 +184,7 @@ class Worker:
         return worker_pb2.WorkerRequest(cancel_rows=rows)
 
     def _reset(self, fault: str) -> None:
-        """Gives the channel up: it is not certain any more what the worker holds."""
+        """Closes the channel, because the worker's rows are no longer certain."""
         if self._limit is not None:
             self._fault = fault
             self._limit.reschedule(asyncio.get_running_loop().time())

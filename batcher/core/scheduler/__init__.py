@@ -7,11 +7,11 @@
 `Queue.next_batch` takes these steps, each with its module:
 
 1. Tasks whose deadline has passed come out.
-2. The first row is the one with the least key (`order`).
+2. The first row is the one with the smallest key (`order`).
 3. A worker with room for it is found (`placement`, `capacity`).
-4. The batch goes now or waits for company, and is filled up to its limits (`batch`).
+4. The batch is sent now or waits for more rows, and is filled up to its limits (`batch`).
 
-How long answers will be, and what workers get through, is learned (`estimates`).
+The lengths of answers and the rate of tasks handed out are learned (`estimates`).
 
 Cost: with n tasks that wait, t tenants, w workers and b length buckets that are not empty (one where padding is not
 limited, else at most log(longest prompt) / log(bucket_ratio), whatever n is), `add`, `cancel`, `finish` and `requeue`

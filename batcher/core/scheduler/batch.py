@@ -1,8 +1,8 @@
-"""When a batch goes, to which worker, and with which rows.
+"""Forms batches: when to send one, to which worker, and with which rows.
 
-The first row is the first in order (`batcher.core.scheduler.order`). There is no skipping: while it fits nowhere
-nothing goes, or small tasks would keep a large one waiting for ever. It goes at once when it presses, when the worker
-would idle, or when the batch is full; else it waits for company, but not longer than `wait_s`, nor than a share of what
+The first row is the first in order (`batcher.core.scheduler.order`). No row is skipped: while it fits no worker,
+nothing is sent, or small tasks would starve a large one. It is sent at once when it is urgent, when the worker would
+idle, or when the batch is full; otherwise it waits for more rows, at most `wait_s` and at most a share of the time that
 the worker leaves of its class's target.
 
 Where padding is limited the batch is filled from the first row's length bucket and then from its neighbours; and
@@ -19,7 +19,7 @@ from sluice.settings.batching import Policy
 
 
 class BatchFormer:
-    """Forms batches of what waits."""
+    """Forms batches of waiting tasks."""
 
     def __init__(self, policy: Policy, waiting: Waiting) -> None:
         self._policy = policy
@@ -28,13 +28,13 @@ class BatchFormer:
         self._placement = Placement(policy, self._open_batches)
 
     def reconfigure(self, policy: Policy, waiting: Waiting) -> None:
-        """Goes on under another policy, with what waits now."""
+        """Continues under another policy, with the tasks that wait now."""
         self._policy = self._placement.policy = policy
         self._waiting = waiting
         self._open_batches.reconfigure(policy)
 
     def form(self, now: float, capacities: Sequence[Capacity]) -> Batch | float | None:
-        """A batch, or when to ask again, or None: when something has changed."""
+        """A batch, or when to call again; None: not before something has changed."""
         quotas = self._waiting.quotas(now)
         if not quotas:
             return None
@@ -56,7 +56,7 @@ class BatchFormer:
         return filling.batch(cause)
 
     def landed(self, batch: OpenBatch, now: float | None) -> None:
-        """A row of ``batch`` is with its worker no more; without ``now`` that tells nothing about latencies."""
+        """A row of ``batch`` has left its worker; without ``now`` no latency is learned from it."""
         self._open_batches.row_ended(batch, now)
 
     def _preempt(
@@ -74,7 +74,7 @@ class BatchFormer:
     def _cause(
         self, now: float, quotas: Sequence[ClassQuota], first: QueuedTask, capacity: Capacity
     ) -> tuple[BatchCause | float, QueuedTask]:
-        """Why a batch that begins with ``first`` goes now, or when it will."""
+        """Why a batch that begins with ``first`` is sent now, or when it will be."""
         quota = quotas[0]
         if quota.overdue or quota.members.is_pressing(first, now):
             return BatchCause.URGENT, first
@@ -93,7 +93,7 @@ class BatchFormer:
     def _choose_by_length(
         self, now: float, quotas: Sequence[ClassQuota], first: QueuedTask, capacity: Capacity
     ) -> tuple[BatchCause | float, QueuedTask]:
-        """The same where lengths matter: a full bucket goes before a first row that may still wait."""
+        """The same where lengths matter: a full bucket is sent before a first row that may still wait."""
         members = quotas[0].members
         if quotas[0].overdue or members.is_pressing(first, now):
             return BatchCause.URGENT, first
@@ -196,7 +196,7 @@ def _head(members: WaitingClass, now: float) -> QueuedTask:
 
 
 class Filling:
-    """A batch for one worker while it is being filled: what is in it, and whether one more row may join.
+    """A batch for one worker while it is being filled: its rows, and whether one more may join.
 
     Attributes:
         limit: why no more rows joined.
@@ -258,7 +258,7 @@ class Filling:
         self._rows.append(task)
 
     def batch(self, cause: BatchCause) -> Batch:
-        """What came together: one row at least."""
+        """The batch; at least one row."""
         rows = tuple(self._rows)
         self._batch.rows = len(rows)
         return Batch(

@@ -1,4 +1,4 @@
-"""What fits in a worker, as the scheduler sees it."""
+"""The free capacity of a worker, as the scheduler sees it."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ KEPT_SHARE: Final = 16
 
 
 class Usage(NamedTuple):
-    """What rows of one class take of a worker, those on their way to it included; tokens."""
+    """The use of a worker by rows of one class, those in flight to it included; tokens."""
 
     rows: int = 0
     waiting_tokens: int = 0
@@ -23,7 +23,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What fits in a live worker; what was sent and is not in its reports yet is counted in."""
+    """The free capacity of a live worker; rows that were sent and are not in its reports yet count as used."""
 
     worker: str
     free_rows: int
@@ -46,7 +46,7 @@ class Capacity:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether it has no rows."""
         return not (self.running_rows or self.batches_in_flight or self.waiting_tokens)
 
     def first_token_s(self, prefill_tokens: int) -> float:
@@ -85,7 +85,7 @@ class Capacity:
         return replace(self, preempts=True, preemptible=tuple(found))
 
     def after(self, batch: Batch) -> "Capacity":
-        """What fits with ``batch``, whatever the class of its rows, on its way to ``batch.worker``."""
+        """The capacity left once ``batch`` is in flight to ``batch.worker``, whatever the class of its rows."""
         if batch.worker != self.worker:
             return self
         return replace(

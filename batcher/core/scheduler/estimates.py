@@ -1,10 +1,10 @@
-"""What is learned from traffic: how long answers will be, and how fast waiting tasks are handed out.
+"""Estimates learned from traffic: lengths of answers, and the rate at which waiting tasks are handed out.
 
 An answer has at most `max_tokens` and is about as long as others of its tenant's workload were. Two numbers are
-learned, each in constant time and memory: the mean, which is what a tenant is charged until the truth is known, and a
-high quantile, which is what room in a worker's cache is reserved for. The quantile moves up by a step when an answer is
-longer and down when it is not, in such a ratio that it rests where the wanted share is longer; steps are relative,
-because lengths are, and become smaller up to a floor, so that it follows when answers change.
+learned, each in constant time and memory: the mean, which a tenant is charged until the actual length is known, and a
+high quantile, for which room in a worker's cache is reserved. The quantile moves up by a step when an answer is longer
+and down when it is not, in such a ratio that it settles where the wanted share is longer. Steps are relative to the
+length and shrink to a floor, so that the estimate follows when answers change.
 """
 
 import math
@@ -40,7 +40,7 @@ class _Seen:
         self._mean = self._high = float(self.expected)
 
     def observe(self, tokens: int, quantile: float) -> None:
-        """An answer was so long."""
+        """Adds the length of an answer."""
         self.answers = answers = self.answers + 1
         self._mean += (tokens - self._mean) * (1 / answers if answers < 1 / STEP_MIN else STEP_MIN)
         step = answers**-0.5 if answers < 1 / STEP_MIN**2 else STEP_MIN
@@ -50,7 +50,7 @@ class _Seen:
 
 
 class OutputLengths:
-    """What was seen, by tenant and workload, and by workload alone for tenants that are new to it.
+    """Observed lengths, by tenant and workload, and by workload alone for tenants that are new to it.
 
     Attributes:
         quantile: of lengths, that room is reserved for.
@@ -61,13 +61,13 @@ class OutputLengths:
         self._seen: dict[tuple[str | None, str], _Seen] = {}
 
     def __len__(self) -> int:
-        """Kinds of answers that are remembered."""
+        """Kinds of answers with a stored estimate."""
         return len(self._seen)
 
     def estimate(self, task: QueuedTask) -> None:
-        """Sets what ``task`` is expected to cost, and the room it may need.
+        """Sets the expected cost of ``task``, and the cache room it may need.
 
-        An answer that has outlived what was expected will grow by as much again.
+        An answer that is already longer than expected is assumed to grow by as much again.
         """
         prompt, most = task.prompt_tokens, task.max_tokens
         seen = self._seen.get((task.tenant, task.workload))
@@ -102,8 +102,8 @@ class OutputLengths:
 
 
 class HandoutRate:
-    """Tokens of tasks, prompt and expected answer, a second, measured while some wait: without a queue one sees demand,
-    not capacity.
+    """Tokens of tasks handed out per second, prompt and expected answer, measured while some wait: without a queue the
+    rate would show demand, not capacity.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The sorted structures under the order: fair shares between tenants, length buckets, deadlines.
+"""Sorted structures of the order: fair shares between tenants, length buckets, deadlines.
 
 Fair shares are start-time fair queueing, in tokens. Every tenant has a virtual time: tokens it was given, divided by
-its weight. The one with the least goes next. A tenant that has nothing waiting saves nothing up: when it comes back it
-starts where the others are. What a task costs is estimated when it is handed out, and corrected when its answer has
+its weight. The one with the smallest is served next. A tenant without waiting tasks accumulates no credit: when it
+returns it starts where the others are. A task's cost is estimated at hand-out, and corrected when its answer has
 ended (P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996; for tokens of language models: Y. Sheng et al.,
 "Fairness in Serving Large Language Models", 2024).
 """
@@ -27,12 +27,12 @@ class FairShares:
     """The tenants of one class.
 
     Attributes:
-        time: virtual time of the tenant that was served last in turn: where one starts that had nothing waiting.
-        weight: of all tenants with something waiting.
+        time: virtual time of the tenant that was served last in turn: the start of a tenant that had no waiting tasks.
+        weight: of all tenants with waiting tasks.
     """
 
     def __init__(self, weights: Mapping[str, float] | None) -> None:
-        """``weights`` of tenants that differ from 1; None: tenants make no difference."""
+        """``weights`` of tenants that differ from 1; None: all tasks count as one tenant's."""
         self.time = 0.0
         self.weight = 0.0
         self._weights = weights
@@ -58,7 +58,7 @@ class FairShares:
             self.weight -= share.weight
 
     def lead_tokens(self, share: TenantShare) -> float:
-        """How far ahead of its share the tenant is."""
+        """Tokens by which the tenant is ahead of its share."""
         return (share.time - self.time) * share.weight
 
     def tokens_before(self, tenant: str) -> float:
@@ -111,7 +111,7 @@ class _TenantTasks:
         return bool(self._in_order or self._others)
 
     def first(self) -> QueuedTask | None:
-        """The task that goes first."""
+        """The first task."""
         first = next(iter(self._in_order.values()), None)
         if self._others and (first is None or self._others[0][:2] < (first.due, first.number)):
             return self._others[0][2]
@@ -152,7 +152,7 @@ class LengthBucket:
             del self._tenants[task.share]
 
     def head(self) -> QueuedTask | None:
-        """The first task of the tenant that was given least."""
+        """The first task of the tenant with the smallest virtual time."""
         heap = self._heap
         while heap:
             key, number, of_tenant = heap[0]
@@ -168,7 +168,7 @@ class LengthBucket:
         return None
 
     def moved_back(self, share: TenantShare) -> None:
-        """The tenant's virtual time has become less."""
+        """The tenant's virtual time has decreased."""
         of_tenant = self._tenants.get(share)
         if of_tenant is None or share.time >= of_tenant.key:
             return

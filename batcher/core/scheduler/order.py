@@ -1,17 +1,16 @@
-"""Who goes next: of all tasks that wait, the one with the least key. From the most significant part of the key on:
+"""The order of waiting tasks: the one with the smallest key is next. Parts of the key, the most significant first:
 
-1. The class. An overdue one goes before all others, the longest overdue first: tasks of it wait, and none went for its
-   `aging_s`. Then interactive, standard, bulk. (`Waiting.quotas`)
-2. What came back from a worker, by deadline.
-3. What is urgent, by deadline: its time left is below `urgency` times what answers of the class take, and its tenant is
-   no more than `urgent_lead_tokens` ahead of its fair share.
-4. Its tenant's virtual time: the tenant that was given the fewest tokens for its weight.
-5. Its deadline; one beyond `horizon_s` after its arrival counts as lying there, so that no task waits behind all that
-   came much later.
+1. The class. Overdue classes come first, the longest overdue before the others: tasks of it wait, and none was sent for
+   its `aging_s`. Then interactive, standard, bulk. (`Waiting.quotas`)
+2. Tasks that returned from a worker, by deadline.
+3. Urgent tasks, by deadline: the time left is below `urgency` times the service time of the class, and the tenant is no
+   more than `urgent_lead_tokens` ahead of its fair share.
+4. The tenant's virtual time: first the tenant that was given the fewest tokens for its weight.
+5. The deadline, at most `horizon_s` after the arrival, so that no task waits behind all that came much later.
 6. Its number: the order of arrival.
 
-`sort_key` is 2 to 6. It is never computed for all tasks: of each kind the structures of `fair_share` know the first.
-A switch of the policy (`by_class`, `by_deadline`, `by_tenant`) makes its part the same for all tasks.
+`sort_key` is 2 to 6. It is never computed for all tasks: the structures of `fair_share` give the first of each kind.
+A switch of the policy (`by_class`, `by_deadline`, `by_tenant`) that is off makes its part equal for all tasks.
 """
 
 import math
@@ -31,7 +30,7 @@ SERVICE_SHARE: Final = 0.1
 
 
 def sort_key(task: QueuedTask, *, is_urgent: bool) -> tuple[int, float, float, int]:
-    """The place of ``task`` in its class; the least goes first."""
+    """The sort key of ``task`` in its class; the smallest is first."""
     if task.returned:
         return 0, task.deadline, 0.0, task.number
     if is_urgent:
@@ -46,10 +45,10 @@ class WaitingClass:
         rank: 0 is the most urgent.
         waiting: how many.
         tokens: of them, prompt and expected answer.
-        prefill_tokens: what a worker would have to compute before their next tokens.
-        passed_since: when one of them went last, or since when there are some.
+        prefill_tokens: tokens that a worker would have to compute before their next tokens.
+        passed_since: when one of them was sent last, or since when some wait.
         seen_at: when the last one came.
-        service_s: what answers of the class take; 0: not known.
+        service_s: service time of answers of the class; 0: not known.
         buckets: by length; a single one where lengths make no difference.
     """
 
@@ -82,7 +81,7 @@ class WaitingClass:
         self._deadlines = Deadlines()
         self._passed_over = Deadlines()
 
-    # Coming and leaving.
+    # Adding and removing.
 
     def add(self, task: QueuedTask, now: float) -> None:
         """``task``, with a new number, begins to wait."""
@@ -120,7 +119,7 @@ class WaitingClass:
         task.number = 0
 
     def take(self, task: QueuedTask, now: float) -> None:
-        """``task`` goes to a worker; its tenant is charged what it is expected to cost."""
+        """``task`` is sent to a worker; its tenant is charged the expected cost."""
         self.remove(task)
         if task.guessed:
             self._lengths.estimate(task)
@@ -128,7 +127,7 @@ class WaitingClass:
         self.passed_since = now
 
     def settle(self, task: QueuedTask, tokens: int) -> None:
-        """``task`` cost its tenant ``tokens``, it turned out."""
+        """Corrects the charge of ``task`` to its actual cost, ``tokens``."""
         before = task.share.time
         task.charge(tokens)
         bucket = self.buckets.get(task.bucket)
@@ -136,7 +135,7 @@ class WaitingClass:
             bucket.moved_back(task.share)
 
     def served(self, service_s: float) -> None:
-        """An answer took this long."""
+        """Adds the service time of an answer."""
         known = self.service_s
         self.service_s = known + (service_s - known) * (SERVICE_SHARE if known else 1.0)
         if self._by_deadline:
@@ -152,7 +151,7 @@ class WaitingClass:
                 found.append(task)
         return found
 
-    # Whose turn it is.
+    # The next task.
 
     def pass_over(self, now: float) -> None:
         """Ends the urgency of what is first while its tenant is too far ahead. `head` counts on it."""
@@ -185,7 +184,7 @@ class WaitingClass:
         return min(heads, key=lambda task: sort_key(task, is_urgent=False), default=None)
 
     def is_pressing(self, task: QueuedTask, now: float) -> bool:
-        """Whether ``task`` shall not wait for company."""
+        """Whether ``task`` must not wait for more rows."""
         return task.returned or task.deadline <= now + self._urgent_s
 
     def next_deadline(self) -> float:
@@ -217,7 +216,7 @@ class WaitingClass:
 
 
 class ClassQuota(NamedTuple):
-    """What a class may send now."""
+    """How much a class may send now."""
 
     members: WaitingClass
     rows: float
@@ -292,7 +291,7 @@ class Waiting:
         more_urgent = self.classes[: self.classes.index(own)]
         return sum(members.tokens for members in more_urgent) + own.tokens_before(tenant)
 
-    # Coming and leaving.
+    # Adding and removing.
 
     def add(self, task: QueuedTask, now: float) -> None:
         """``task``, with a new number, begins to wait."""
@@ -308,13 +307,13 @@ class Waiting:
         self._of[task.priority_class].take(task, now)
 
     def remove(self, task: QueuedTask) -> None:
-        """``task`` waits no more, and goes nowhere."""
+        """Removes ``task`` without sending it."""
         if self._counts is not None:
             self._counts[task.priority_class].add(task, -1)
         self._of[task.priority_class].remove(task)
 
     def pop_expired(self, now: float) -> Sequence[QueuedTask]:
-        """Tasks whose deadline has passed; they wait no more."""
+        """Removes and returns the tasks whose deadline has passed."""
         expired: list[QueuedTask] = []
         for members in self.classes:
             expired.extend(members.late(now))
@@ -322,7 +321,7 @@ class Waiting:
             self.remove(task)
         return expired
 
-    # Which class.
+    # The order of classes.
 
     def quotas(self, now: float) -> Sequence[ClassQuota]:
         """Classes with tasks in the order in which they may send: the longest overdue before all, then by rank."""

@@ -1,8 +1,7 @@
-"""Which worker a batch goes to: the one whose first token would come soonest, or the one that knows the prompt.
+"""Chooses the worker of a batch: the one with the soonest first token, or one with the prompt in its prefix cache.
 
-Only workers with room for the first row count. A worker that computed a prompt with the same beginning is taken before
-the soonest one while the difference is no more than what computing the prompt would take: that is what its prefix cache
-may save.
+Only workers with room for the first row count. A worker that computed a prompt with the same beginning is preferred to
+the soonest one while the difference is at most the time to compute the prompt, which its prefix cache may save.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ BEYOND: Final = 1.2
 
 
 class OpenBatches:
-    """Batches of which a row is still out: how many each worker computes, and how large the next may be.
+    """Batches with rows that have not ended: how many each worker computes, and how large the next may be.
 
     Attributes:
         max_rows: most rows of a batch now.
@@ -32,18 +31,18 @@ class OpenBatches:
         self.reconfigure(policy)
 
     def reconfigure(self, policy: Policy) -> None:
-        """Goes on under another policy."""
+        """Continues under another policy."""
         self._rows_most = policy.max_rows
         self._target_s = policy.latency_target_s
         self.max_rows = policy.max_rows if self._target_s is None else 1
 
     def open(self, worker: str, now: float) -> OpenBatch:
-        """A batch goes to ``worker``; the caller counts its rows in."""
+        """A batch is sent to ``worker``; the caller counts its rows."""
         self._running[worker] = self._running.get(worker, 0) + 1
         return OpenBatch(worker, now)
 
     def row_ended(self, batch: OpenBatch, now: float | None) -> None:
-        """A row of ``batch`` is not out any more; without ``now`` that tells nothing about latencies."""
+        """A row of ``batch`` has left its worker; without ``now`` no latency is learned from it."""
         batch.rows -= 1
         if batch.rows:
             return
@@ -64,7 +63,7 @@ class OpenBatches:
 
 
 class Placement:
-    """Where batches went, and where the next one goes."""
+    """Chooses workers for batches, and remembers the prompts that they computed."""
 
     def __init__(self, policy: Policy, open_batches: OpenBatches) -> None:
         self.policy = policy
@@ -88,7 +87,7 @@ class Placement:
     def free_rows(self, capacity: Capacity, quota: ClassQuota) -> int:
         """Rows that the class may use: some stay free for more urgent ones where its rows are not preempted for them.
 
-        At most a quarter of the worker stays free, so that small ones do not stand still.
+        At most a quarter of the worker stays free, so that small workers are not blocked.
         """
         free = capacity.free_rows
         if not quota.spare_rows or (self.policy.takes_slots and capacity.preempts):
@@ -103,7 +102,7 @@ class Placement:
         return most
 
     def sent(self, task: QueuedTask, worker: str) -> None:
-        """``task``, whose prompt's beginning is known, goes to ``worker``."""
+        """``task``, whose prompt's prefix is known, was sent to ``worker``."""
         self._workers.pop(task.prefix, None)
         self._workers[task.prefix] = worker
         if len(self._workers) > PREFIXES_MAX:
@@ -119,7 +118,7 @@ class Placement:
         if running_max is not None and self._open_batches.running(capacity.worker) >= running_max:
             return False
         if capacity.idle:
-            return True  # The worker itself says whether the row can ever fit.
+            return True  # The worker itself refuses a row that can never fit.
         waiting_tokens = capacity.waiting_tokens
         prefill_max = self.prefill_max(capacity, quota)
         if waiting_tokens and waiting_tokens + task.prefill_tokens > prefill_max:

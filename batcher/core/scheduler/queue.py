@@ -1,4 +1,4 @@
-"""Tasks of one model: what comes, goes out, comes back and ends. The rules are in the package's docstring."""
+"""The queue of one model's tasks: add, hand out in batches, requeue, finish. The package's docstring has the rules."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Queue:
         """Tasks that wait."""
         return self._waiting.count
 
-    # The life of a task.
+    # The life cycle of a task.
 
     def add(self, task: QueuedTask, now: float) -> None:
         """Takes a task that the queue does not hold."""
@@ -41,7 +41,7 @@ class Queue:
         self._wait(task, now)
 
     def cancel(self, request_id: str) -> None:
-        """Forgets a task, waiting or handed out; unknown ones are ignored."""
+        """Removes a task, waiting or handed out; unknown ones are ignored."""
         task = self._tasks.pop(request_id, None)
         if task is None:
             return
@@ -53,10 +53,10 @@ class Queue:
     def finish(
         self, request_id: str, output_tokens: int, now: float, *, whole: bool = True
     ) -> None:
-        """Forgets a task that was handed out and needs no worker any more.
+        """Removes a task that was handed out and needs no worker any more.
 
         Args:
-            output_tokens: of the whole answer, what existed when the task came included.
+            output_tokens: of the whole answer, tokens that existed when the task came included.
             whole: the answer ended by itself: estimates learn from it.
         """
         task = self._tasks.pop(request_id)
@@ -69,7 +69,7 @@ class Queue:
         self._former.landed(task.open_batch, now if whole else None)
 
     def requeue(self, request_id: str, produced: int, now: float) -> None:
-        """Puts a task that was handed out back to the head of its class.
+        """Returns a task that was handed out to the head of its class.
 
         ``produced`` tokens of its answer exist now, what existed when it came included.
         """
@@ -82,7 +82,7 @@ class Queue:
         self._wait(task, now)
 
     def reconfigure(self, policy: Policy, weights: Mapping[str, float]) -> None:
-        """Goes on under another policy: what waits keeps its time, what is out stays out; shares start from zero."""
+        """Continues under another policy: tasks keep waiting times and workers; fair shares restart from zero."""
         self._lengths.quantile = policy.output_quantile
         learned = {name: self.service_s(name) for name in CLASSES}
         self._waiting = Waiting(policy, weights, self._lengths)
@@ -102,7 +102,7 @@ class Queue:
     # Decisions.
 
     def next_batch(self, now: float, capacities: Sequence[Capacity]) -> Decision:
-        """Forms one batch for one of the live workers of the model, by what fits in each."""
+        """Forms one batch for one of the live workers of the model, by their capacities."""
         expired = tuple(task.request_id for task in self._waiting.pop_expired(now))
         for request_id in expired:
             del self._tasks[request_id]
@@ -114,7 +114,7 @@ class Queue:
         wake_at = min(self._waiting.next_deadline(), math.inf if formed is None else formed)
         return Decision(None, expired, None if math.isinf(wake_at) else wake_at)
 
-    # What waits, and for how long.
+    # Waiting tasks and expected waits.
 
     def waiting(self, priority_class: str) -> int:
         """Tasks of one class that wait."""
@@ -136,7 +136,7 @@ class Queue:
     def expected_wait(
         self, priority_class: str, now: float, tenant: str = "default", *, backlog_tokens: float = 0
     ) -> float:
-        """How long a task that came now would wait here, seconds; 0 also when that is not known.
+        """The expected wait of a new task, seconds; 0 also when it is not known.
 
         Args:
             backlog_tokens: of tasks elsewhere that go before it.
@@ -149,10 +149,10 @@ class Queue:
     def class_reports(
         self, backlog: Mapping[str, int], now: float
     ) -> Iterator[control_pb2.ClassReport]:
-        """What a new task of each class, most urgent first, would have to expect.
+        """The state of each class, most urgent first, with the expected wait of a new task.
 
         Args:
-            backlog: by class, tasks in JetStream that no batcher has taken; taken to be like those that wait here.
+            backlog: by class, tasks in JetStream that no batcher has taken; assumed to be like those that wait here.
         """
         backlog_tokens = 0.0
         for name in CLASSES:

@@ -1,6 +1,4 @@
-"""What the scheduler orders and what it answers: tasks, batches, decisions. Lengths are in tokens, times in monotonic
-seconds.
-"""
+"""Types of the scheduler: tasks, batches, decisions. Lengths are in tokens, times in monotonic seconds."""
 
 import math
 from dataclasses import dataclass
@@ -41,19 +39,19 @@ class QueuedTask:
     """One task from `Queue.add` until it is finished, cancelled or expired.
 
     Attributes:
-        workload: what the caller says the task is; answers of one workload tend to be of one length.
+        workload: the kind of task, named by the caller; answers of one workload tend to have similar lengths.
         max_tokens: longest answer, what exists already included.
         prefix: hash of the prompt's beginning; empty: not known.
-        prefill_tokens: prompt and the answer so far: what a worker computes before the next token.
-        returned: whether it came back from a worker.
+        prefill_tokens: prompt and the answer so far, which a worker computes before the next token.
+        returned: whether it returned from a worker.
         charged: tokens that its tenant was charged for it.
         number: of its arrival or return; 0: it does not wait.
         waiting_since: when it began to wait.
         waited_s: how long it had waited when it was handed out.
         cost_tokens: prompt and expected answer.
-        cache_tokens: what it may need of a worker's KV cache.
-        guessed: whether these two are, because nothing was known of such answers.
-        due: its deadline, or the end of the policy's horizon if that is earlier; -inf when it came back.
+        cache_tokens: its possible need of a worker's KV cache.
+        guessed: whether these two are guesses, because there are no estimates for such answers.
+        due: its deadline, or the end of the policy's horizon if that is earlier; -inf when it returned.
         share: its tenant's in its class.
         bucket: the number of its length bucket.
         open_batch: the batch it was handed out with.
@@ -122,7 +120,7 @@ class QueuedTask:
         self.number = 0
 
     def charge(self, tokens: int) -> None:
-        """Makes ``tokens`` what the task has cost its tenant, whatever it was charged before."""
+        """Sets the task's charge to ``tokens``, whatever it was before."""
         self.share.time += (tokens - self.charged) / self.share.weight
         self.charged = tokens
 
@@ -178,7 +176,7 @@ class Batch:
 
 
 class Decision(NamedTuple):
-    """What to do now."""
+    """The scheduler's decision."""
 
     batch: Batch | None
     """None: nothing to send."""
