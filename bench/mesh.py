@@ -197,7 +197,7 @@ def _prompt_tokens(settings: config.Settings) -> tuple[list[int], list[int]]:
 
 
 async def idle_cpu(processes: list[psutil.Process]) -> Figure:
-    """CPU of all processes of the mesh while nobody asks, percent of one core."""
+    """CPU of all processes of the idle mesh, percent of one core."""
     before = _cpu_s(processes)
     await asyncio.sleep(IDLE_S)
     percent = 100 * (_cpu_s(processes) - before) / IDLE_S

@@ -60,7 +60,7 @@ def bench_settings() -> config.Settings:
 
 @dataclass
 class Outcome:
-    """What became of the requests of one run; times in seconds."""
+    """The outcomes of the requests of one run; times in seconds."""
 
     asked: int = 0
     answered: int = 0

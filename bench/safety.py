@@ -67,7 +67,7 @@ _SIGNATURE: Final = "\nJo Field, jo{0}@example.org, +44 20 7946 {1:04}"
 _CONTACTS: Final = ("Write to desk{0}@example.org or call +44 20 7946 {1:04}.", *_ENGLISH[:3])
 CORPORA: Final = {"English": _ENGLISH, "code and tables": _CODE, "five scripts": _SCRIPTS}
 DENSE: Final = "contact list"
-"""Not ordinary, so it is told beside the figure: an e-mail address and a telephone number every 300 characters."""
+"""Not ordinary, so it is reported separately: an e-mail address and a telephone number every 300 characters."""
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def plot_queue(histories: Mapping[str, History], file: Path) -> None:
 
 
 def _panels(count: int) -> "tuple[Figure, list[Axes]]":
-    # Not pyplot: it keeps figures for ever, and may look for a display.
+    # Not pyplot: it never frees figures, and may need a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -29,7 +29,7 @@ from sluice.wire.codec import MalformedMessage
 
 SETTLE_S: Final = 3.0
 FRESH_MS: Final = 5000
-"""A task that waited longer in JetStream is asked about: its caller may have gone before any batcher held it."""
+"""For a task that waited longer in JetStream the gateway is asked first: its caller may be gone."""
 
 
 class Inbox:

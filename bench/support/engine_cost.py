@@ -48,7 +48,7 @@ class Seen:
 
 
 class StepProbe:
-    """Asks one worker that nobody else asks.
+    """Sends requests to one worker without other load.
 
     Args:
         vocabulary: tokens of prompts are drawn below it.

@@ -59,5 +59,5 @@ class AnswerPredictor(Protocol):
 
 
 def policy_key(name: str) -> str:
-    """Where the policy ``name`` stands in the configuration; "" is the section itself."""
+    """The configuration key of the policy ``name``; "" is the section itself."""
     return f"routing.policies.{name}" if name else "routing"

@@ -10,7 +10,7 @@ from gateway.safety.actions import Action
 Place = tuple[str, int, int]
 """Rule, start and end of a finding."""
 Move = tuple[str, Action | None, Action | None]
-"""Rule, the action in force and that of the trial; None where only the other policy finds it."""
+"""Rule, action of the active policy, action of the dry run; None where only the other policy finds it."""
 
 
 _MOVES_SAID: Final = 10

@@ -31,7 +31,7 @@ class AnswerOutcome:
     Attributes:
         policy: version of the policy that decided.
         taken: findings by rule and action.
-        moves: what the policy under trial would have done otherwise.
+        moves: findings that the policy in dry run treats differently.
     """
 
     policy: str
@@ -43,13 +43,13 @@ class AnswerInspection:
     """The inspection of one answer.
 
     Attributes:
-        filter: stands in the stream.
+        filter: the output filter of the stream.
     """
 
     def __init__(
         self, output: OutputFilter, tried: OutputRules | None, counts: DryRun | None
     ) -> None:
-        """``tried`` and ``counts``: of the policy under trial, which also sees every answer."""
+        """``tried`` and ``counts``: of the policy in dry run, which also inspects every answer."""
         self.filter = output
         self._tried = tried
         self._counts = counts
@@ -171,7 +171,7 @@ class Inspector:
     def rehearse(
         self, inspection: "RequestInspection", inspected: Sequence[InspectedText]
     ) -> Iterator[Counter[Move]]:
-        """Counts what the policy under trial would do otherwise; one result and one text's work a step."""
+        """Counts the differences of the policy in dry run; each step inspects one text and yields its result."""
         trial, counts = self._compiled.trial, self.dry_run
         if trial is None or counts is None or trial.policy is inspection.policy:
             return

@@ -44,7 +44,7 @@ class PolicyError(ValueError):
 
 
 _SECRETS: Final = "secret.*"
-"""Redacted in answers unless the policy says something about them: a leak must be allowed explicitly."""
+"""Redacted in answers unless the policy sets an action for them: a leak must be allowed explicitly."""
 _ALWAYS: Final = {rule: Choice(Action.BLOCK) for rule in ("limit.length", "unicode.invisible_only")}
 
 

@@ -103,7 +103,7 @@ class Policy(Section):
     spare_s: float = Field(10.0, ge=0)
     """How long after the last task of a more urgent class rows are left free for the next."""
     horizon_s: float = Field(60.0, gt=0)
-    """A deadline farther away than this counts as this far away: nobody waits behind all who came much later."""
+    """Upper limit on the time to a deadline in the order, so that no task waits behind all that came much later."""
     urgency: float = Field(2.0, ge=0)
     """A task is urgent when its time left is below this many times what its class's answers take; 0: never."""
     urgent_lead_tokens: int = Field(8192, ge=0)

@@ -21,7 +21,7 @@ The spans of one request, by parent. Every request's trace holds all of them; ``
         sluice-batcher  task ...                              ended; its row hangs under it)
 
 Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*". Of guards the
-conventions have no settled names yet: those here are the ones discussed.
+conventions have no stable names yet: the ones here follow the current proposals.
 """
 
 from typing import Final
@@ -72,7 +72,7 @@ FINDING_COUNT: Final = "sluice.safety.count."
 SAFETY_POLICY: Final = "sluice.safety.policy"
 """Version of the policy that decided, such as "default@1+0123456789ab"."""
 DRY_RUN: Final = "sluice.safety.dry_run"
-"""Each "RULE:NOW>THEN" in which the policy under trial differs from the one in force, once."""
+"""Each "RULE:NOW>THEN" in which the policy in dry run differs from the active one, once."""
 ERROR_REASON: Final = "error.type"
 
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"

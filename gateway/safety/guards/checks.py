@@ -208,7 +208,7 @@ def taken_of(guard: Guard, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
 
 
 def outcome_of(rule: str, guard: str) -> str:
-    """What came of a check, of a rule that stands for it: "guard.NAME.OUTCOME"."""
+    """The outcome of a check, from its rule "guard.NAME.OUTCOME"."""
     return rule.removeprefix(f"{RULE}.{guard}.")
 
 

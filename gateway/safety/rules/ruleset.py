@@ -48,7 +48,7 @@ def _winners(text: str, findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _left_over(taken: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of a span that nobody has taken."""
+    """The parts of a span that no other finding covers."""
     at = max(0, bisect_left(taken, (start, start)) - 1)
     parts = []
     while at < len(taken) and taken[at][0] < end:

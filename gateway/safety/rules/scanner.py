@@ -227,7 +227,7 @@ def _context_of(spec: RuleSpec) -> re.Pattern[str]:
 
 
 class RuleScanner:
-    """One pass for all patterns, then a closer look at those that occur.
+    """One pass for all patterns, then a search with RE2 for those that occur.
 
     The pass has two halves: the scored patterns are asked for alone as well, and rarely change between policies.
     """

@@ -29,13 +29,13 @@ def test_a_duplicate_is_dropped() -> None:
     assert a.next_index == 2
 
 
-def test_a_frame_across_the_edge_loses_its_known_head() -> None:
+def test_known_tokens_at_the_start_of_a_frame_are_dropped() -> None:
     a = assembler()
     a.accept(frame(0, [5, 6]), 1)
     assert list(a.accept(frame(1, [6, 7, 8]), 1).token_ids) == [7, 8]
 
 
-def test_a_gap_is_asked_for_once_until_it_moves_or_time_passes() -> None:
+def test_a_gap_is_requested_once_until_it_moves_or_time_passes() -> None:
     a = assembler()
     assert a.accept(frame(2, [7]), 1).resend_from == 0
     assert a.accept(frame(3, [8]), 1).resend_from is None
@@ -50,7 +50,7 @@ def test_a_final_frame_beyond_a_gap_does_not_end_the_answer() -> None:
     assert taken.resend_from == 0
 
 
-def test_a_final_frame_without_news_ends_the_answer() -> None:
+def test_a_final_frame_without_new_tokens_ends_the_answer() -> None:
     a = assembler()
     a.accept(frame(0, [5, 6]), 1)
     taken = a.accept(last(2), 1)
@@ -67,11 +67,11 @@ def test_an_earlier_attempt_is_fenced_out() -> None:
     assert list(taken.token_ids) == [6]
 
 
-def test_the_first_frame_is_no_recovery() -> None:
+def test_the_first_frame_is_not_a_recovery() -> None:
     assert not assembler().accept(frame(0, [5], attempt=1000), 1).recovered
 
 
-def test_silence_is_asked_about_every_stall_s() -> None:
+def test_silence_leads_to_a_resend_request_every_stall_s() -> None:
     a = assembler(held=4)
     assert a.overdue(STALL_S - 0.1) is None
     assert a.overdue(STALL_S) == 4
@@ -79,7 +79,7 @@ def test_silence_is_asked_about_every_stall_s() -> None:
     assert a.overdue(2 * STALL_S) == 4
 
 
-def test_logprobs_lose_the_same_head() -> None:
+def test_logprobs_of_known_tokens_are_dropped_too() -> None:
     a = assembler()
     a.accept(frame(0, [5]), 1)
     taken = a.accept(frame(0, [5, 6], logprobs=[Logprobs(logprob=-1), Logprobs(logprob=-2)]), 1)

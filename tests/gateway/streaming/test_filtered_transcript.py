@@ -100,7 +100,7 @@ def shown_spans(made: Transcript, tokens: list[int]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["redact", "block", "remove"])
-def test_what_shows_is_the_decision_about_the_whole_text(policy: str, seed: int) -> None:
+def test_the_shown_text_is_the_decision_about_the_whole_text(policy: str, seed: int) -> None:
     rng = random.Random(seed)
     text = sample(rng)
     tokens = token_ids(text, rng)
@@ -120,7 +120,7 @@ def test_what_shows_is_the_decision_about_the_whole_text(policy: str, seed: int)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_id_and_no_logprob_tells_a_hidden_character(seed: int) -> None:
+def test_ids_and_logprobs_reveal_no_hidden_character(seed: int) -> None:
     rng = random.Random(seed)
     text = sample(rng)
     tokens = token_ids(text, rng)
@@ -221,7 +221,7 @@ def test_a_stop_string_inside_a_secret_is_not_seen() -> None:
     assert made.stop is None
 
 
-def test_a_block_behind_a_stop_string_is_not_told() -> None:
+def test_a_block_after_a_stop_string_is_not_reported() -> None:
     made = filled("block", [*ids("fine. STOP "), *ids(f"{KEY} x")], "STOP")
     assert (text_of(made), made.stop, made.blocked) == ("fine. ", "STOP", ())
 
@@ -237,14 +237,14 @@ def test_incomplete_characters_wait_with_their_ids() -> None:
     assert made.visible.token_ids == tokens
 
 
-def test_the_values_of_the_caller_come_back_in_text_alone() -> None:
+def test_placeholders_are_restored_in_text_only() -> None:
     tokens = ids("write <EMAIL_1> now")
     made = filled("restore", tokens)
     assert text_of(made) == "write me@home.org now"
     assert made.visible.token_ids == tokens
 
 
-def test_another_policy_contradicts_what_the_caller_holds() -> None:
+def test_a_resume_under_another_policy_is_refused() -> None:
     tokens = ids(f"mail {MAIL} now, please")
     held = filled("default", tokens).visible.token_ids
     made = transcript("redact", held=held)

@@ -79,7 +79,7 @@ class Bench:
         return "".join(event.delta.text for event in self.stream.read(self.reader))
 
 
-def test_what_waited_is_shown_whole_however_much_it_is() -> None:
+def test_held_back_text_of_any_length_is_released_whole() -> None:
     bench = Bench()
     bench.take("a" * 50)
     assert bench.text() == ""
@@ -88,7 +88,7 @@ def test_what_waited_is_shown_whole_however_much_it_is() -> None:
     assert bench.text() == "a" * 50 + "b"  # not the reader's fault, although its limit is 4
 
 
-def test_a_row_that_has_ended_is_confirmed_again_and_not_asked_about() -> None:
+def test_an_ended_row_is_confirmed_again_without_a_resend_request() -> None:
     bench = Bench()
     bench.take("abc", final=True)
     assert bench.stream.state is StreamState.CHECKING
@@ -106,7 +106,7 @@ def test_a_row_that_has_ended_is_confirmed_again_and_not_asked_about() -> None:
     assert len(bench.registry) == 0
 
 
-def test_the_deadline_ends_what_no_verdict_came_for() -> None:
+def test_the_deadline_ends_an_answer_without_a_verdict() -> None:
     bench = Bench()
     bench.take("abc", final=True)
     bench.registry.tick(10.0)
@@ -154,7 +154,7 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     assert bench.text() == "z"
 
 
-def test_what_has_ended_is_not_steered_any_more() -> None:
+def test_an_ended_answer_cannot_be_rerouted_or_blocked() -> None:
     bench = Bench()
     bench.registry.fail(bench.stream, DeadlinePassed("over"))
     bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)

@@ -198,7 +198,7 @@ def test_one_large_frame_is_not_the_readers_fault() -> None:
     assert len(event.delta.token_ids) == 101
 
 
-def test_silence_is_asked_about() -> None:
+def test_silence_leads_to_a_resend_request() -> None:
     bench = Bench()
     bench.stream()
     bench.registry.tick(STALL_S)
@@ -236,7 +236,7 @@ def test_leaving_after_the_end_cancels_nothing() -> None:
     assert bench.said() == []
 
 
-def test_frames_that_nobody_waits_for_are_answered() -> None:
+def test_frames_of_unknown_requests_are_answered_with_a_cancel() -> None:
     bench = Bench()
     bench.take(frame(0, ids("a")), name="gone")
     bench.take(frame(1, ids("a")), name="gone")
@@ -247,7 +247,7 @@ def test_frames_that_nobody_waits_for_are_answered() -> None:
     assert bench.announced == 1
 
 
-def test_held_tokens_and_attempt_are_told() -> None:
+def test_held_tokens_and_attempt_are_reported() -> None:
     bench = Bench()
     bench.stream()
     bench.take(frame(0, ids("ab"), attempt=2))
@@ -269,7 +269,7 @@ def test_a_later_attempt_is_noticed_by_the_reader() -> None:
     assert stream.read(reader) == []
 
 
-def test_after_a_loss_on_the_way_everything_is_asked_for() -> None:
+def test_after_lost_messages_all_rows_are_requested_again() -> None:
     bench = Bench()
     bench.stream("r1")
     bench.stream("r2")
@@ -360,7 +360,7 @@ def test_tokens_of_another_answer_are_refused() -> None:
         bench.registry.find("k", b"f", ids("x"), "", 1)
 
 
-def test_failing_all_leaves_nothing_behind() -> None:
+def test_failing_all_streams_leaves_none_open() -> None:
     bench = Bench()
     stream = bench.stream(key="k")
     reader = bench.reader(stream)

@@ -173,7 +173,7 @@ def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
     assert bench.ends == 1
 
 
-def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_used() -> None:
+def test_an_answer_that_commits_at_its_end_reports_the_unused_model() -> None:
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:3], end=frame_pb2.ROW_END_STOP)
     finished = bench.stream.read(bench.reader)[-1].finished
@@ -181,7 +181,7 @@ def test_an_answer_that_passes_its_commit_point_at_its_end_says_what_was_not_use
     assert bench.said() == {"cancel": [SECOND], "confirm": [FIRST], "resend": []}
 
 
-def test_in_doubt_what_the_second_has_said_is_shown_at_once() -> None:
+def test_in_doubt_the_second_answer_so_far_is_shown_at_once() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:5])
     bench.now = 2.0
@@ -227,7 +227,7 @@ def test_a_stop_string_in_the_second_answer_cancels_its_row_and_waits() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
-def test_a_second_row_that_fails_harms_nothing_and_begins_anew_in_doubt(tokens: int) -> None:
+def test_a_failed_second_row_is_harmless_and_restarts_in_doubt(tokens: int) -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:tokens])
     bench.take(SECOND, tokens, "", end=ROW_END_FAILED)
@@ -260,7 +260,7 @@ def test_where_the_cascade_refuses_the_second_begins_in_doubt() -> None:
     assert bench.cascade.started == [SECOND]
 
 
-def test_a_second_row_that_has_said_nothing_may_be_refused_like_any_other() -> None:
+def test_a_second_row_without_tokens_may_be_refused() -> None:
     bench = Bench()
     bench.cascade.refuses = "it would come too late"
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
@@ -270,7 +270,7 @@ def test_a_second_row_that_has_said_nothing_may_be_refused_like_any_other() -> N
     assert bench.text() == SMALL[:4]
 
 
-def test_a_second_row_that_speaks_is_not_refused() -> None:
+def test_a_second_row_with_tokens_is_not_refused() -> None:
     bench = Bench()
     bench.cascade.refuses = "no worker is there"
     bench.take(SECOND, 0, LARGE[:1])
@@ -278,7 +278,7 @@ def test_a_second_row_that_speaks_is_not_refused() -> None:
     assert bench.text() == LARGE[:1]
 
 
-def test_the_second_answer_takes_the_place_of_a_first_one_that_fails() -> None:
+def test_the_second_answer_replaces_a_failed_first_one() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:2])
     bench.take(FIRST, 0, SMALL[:3])
@@ -306,7 +306,7 @@ def test_a_task_that_was_not_stored_is_lost_unless_frames_prove_it() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 2])
 @pytest.mark.parametrize("published", [False, True])
-def test_silence_of_the_second_row_is_asked_about(published: bool, tokens: int) -> None:
+def test_silence_of_the_second_row_leads_to_a_resend_request(published: bool, tokens: int) -> None:
     bench = Bench()
     if published:
         bench.stream.published(SECOND)
@@ -320,7 +320,7 @@ def test_silence_of_the_second_row_is_asked_about(published: bool, tokens: int) 
     assert bench.said()["resend"] == [SECOND]
 
 
-def test_both_rows_are_asked_for_after_a_loss_on_the_way_and_told_to_a_new_batcher() -> None:
+def test_both_rows_are_requested_after_lost_messages_and_reported_to_a_new_batcher() -> None:
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:2])
     bench.take(SECOND, 0, LARGE[:3], attempt=2)
@@ -333,7 +333,7 @@ def test_both_rows_are_asked_for_after_a_loss_on_the_way_and_told_to_a_new_batch
     assert not bench.registry.held(SECOND).waiting
 
 
-def test_a_frame_of_the_second_row_that_cannot_be_taken_costs_that_row_alone() -> None:
+def test_an_invalid_frame_of_the_second_row_fails_only_that_row() -> None:
     bench = Bench()
     sent = frame(0, [0x110000], request_id=SECOND)  # no such character
     bench.registry.accept(sent, 1.0)
@@ -343,7 +343,7 @@ def test_a_frame_of_the_second_row_that_cannot_be_taken_costs_that_row_alone() -
 
 
 @pytest.mark.parametrize("way", ["leaves", "deadline", "governed"])
-def test_who_ends_the_request_cancels_both_rows(way: str) -> None:
+def test_ending_the_request_cancels_both_rows(way: str) -> None:
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:2])
     bench.take(SECOND, 0, LARGE[:2])
@@ -361,7 +361,9 @@ def test_who_ends_the_request_cancels_both_rows(way: str) -> None:
     assert len(bench.registry) == (way == "governed")
 
 
-def test_who_comes_back_after_the_second_took_over_holds_nothing_of_it() -> None:
+def test_a_caller_that_reconnects_after_an_escalation_holds_no_tokens_of_the_second_answer() -> (
+    None
+):
     bench = Bench(holds=False)
     bench.take(FIRST, 0, SMALL[:3])
     assert bench.text() == SMALL[:3]
@@ -378,7 +380,7 @@ def test_who_comes_back_after_the_second_took_over_holds_nothing_of_it() -> None
     assert delta.delta.text == LARGE[:4]
 
 
-def test_the_tokens_of_a_second_row_that_was_never_shown_are_nobodys() -> None:
+def test_tokens_of_a_second_row_that_was_never_shown_do_not_match() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:4])
     bench.take(FIRST, 0, SMALL[:COMMIT])
@@ -538,7 +540,7 @@ FAULTS: Final = ("lose first", "lose second", "fail second", "move first", "move
     doubt_at=st.integers(0, len(SMALL)),
     steps=st.lists(st.sampled_from((*STEPS, *STEPS, *FAULTS, "fail first", "leave")), max_size=40),
 )
-def test_in_any_order_the_answer_is_one_models_and_every_row_ends_once(
+def test_in_any_order_the_answer_is_of_one_model_and_every_row_ends_once(
     holds: bool, doubt_at: int, steps: list[str]
 ) -> None:
     world = World(holds, doubt_at)
@@ -585,7 +587,7 @@ def test_in_any_order_the_answer_is_one_models_and_every_row_ends_once(
         assert isinstance(bench.stream.error, EngineFailed)
 
 
-def test_the_kit_can_fail() -> None:
+def test_the_checker_detects_errors() -> None:
     """The world notices text of two models in one answer."""
     world = World(holds=False, doubt_at=len(SMALL))
     world.step(world.rows[FIRST], 2)

@@ -63,7 +63,7 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
     await cascade.batcher.confirmed(second)
 
 
-async def test_what_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
+async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
     call = cascade.stub.Generate(prompt(model=""))
     first = await cascade.batcher.task("small")
     await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=ROW_END_LENGTH))
@@ -140,7 +140,7 @@ async def test_a_replaced_answer_streams_at_once_to_callers_that_accept_it(
         assert text_of(await events_of(call)) == "hello"
 
 
-async def test_a_caller_that_comes_back_is_told_of_the_second_model(cascade: Wire) -> None:
+async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -> None:
     asked = prompt(model="", idempotency_key="k")
     call = cascade.stub.Generate(asked)
     first = await cascade.batcher.task("small")
@@ -172,7 +172,7 @@ async def test_a_caller_that_comes_back_is_told_of_the_second_model(cascade: Wir
     assert tokens_of(events) == cascade.tokens("hello")
 
 
-async def test_on_another_gateway_the_model_of_the_held_tokens_goes_on(cascade: Wire) -> None:
+async def test_on_another_gateway_the_model_of_the_held_tokens_continues(cascade: Wire) -> None:
     resumed = prompt(model="")
     resumed.resume.model = "large"
     resumed.resume.token_ids.extend(cascade.tokens("hello"))
@@ -185,7 +185,7 @@ async def test_on_another_gateway_the_model_of_the_held_tokens_goes_on(cascade: 
     assert not notices(events)
 
 
-async def test_a_model_that_is_unknown_cannot_have_given_tokens(cascade: Wire) -> None:
+async def test_held_tokens_of_an_unknown_model_are_refused(cascade: Wire) -> None:
     resumed = prompt(model="")
     resumed.resume.model = "nobody"
     _, error = await error_of(cascade.stub.Generate(resumed))
@@ -193,7 +193,7 @@ async def test_a_model_that_is_unknown_cannot_have_given_tokens(cascade: Wire) -
     assert error.violations[0].field == "resume.model"
 
 
-async def test_the_record_tells_both_legs(cascade: Wire) -> None:
+async def test_the_record_has_both_legs(cascade: Wire) -> None:
     call = cascade.stub.Generate(prompt(model=""))
     first = await cascade.batcher.task("small")
     await cascade.batcher.send(first, saying(cascade, BAD, -3.0))

@@ -93,7 +93,9 @@ async def test_an_objection_stops_the_row_and_names_the_rule_and_no_text(opened:
         await wire.batcher.cancelled(task)
 
 
-async def test_what_is_fine_is_shown_in_one_piece_and_streams_on(opened: Any) -> None:
+async def test_after_a_safe_verdict_held_text_is_shown_at_once_and_streaming_continues(
+    opened: Any,
+) -> None:
     async with opened() as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task("small")
@@ -273,7 +275,7 @@ async def test_rows_of_guards_count_for_the_spending_of_the_tenant(opened: Any) 
         call.cancel()
 
 
-async def test_a_caller_that_leaves_takes_the_checks_along(opened: Any) -> None:
+async def test_a_caller_that_leaves_cancels_the_checks(opened: Any) -> None:
     async with opened() as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task("small")
@@ -306,7 +308,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         assert (await audited(wire, first.request_id)).governed_model == "large"
 
 
-async def test_who_holds_tokens_of_the_governed_model_goes_on_with_it(opened: Any) -> None:
+async def test_a_caller_with_tokens_of_the_governed_model_continues_with_it(opened: Any) -> None:
     """Elsewhere, and although the request names the first model."""
     async with opened(action={"route": "large"}) as wire:
         held = pb.Resume(token_ids=wire.tokens("hello"), model="large")
@@ -321,7 +323,7 @@ async def test_who_holds_tokens_of_the_governed_model_goes_on_with_it(opened: An
         assert not any(event.HasField("notice") for event in events)
 
 
-async def test_a_model_that_is_governed_already_goes_on(opened: Any) -> None:
+async def test_an_answer_of_the_governed_model_continues(opened: Any) -> None:
     async with opened(action={"route": "small"}) as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task("small")
@@ -426,7 +428,7 @@ async def test_every_verdict_is_audited_and_no_text(opened: Any) -> None:
         assert ANSWER.encode() not in record.SerializeToString()
 
 
-async def test_an_audit_that_is_not_there_is_a_typed_error(opened: Any) -> None:
+async def test_a_missing_audit_entry_is_a_typed_error(opened: Any) -> None:
     async with opened() as wire:
         stub: Any = AdminServiceStub(wire.channel)
         _, error = await error_of(stub.GetAuditEntry(GetAuditEntryRequest(request_id="req-none")))

@@ -74,7 +74,7 @@ async def explained(
             await asyncio.sleep(0.01)
 
 
-async def test_the_other_model_is_asked_the_same_when_the_caller_has_its_answer(
+async def test_the_shadow_gets_the_same_prompt_after_the_answer(
     opened: Any,
 ) -> None:
     async with opened(prices={"small": (1, 1), "large": (10, 1e6)}) as wire:
@@ -101,7 +101,7 @@ async def test_the_other_model_is_asked_the_same_when_the_caller_has_its_answer(
         assert len(wire.gateway.registry) == 0
 
 
-async def test_its_cost_is_in_no_budget(opened: Any) -> None:
+async def test_the_cost_of_a_shadow_is_in_no_budget(opened: Any) -> None:
     routing = ROUTING | {"budgets": [{"per_hour": 1.0, "model": "large"}]}
     async with opened(routing=routing, prices={"small": (0, 0), "large": (0, 1e9)}) as wire:
         task = await answered(wire)
@@ -126,7 +126,7 @@ async def test_only_the_share_is_drawn_and_a_pinned_request_may_be(opened: Any) 
         assert shadow.request_id.startswith(task.request_id)
 
 
-async def test_a_model_that_is_away_is_not_asked(opened: Any) -> None:
+async def test_an_unavailable_model_gets_no_shadow(opened: Any) -> None:
     async with opened() as wire:
         await wire.batcher.report("small")
         await wire.until(lambda: not wire.gateway.ready("large"))
@@ -136,7 +136,9 @@ async def test_a_model_that_is_away_is_not_asked(opened: Any) -> None:
         assert not run.HasField("agreement")
 
 
-async def test_how_many_run_is_bounded(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_running_shadows_is_bounded(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shadow_runner, "IN_FLIGHT_MAX", 1)
     async with opened() as wire:
         first, second = await answered(wire), await answered(wire)
@@ -149,7 +151,7 @@ async def test_how_many_run_is_bounded(opened: Any, monkeypatch: pytest.MonkeyPa
         assert (await shadow_of(wire)).request_id.startswith(third.request_id)
 
 
-async def test_a_shadow_that_fails_is_told_and_counts_for_the_breaker(opened: Any) -> None:
+async def test_a_failed_shadow_is_recorded_and_counts_for_the_breaker(opened: Any) -> None:
     routing = ROUTING | {"breaker": {"failures": 1, "open_s": 60}}
     async with opened(routing=routing) as wire:
         task = await answered(wire)
@@ -192,7 +194,7 @@ async def test_a_gateway_that_shuts_down_waits_for_no_shadow(opened: Any) -> Non
     ],
     ids=["governed", "blocked"],
 )
-async def test_where_the_safety_policy_had_a_say_nothing_is_shadowed(
+async def test_a_request_that_the_safety_policy_acted_on_is_not_shadowed(
     opened: Any, safety: dict[str, Any]
 ) -> None:
     iban = "DE89370400440532013000"
@@ -218,7 +220,7 @@ async def test_an_answer_that_the_safety_policy_ends_is_compared_with_nothing(
         assert (run.dropped, run.HasField("agreement")) == ("safety_blocked", False)
 
 
-async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -> None:
+async def test_a_request_that_a_guard_acted_on_is_not_shadowed(opened: Any) -> None:
     guard = {
         "model": "large",
         "template": "llama_guard",
@@ -237,7 +239,7 @@ async def test_a_guard_that_steers_the_request_keeps_shadows_away(opened: Any) -
         assert not record.shadows
 
 
-async def test_a_fault_in_learning_costs_no_answer(
+async def test_an_error_in_learning_does_not_fail_the_answer(
     opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> bool:

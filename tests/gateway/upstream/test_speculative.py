@@ -163,7 +163,7 @@ async def test_the_share_of_a_tenant_bounds_how_many_have_both_at_work(
     assert second.request_id == f"{first.request_id}-2"
 
 
-async def test_what_would_cost_too_much_together_begins_alone(
+async def test_a_pair_that_would_cost_too_much_starts_with_one_model(
     nats_url: str, model_folder: Path
 ) -> None:
     prices = {"large": (0.0, 1e6), "small": (0.0, 1e6)}  # one a token
@@ -180,7 +180,7 @@ async def test_what_would_cost_too_much_together_begins_alone(
         assert "would cost more" in record.attempts[0].single_start_reason
 
 
-async def test_what_is_thrown_away_is_paid_for(nats_url: str, model_folder: Path) -> None:
+async def test_discarded_work_is_charged(nats_url: str, model_folder: Path) -> None:
     bounded = routing() | {"budgets": [{"per_hour": 3.0, "model": "small"}]}
     prices = {"large": (0.0, 1e6)}  # the small one is free
     async with open_wire(nats_url, model_folder, routing=bounded, prices=prices) as wire:
@@ -214,7 +214,9 @@ async def test_second_rows_that_fail_open_the_breaker_and_then_none_begins(
     assert "circuit breaker is open" in record.attempts[0].single_start_reason
 
 
-async def test_who_comes_back_elsewhere_goes_on_with_one_model(wire: Wire) -> None:
+async def test_a_caller_that_resumes_on_another_gateway_continues_with_one_model(
+    wire: Wire,
+) -> None:
     resumed = prompt(model="")
     resumed.resume.model = "small"
     resumed.resume.token_ids.extend(wire.tokens("hello"))
