@@ -27,7 +27,7 @@ class Merge(Enum):
     """How a worker's frame relates to its row."""
 
     NEW = "new"
-    """It goes on where the row stands."""
+    """It continues at the row's next index."""
     DUPLICATE = "duplicate"
     """Everything in it is known."""
     STALE = "stale"

@@ -91,7 +91,7 @@ class PromptFinding:
     """A finding with the action taken.
 
     Attributes:
-        start: first character, an offset into the text as it came.
+        start: first character, an offset into the original text.
         end: one past the last one.
         model: the governed model of a ROUTE.
     """
@@ -109,7 +109,7 @@ class InspectedText:
     """The result for one text.
 
     Attributes:
-        normalized: before the policy edited it; empty when the text is too long to be looked at.
+        normalized: before the edits of the policy; empty when the text is over the length limit.
         text: what a model may see.
         found: by place.
     """
@@ -203,7 +203,7 @@ class RequestInspection:
     Attributes:
         compiled: the policy that decides, with its rules.
         texts: as they came.
-        placeholders: of what was taken out so far.
+        placeholders: of the values redacted so far.
     """
 
     def __init__(self, compiled: CompiledPolicy, texts: Sequence[str]) -> None:

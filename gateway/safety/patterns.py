@@ -28,7 +28,7 @@ _ODD_CASES: Final = (("s", "\u017f"), ("k", "\u212a"))
 _UNKNOWN: Final = "p"
 """The name of a Unicode property, which every engine has in a version of its own."""
 _MEMORY_MAX: Final = 64 << 20
-"""Bytes of automaton states of a pattern; beyond it RE2 goes on without them, still linear."""
+"""Bytes of automaton states of a pattern; beyond it RE2 continues without them, still linear."""
 
 
 class PatternError(ValueError):

@@ -18,7 +18,7 @@ class Placeholders:
     """The placeholders of one request: the same value gets the same one, and none is text that the prompt has."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Reserves what looks like a placeholder in ``texts``, all texts of the prompt before anything is taken out."""
+        """Reserves what looks like a placeholder in ``texts``, all texts of the prompt before any redaction."""
         self._reserved = frozenset(shape for text in texts for shape in _SHAPE.findall(text))
         self._by_value: dict[tuple[str, str], str] = {}
         self._values: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Placeholders:
         return _SHAPE.sub(lambda match: self._values.get(match[0], match[0]), text)
 
     def for_answer(self) -> "Placeholders":
-        """A copy that goes on for the answer: what is added to it cannot be restored from here."""
+        """A copy for the answer: values added to the copy cannot be restored from this one."""
         copy = Placeholders()
         copy._reserved = self._reserved
         copy._by_value = dict(self._by_value)

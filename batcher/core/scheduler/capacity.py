@@ -58,7 +58,7 @@ class Capacity:
     def with_preemption(self, usages: Sequence[Usage], slots: int, places: int) -> "Capacity":
         """The same with `preemptible` filled in, for a worker whose engine gives slots of less urgent rows to others.
 
-        A preempted row is not lost: it waits inside the engine and goes on when a slot is free again. So an urgent row
+        A preempted row is not lost: it waits inside the engine and continues when a slot is free. So an urgent row
         need not wait for a long answer of another class to end, and no slot has to stand empty for it. Some less urgent
         rows keep their slots in any case: preempted ones come back through them, however many urgent rows there are.
 

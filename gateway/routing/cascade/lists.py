@@ -10,7 +10,7 @@ from typing import Final
 from gateway.routing.learned.arithmetic import numbers
 
 READ_CHARS_MAX: Final = 4_096
-"""Longer prompts and answers are not looked at."""
+"""Longer prompts and answers are not checked."""
 
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _LIST: Final = re.compile(

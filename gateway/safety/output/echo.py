@@ -43,7 +43,7 @@ class EchoGuard:
         stopped: the rule that ended the answer, when the action is to block.
         action: what is done.
         matches: runs of words found.
-        hidden: what was left out, by offset in the text that came in; the last one has no end after a stop.
+        hidden: omitted spans, by offset in the input text; the last one has no end after a stop.
     """
 
     def __init__(self, system: SystemText, matches: int, action: Action) -> None:
@@ -52,7 +52,7 @@ class EchoGuard:
         self.action = action
         self._last: tuple[str, ...] = ()
         self._word = ""
-        """The shown beginning of a word that goes on."""
+        """The part of an incomplete word that is already shown."""
         self._held = ""
         self._near = False
         self._inside = False

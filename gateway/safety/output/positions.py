@@ -23,7 +23,7 @@ from gateway.safety.patterns import (
 )
 
 When = Assertion | None
-"""The assertion that must hold on the way; None: none must."""
+"""The assertion that must hold between two positions; None: no assertion."""
 Empty = When | Literal[False]
 """Where a part can match nothing; False: nowhere."""
 

@@ -53,7 +53,7 @@ class Redactor:
 
     Attributes:
         stopped: the rules that ended the answer; nothing is shown after it.
-        edits: what was taken out, by offset in the answer as the model gave it.
+        edits: the replaced spans, by offset in the model's answer.
         decided: characters of the model's answer that are dealt with.
         shown_to: from this offset on nothing shows; UNBOUNDED as long as there is no such place.
     """

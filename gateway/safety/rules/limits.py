@@ -99,7 +99,7 @@ def _equal_from(text: str, at: int, period: int) -> int:
 
 
 def _unbroken(text: str, chars_max: int) -> Iterator[tuple[int, int]]:
-    """Looks for the last white space of each window and goes on behind it, so most of the text is never read."""
+    """Searches the last white space of each window and continues after it, so most of the text is never read."""
     at = 0
     while at + chars_max < len(text):
         last = max(text.rfind(space, at, at + chars_max + 1) for space in _SPACES)

@@ -87,7 +87,7 @@ class RuleSet:
     def scan(self, text: str) -> list[Finding]:
         """What is in ``text``, ordered by place; overlaps are settled (`gateway.safety.rules.ruleset`).
 
-        Text behind `TextLimits.chars_max` is not looked at and is one finding itself.
+        Text after `TextLimits.chars_max` is not inspected and is one finding itself.
         """
         inspected = text[: self._limits.chars_max] if self._limits.chars_max else text
         found = list(self._found(Subject(inspected)))

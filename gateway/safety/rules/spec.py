@@ -47,7 +47,7 @@ class RuleSpec:
     forms: tuple[Form, ...]
     severity: Severity
     max_length: int
-    """No finding of this rule is longer, in characters. Longer text is cut, and goes on being searched."""
+    """Longest finding of this rule, in characters. A longer match is cut, and the search continues in the rest."""
     validator: str = ""
     """A name of `gateway.safety.rules.validators.VALIDATORS`; empty: the pattern decides alone."""
     options: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ class ChatSyntax:
         leads = [chr(code) for code, plain in PLAIN_OF.items() if re.search(f"[{firsts}]", plain)]
         self._lead = re.compile(f"[{firsts}{''.join(map(re.escape, leads))}]")
         rests = "|".join([_SHAPES, *map(re.escape, distinct)])
-        # Only the first character is taken, the rest is looked at: tokens inside tokens are found too.
+        # Only the first character is consumed, the rest is a look-ahead: tokens inside tokens are found too.
         self._token = re.compile(f"[{firsts}](?<=(?=({rests})).)", re.DOTALL)
         for token in distinct:
             if self._starts(self._neutral(token, self._starts(token))):

@@ -22,7 +22,7 @@ from gateway.safety.text.trail import OffsetEdit, Trail
 LONG_RUN = 8
 """Invisible characters in a row that are no accident: one severity up."""
 _SEEN_MAX = 64
-"""Characters of a run that are looked at for its rules."""
+"""Characters of a run that are inspected for its rules."""
 
 
 class AllowedPlace(NamedTuple):

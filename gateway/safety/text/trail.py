@@ -68,7 +68,7 @@ class OffsetMap:
 FINDINGS_MAX = 32
 """Findings kept apart for one rule and severity; one more stands for all that follow."""
 MATCHES_MAX = 1024
-"""Matches of one rule and severity that are looked at; those side by side make one finding."""
+"""Matches of one rule and severity that are listed; adjacent ones make one finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Normalized:
     """The model's view of a text."""
 
     text: str
-    """What goes on: to the rules, to the tokenizer."""
+    """The normalized text, for the rules and the tokenizer."""
     findings: Sequence[Finding]
     """What was changed or noticed, with offsets in the original text, by start. Bounded (see `FINDINGS_MAX`)."""
     maps: Sequence[OffsetMap] = ()
