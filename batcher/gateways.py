@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 SETTLE_S: Final = 10.0
 """The server has this long to take our subscription, seconds."""
 ANSWER_S: Final = 2.0
-"""A gateway has this long to say what it holds of a request, seconds."""
+"""Time limit of a gateway's answer about a request, seconds."""
 INTERVAL_S: Final = 1.0
 BUSY_INTERVAL_S: Final = 0.25
-"""While tasks wait: what a new one has to expect changes quickly."""
+"""While tasks wait, because the expected wait changes quickly."""
 
 
 class Gateways:

@@ -35,7 +35,7 @@ BACKLOG_ANSWER_S: Final = 2.0
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
 _ENDS: Final = frozenset({"Message Size Exceeds MaxBytes", "Batch Completed"})
-"""How a server says that a pull is used up."""
+"""The status of a finished pull."""
 
 
 class Puller:

@@ -54,7 +54,7 @@ class ClassPolicy(Section):
     """The objectives of one class."""
 
     ttft_target_s: float = Field(gt=0)
-    """Time to the first token that its callers expect; the wait window keeps well below it."""
+    """Time to the first token that its callers expect; the wait window stays well below it."""
     aging_s: float = Field(math.inf, gt=0)
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     spare_rows: int = Field(0, ge=0)
@@ -105,7 +105,7 @@ class Policy(Section):
     horizon_s: float = Field(60.0, gt=0)
     """Upper limit on the time to a deadline in the order, so that no task waits behind all that came much later."""
     urgency: float = Field(2.0, ge=0)
-    """A task is urgent when its time left is below this many times what its class's answers take; 0: never."""
+    """A task is urgent when its time left is below this many times the service time of its class; 0: never."""
     urgent_lead_tokens: int = Field(8192, ge=0)
     """How far ahead of its fair share a tenant may get by urgent tasks."""
 
@@ -123,9 +123,9 @@ class Policy(Section):
 
     # When it goes.
     wait_s: float = Field(0.02, ge=0)
-    """Longest wait for company."""
+    """Longest wait for more rows."""
     wait_adapts: bool = True
-    """The wait keeps below a share of what is left of the class's TTFT target behind the worker's own delay."""
+    """Upper limit of the wait, as a share of the class's TTFT target less the worker's own delay."""
     wait_share: float = Field(0.1, ge=0, le=1)
     """That share."""
     sends_to_idle: bool = True
@@ -139,7 +139,7 @@ class Policy(Section):
     waiting_tokens_max: float = Field(4096, gt=0)
     """Prompt tokens that may wait inside a worker: a longer backlog stays here, where it can be ordered."""
     output_quantile: float = Field(0.9, gt=0, lt=1)
-    """Cache room is reserved for answers of this quantile of what the tenant's workload was seen to produce."""
+    """Cache room is reserved for this quantile of the observed answer lengths of the tenant's workload."""
 
     @property
     def pads(self) -> bool:

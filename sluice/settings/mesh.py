@@ -54,7 +54,7 @@ class BatcherSettings(Section):
     """Batch formation and the channel to the workers."""
 
     policy: Policy = Policy()
-    """How batches are formed: a name, or a mapping with a name and what differs from it; see docs/batching.md."""
+    """How batches are formed: a preset's name, or a mapping with a name and overrides; see docs/batching.md."""
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     prefetch_rows: int = Field(1024, ge=1, le=65536)

@@ -27,7 +27,7 @@ class ModelSettings(Section):
     max_waiting_rows: int = Field(32, ge=0, le=65536)
     """Rows that may wait inside the worker for a slot; more are refused back to the batcher."""
     context_tokens: int | None = Field(None, ge=8)
-    """Prompt and answer together; unset: what the model's configuration says."""
+    """Prompt and answer together; unset: the limit in the model's configuration."""
     max_answer_tokens: int | None = Field(None, ge=1)
     """Largest max_tokens of a request; unset: the context."""
     threads: int = Field(1, ge=1, le=256)
@@ -39,7 +39,7 @@ class ModelSettings(Section):
     quantization: Literal["none", "int8"] = "none"
     """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
     cache_gb: float | None = Field(None, gt=0)
-    """Memory of the KV cache, GB; unset: a share of what is free at start (docs/engine.md)."""
+    """Memory of the KV cache, GB; unset: a share of the memory that is free at start (docs/engine.md)."""
     block_tokens: int | None = Field(None, ge=1, le=4096)
     """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
     prefill_tokens: int = Field(512, ge=1)

@@ -84,7 +84,7 @@ class CascadeRoute(Section):
     target: Target = Target(quality=0.99)
     """Chooses the threshold of the artefact."""
     max_cost: float | None = Field(None, gt=0)
-    """Of both models together, in the currency of the prices; what would cost more keeps the first answer."""
+    """Of both models together, in the currency of the prices; above it the first answer is kept."""
     hint: bool = False
     """Whether the second model sees the first one's draft."""
     max_share: Share = 0.5
@@ -119,7 +119,7 @@ class Trial(Section):
 
     model: Name
     of: Name
-    """The model whose requests it gets a share of."""
+    """The model of whose requests it gets a share."""
     share: Share
 
     @model_validator(mode="after")

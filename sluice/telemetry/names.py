@@ -98,7 +98,7 @@ GUARDRAIL_OUTCOMES: Final = "gen_ai.guardrail.outcomes"
 GUARDRAIL_ACTION: Final = "gen_ai.guardrail.action"
 """The strongest: allow, flag, route or block."""
 GUARDRAIL_SCORE: Final = "gen_ai.guardrail.score"
-"""0 to 1, where the guard says it."""
+"""0 to 1, if the guard reports it."""
 
 MESSAGING_SYSTEM: Final = "messaging.system"
 MESSAGING_DESTINATION: Final = "messaging.destination.name"

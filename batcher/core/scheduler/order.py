@@ -26,7 +26,7 @@ from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES, RANKS
 
 SERVICE_SHARE: Final = 0.1
-"""Weight of the newest answer in what answers take."""
+"""Weight of the newest answer in the mean service time."""
 
 
 def sort_key(task: QueuedTask, *, is_urgent: bool) -> tuple[int, float, float, int]:
@@ -225,7 +225,7 @@ class ClassQuota(NamedTuple):
     spare_rows: int
     """Rows of a worker that it leaves free."""
     prefill_s_max: float
-    """What computing the prompts that wait in a worker may take with what it sends."""
+    """Limit on the time to compute the prompts that wait in a worker, those of the new batch included."""
     is_modest: bool
     """These are less than they may be, for the sake of more urgent classes."""
 

@@ -133,7 +133,7 @@ class BatchCause(Enum):
     FULL = "full"
     """As many rows or tokens waited as a batch, or the worker, takes."""
     WINDOW_OVER = "window_over"
-    """The wait for company was over, or there is none."""
+    """The wait for more rows was over, or the policy has none."""
     URGENT = "urgent"
     """A row came back from a lost worker, is close to its deadline, or its class is overdue."""
 
@@ -181,6 +181,6 @@ class Decision(NamedTuple):
     batch: Batch | None
     """None: nothing to send."""
     expired: tuple[str, ...]
-    """Tasks whose deadline passed while they waited; the queue has forgotten them."""
+    """Tasks whose deadline passed while they waited; the queue has removed them."""
     wake_at: float | None
     """When to ask again if nothing happens before; None: never."""
