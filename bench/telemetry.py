@@ -87,16 +87,13 @@ def counting() -> Callable[[], None]:
     request: Any = SimpleNamespace(
         priority_class="interactive", conversation=SimpleNamespace(raw=False)
     )
-    leg = SimpleNamespace(
-        model="small", prompt_tokens=20, transcript=SimpleNamespace(token_ids=range(40))
-    )
+    attempt = SimpleNamespace(model="small", prompt_tokens=20, completion_tokens=40)
     stream: Any = SimpleNamespace(
-        leg=leg,
-        legs=(leg,),
+        current=attempt,
+        attempts=(attempt,),
         error=None,
         finished=SimpleNamespace(reason=FINISH_REASON_STOP),
-        first_token_at=0.05,
-        ticket=SimpleNamespace(hops=SimpleNamespace(arrived_at=0.0)),
+        first_token_s=0.05,
     )
     return lambda: metrics.count_stream(request, stream)
 

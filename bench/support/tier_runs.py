@@ -22,7 +22,7 @@ from learning import outcomes
 from learning.train import train
 from sluice.cli import tables
 from sluice.cli.evaluate import OutcomesFile
-from sluice.cli.questions import Question, ask_all, of_desk
+from sluice.cli.questions import Question, ask_all, support_questions
 from sluice.cli.scores import Result
 from sluice.client.aio import AsyncClient
 from sluice.client.request import GenerateOptions
@@ -51,10 +51,12 @@ async def run(runs: int, n: int) -> list[Tradeoff]:
         named = strategies(router)
         rounds: dict[str, list[list[Result]]] = {name: [] for name in named}
         async with _mesh(named) as client:
-            await _play(client, named, of_desk("heldout", 2, 0))  # warms up
+            await _play(client, named, support_questions("heldout", 2, 0))  # warms up
             for round_ in range(runs):
                 found = await _play(
-                    client, _turned(named, round_), of_desk("heldout", n, HELDOUT_SEED + round_)
+                    client,
+                    _turned(named, round_),
+                    support_questions("heldout", n, HELDOUT_SEED + round_),
                 )
                 for name, results in found.items():
                     rounds[name].append(results)
@@ -109,7 +111,7 @@ async def _mesh(named: Mapping[str, Strategy]) -> AsyncIterator[AsyncClient]:
 
 async def _learn(client: AsyncClient, router: Path) -> None:
     """`sluice eval --outcomes`, then `sluice router train --cascade`."""
-    questions = of_desk("train", LEARN_FROM, TRAINING_SEED)
+    questions = support_questions("train", LEARN_FROM, TRAINING_SEED)
     answers = [
         await ask_all(client, model, questions, CALLERS, {**_ASK, "model": model})
         for model in (WEAK, STRONG)

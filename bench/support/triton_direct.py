@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from batcher.workers.triton import infer_request, worker_response
+from batcher.workers.client import infer_request, worker_response
 from sluice.internal.v1 import task_pb2, worker_pb2
 
 ANSWER_S = 120.0

@@ -165,6 +165,7 @@ async def ask(address: str, model: str) -> list[pb.GenerateResponse]:
         ]
 
 
+@pytest.mark.long
 async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) -> None:
     async with otlp_receiver() as receiver:
         deployed = deployment(tmp_path, receiver)

@@ -62,6 +62,7 @@ async def test_stream_async(mesh: RunningMesh) -> None:
     ]
 
 
+@pytest.mark.long
 async def test_cascade() -> None:
     async with example_mesh("cascade.yaml") as mesh:
         easy, hard = (await run("cascade.py", mesh.address)).splitlines()
@@ -73,6 +74,7 @@ async def test_cascade() -> None:
     assert ", large " in hard
 
 
+@pytest.mark.long
 async def test_a_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The hub's cache as a download leaves it, with another model under the name.
     hub = tmp_path / "hub"

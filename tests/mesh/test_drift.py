@@ -64,6 +64,7 @@ async def mesh(artefact: Path) -> AsyncIterator[Mesh]:
         yield running
 
 
+@pytest.mark.long
 async def test_an_operator_sees_that_prompts_and_grades_have_changed(mesh: Mesh) -> None:
     async with AsyncClient(mesh.address) as client:
         await ask(client, [row.prompt for row in outcomes(40, seed=3)])

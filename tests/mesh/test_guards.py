@@ -80,6 +80,7 @@ async def test_a_trained_classifier_lets_questions_through_and_blocks_attacks(me
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.long
 async def test_answers_are_judged_before_they_show(mesh: Mesh) -> None:
     """The echo engine says what it was told, prompt template and all."""
     async with grpc.aio.insecure_channel(mesh.address) as channel:

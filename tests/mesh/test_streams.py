@@ -161,7 +161,15 @@ def long_requests() -> list[pb.GenerateRequest]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("victim", ["triton", "stub", "batcher", "nats"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("triton", marks=pytest.mark.long),
+        "stub",
+        "batcher",
+        pytest.param("nats", marks=pytest.mark.long),
+    ],
+)
 async def test_a_process_killed_in_mid_stream_changes_no_text(
     struck_mesh: Mesh, victim: str
 ) -> None:

@@ -106,6 +106,7 @@ async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
     assert stubs_of(mesh)["echo"] != stub
 
 
+@pytest.mark.long
 async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
     async with running_mesh(echo_settings(), tmp_path) as mesh:
         pids = [*mesh.supervisor.pids.values(), *stubs_of(mesh).values()]

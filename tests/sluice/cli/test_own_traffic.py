@@ -49,6 +49,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         yield running
 
 
+@pytest.mark.long
 async def test_a_router_is_learned_from_own_traffic_and_routes_it(
     mesh: Mesh, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

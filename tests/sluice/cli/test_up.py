@@ -193,6 +193,7 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
 
 
 @pytest.mark.mesh
+@pytest.mark.long
 def test_a_mesh_in_the_foreground(shell: Shell) -> None:
     with shell.open("up", "--config", str(shell.config)) as up:
         assert up.stdout is not None

@@ -38,6 +38,7 @@ def sampled(seed: int) -> GenerateOptions:
     }
 
 
+@pytest.mark.long
 async def test_answer_goes_on_after_the_gateway_was_killed() -> None:
     for _ in range(TRIES):
         undisturbed, disturbed = await answers_without_and_with_a_kill()
