@@ -89,7 +89,7 @@ async def disconnect(client: Client) -> None:
     if client.is_connected:
         try:
             await settle(client, CLOSE_S)
-        except (TimeoutError, NatsError):
+        except (TimeoutError, NatsError, OSError, RuntimeError):  # of a socket that has just closed
             _log.warning("NATS: the last messages may not have been sent")
     # Between two tries to reconnect nats-py writes what waits to a transport that is closed; uvloop raises.
     with contextlib.suppress(RuntimeError):

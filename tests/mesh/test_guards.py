@@ -58,6 +58,7 @@ async def mesh(classifier_folder: Path) -> AsyncIterator[Mesh]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.long
 async def test_a_trained_classifier_lets_questions_through_and_blocks_attacks(mesh: Mesh) -> None:
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)
@@ -100,6 +101,7 @@ async def test_answers_are_judged_before_they_show(mesh: Mesh) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.long
 async def test_a_classifier_answers_no_caller(mesh: Mesh) -> None:
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)

@@ -166,7 +166,7 @@ def long_requests() -> list[pb.GenerateRequest]:
     [
         pytest.param("triton", marks=pytest.mark.long),
         "stub",
-        "batcher",
+        pytest.param("batcher", marks=pytest.mark.long),
         pytest.param("nats", marks=pytest.mark.long),
     ],
 )

@@ -52,6 +52,7 @@ def test_objectives_that_no_number_of_workers_meets_are_an_error() -> None:
     prefill=st.sampled_from([0, 512]),
     cache=st.sampled_from([0, 8192]),
 )
+@pytest.mark.long
 def test_the_shortcut_agrees_with_the_simulation(
     prompt: str, answer: str, prefill: int, cache: int
 ) -> None:

@@ -79,7 +79,15 @@ async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
     assert mesh.state_dir.read() == mesh.state
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nats",
+        pytest.param("triton", marks=pytest.mark.long),
+        "batcher",
+        pytest.param("gateway", marks=pytest.mark.long),
+    ],
+)
 async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> None:
     before = await ask(mesh)
     ports = {one.name: one.port for one in mesh.state.processes}

@@ -57,6 +57,7 @@ async def heartbeats(address: str, model: str, count: int) -> list[str]:
     return workers
 
 
+@pytest.mark.long
 async def test_a_dead_stub_comes_back_and_the_others_go_on(tmp_path: Path) -> None:
     here = settings().model_copy(
         update={
