@@ -9,7 +9,9 @@ Exit codes: 0 when what was asked happened, 1 when it did not, 2 when the comman
 
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -51,6 +53,7 @@ for the support tasks.
 INTERRUPTED: Final = 130
 """Typer's exit code for Ctrl-C."""
 
+_AGAIN_S: Final = 0.05
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
@@ -114,7 +117,18 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             # Answers hold any character; a terminal that lacks one shows a replacement.
             stream.reconfigure(errors="replace")
+    sys.unraisablehook = _interrupt_again
     sys.exit(run(sys.argv[1:]))
+
+
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Ctrl-C that came inside a finalizer or a callback of C code, where Python drops it, comes again."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _not_installed(error: ModuleNotFoundError, words: Sequence[str]) -> Exception:

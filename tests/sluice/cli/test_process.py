@@ -131,6 +131,28 @@ async def test_ctrl_c_cancels_the_request(as_json: bool) -> None:
         assert json.loads(out)["error"]["reason"] == "CANCELLED"
 
 
+def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
+    program = """
+import signal, sys, time
+from sluice.cli import main
+def wait(words):
+    class Last:
+        def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)
+    Last()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+main.run = wait
+main.main()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=BOUND_S, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (130, b"")
+
+
 async def test_closed_pipe_ends_it_without_a_traceback() -> None:
     hold = Hold()
     script = [started(), delta(0, "ab"), hold, delta(2, "c"), finished()]
