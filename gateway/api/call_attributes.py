@@ -8,7 +8,7 @@ from gateway.telemetry.spans import finding_attributes
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.telemetry import names
-from sluice.v1.inference_pb2 import Finished, FinishReason, Started
+from sluice.v1.inference_pb2 import Finished, FinishReason, RouteStrategy, Started
 from sluice.wire.enums import word_of
 
 Attributes = dict[str, AttributeValue]
@@ -34,7 +34,7 @@ def started_attributes(started: Started) -> Attributes:
         names.REQUEST_ID: started.request_id,
         names.GEN_AI_RESPONSE_MODEL: started.model,
         names.TIER: started.route.tier,
-        names.ROUTE_STRATEGY: started.route.strategy,
+        names.ROUTE_STRATEGY: word_of(RouteStrategy, started.route.strategy),
         names.GEN_AI_INPUT_TOKENS: started.prompt_tokens,
     }
 

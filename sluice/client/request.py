@@ -10,6 +10,7 @@ from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1 import safety_pb2
+from sluice.wire.enums import value_of
 
 PriorityName = Literal["interactive", "standard", "bulk"]
 PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
@@ -86,7 +87,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     priority = options.get("priority", "interactive")
     if priority not in PRIORITIES:
         raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
-    request = pb.GenerateRequest(priority=pb.Priority.Value(f"PRIORITY_{priority.upper()}"))
+    request = pb.GenerateRequest(priority=value_of(pb.Priority, priority))
     _set_prompt(request, prompt)
     _set(request, "model", options.get("model", AUTO))
     _set(request, "raw_prompt", options.get("raw_prompt", False))
@@ -143,7 +144,7 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
             raise InvalidRequest.of(
                 f"chat.messages[{i}].role", f"{turn.role!r} is none of {', '.join(ROLES)}"
             )
-        message.role = pb.Role.Value(f"ROLE_{turn.role.upper()}")
+        message.role = value_of(pb.Role, turn.role)
         _set(message, "content", turn.content, f"chat.messages[{i}].")
 
 

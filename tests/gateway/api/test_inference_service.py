@@ -127,6 +127,7 @@ async def test_the_spans_of_a_request_form_one_trace(wire: Wire) -> None:
     assert format(publish.context.span_id, "016x") in message.headers["traceparent"]
     assert server.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
     assert server.attributes[names.REQUEST_ID] == task.request_id
+    assert server.attributes[names.ROUTE_STRATEGY] == "pinned"
     assert server.attributes[names.GEN_AI_OUTPUT_TOKENS] == len(wire.tokens("hello"))
 
 
