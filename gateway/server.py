@@ -111,9 +111,10 @@ class Gateway:
             admission, self._overload, usage, self.registry, self._transport, limits.stall_s
         )
         self._shadows = ShadowRunner(upstream, self._store, self._drift)
+        self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares)
         generator = Generator(
             limits,
-            ClassLimiter(),
+            self._limiter,
             upstream,
             EscalationLimiter(),
             GuardClient(upstream),
@@ -121,7 +122,7 @@ class Gateway:
             tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
-        self._health = GatewayHealth(self._loads, catalog.names, lambda: self._transport.connected)
+        self._health = GatewayHealth(self._loads, catalog, lambda: self._transport.connected)
         self._server = self._make_server(limits.max_message_bytes)
 
     @asynccontextmanager
@@ -179,8 +180,8 @@ class Gateway:
 
     @property
     def active(self) -> int:
-        """Calls of Generate that run."""
-        return self._service.active
+        """Calls that run."""
+        return self._limiter.active
 
     def ready(self, model: str) -> bool:
         """Whether a worker that serves ``model`` is alive, by the reports of batchers."""
@@ -206,11 +207,11 @@ class Gateway:
     async def drain(self) -> None:
         """Reports NOT_SERVING and refuses new calls; running calls get ``drain_s`` seconds to finish."""
         await self._health.leave()
-        self._service.draining = True
-        _log.info("draining: %d requests run", self._service.active)
+        self._limiter.draining = True
+        _log.info("draining: %d calls run", self._limiter.active)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.gateway.drain_s):
-                await self._service.idle.wait()
+                await self._limiter.idle.wait()
         self.registry.fail_all(
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
@@ -231,7 +232,7 @@ class Gateway:
 
     def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(max_message_bytes)],
+            interceptors=[ErrorInterceptor(max_message_bytes, self._limiter)],
             options=[
                 ("grpc.so_reuseport", 0),
                 # Twice the limit: a message a little above it gets a typed error with both numbers.
@@ -245,7 +246,7 @@ class Gateway:
         add_InferenceServiceServicer_to_server(self._service, server)
         admin = AdminService(self._store, self._drift)
         add_AdminServiceServicer_to_server(admin, server)
-        add_SafetyServiceServicer_to_server(SafetyService(self._admission), server)
+        add_SafetyServiceServicer_to_server(SafetyService(self._admission, self._limiter), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         add_reflection((SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
         return server

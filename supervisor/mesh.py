@@ -9,8 +9,8 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -44,9 +44,6 @@ logger = logging.getLogger(__name__)
 
 GATEWAY_START_S: Final = 60.0
 """What batcher and gateway may take on top of NATS and Triton, seconds."""
-_SERVICE: Final = "sluice.v1.InferenceService"
-"""SERVING when the gateway has NATS and a live worker for every model."""
-
 _SERVING: Final = "SERVING"
 _RETRY_S: Final = 0.1
 _OPTIONS: Final = (
@@ -106,6 +103,7 @@ class Mesh:
         begun = time.monotonic()
         self._prepare_files()
         bound_s = self.settings.triton.start_s + GATEWAY_START_S
+        models = [model.name for model in self.settings.models]
         if self._plan.nats is not None:
             self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
             await self.supervisor.during_start(
@@ -118,7 +116,7 @@ class Mesh:
             )
         self.supervisor.start(batcher_spec(self._plan))
         self.supervisor.start(gateway_spec(self._plan))
-        await self.supervisor.during_start(wait_until_serving(self.address, bound_s))
+        await self.supervisor.during_start(wait_until_serving(self.address, models, bound_s))
         self.ready_s = time.monotonic() - begun
         self._ready = True
         self._write_state()
@@ -232,33 +230,35 @@ def _served_here(settings: Settings) -> Settings:
     return settings.model_copy(update={"models": models, "triton": triton})
 
 
-async def wait_until_serving(address: str, bound_s: float) -> None:
-    """Returns when the gateway at ``address`` says SERVING.
+async def wait_until_serving(address: str, models: Sequence[str], bound_s: float) -> None:
+    """Returns when the gateway at ``address`` says SERVING for each of ``models``.
 
     Raises:
-        SetupError: not within ``bound_s`` seconds; the message has its last status.
+        SetupError: not within ``bound_s`` seconds; the message has the last status.
     """
-    said = "no answer"
+    model, said = "", "no answer"
     try:
         async with (
             asyncio.timeout(bound_s),
             grpc.aio.insecure_channel(address, _OPTIONS) as channel,
         ):
-            async for said in _health_changes(channel):
-                if said == _SERVING:
-                    return
+            for model in models:
+                async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
+                    async for said in changes:
+                        if said == _SERVING:
+                            break
     except TimeoutError:
         raise SetupError(
-            f"the gateway at {address} was not ready after {bound_s:.0f} s (health: {said}); "
+            f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
             "see the logs of batcher and triton, or raise triton.start_s"
         ) from None
 
 
-async def _health_changes(channel: grpc.aio.Channel) -> AsyncIterator[str]:
-    """Its health status at every change, or the code of a failed call; the gateway may go away and come back."""
+async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGenerator[str]:
+    """The health of ``service`` at every change, or the code of a failed call: the gateway may come back."""
     stub = health_pb2_grpc.HealthStub(channel)
     while True:
-        call = stub.Watch(health_pb2.HealthCheckRequest(service=_SERVICE), wait_for_ready=True)
+        call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
         try:
             async for response in call:
                 yield str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))

@@ -1,24 +1,94 @@
-"""Limits how many requests of a class are inspected and tokenized at the same time.
+"""Limits by class and tenant: how many calls run at the same time, and how many of them are inspected and tokenized.
 
-Both run on the gateway's event loop, in order of arrival. The limits of less urgent classes keep a burst of bulk
-requests from delaying an interactive request that arrives after it.
+Calls that run: less urgent classes may hold only a share of all, so their callers, most of whom wait, never hold what
+an interactive caller needs. A tenant may hold only a share of what its class may, so a newcomer finds room.
+
+Calls that are inspected and tokenized: this takes the gateway's processor, in order of arrival. The limits of less
+urgent classes keep a burst of bulk requests from delaying an interactive request that arrives after it.
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Final
 
-CONCURRENT_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
-"""Requests by class; interactive ones are not limited."""
+from sluice.errors import Overloaded, ShuttingDown
+from sluice.settings import CallShares
+from sluice.wire.subjects import CLASSES, RANKS
+
+RETRY_AFTER_S: Final = 1.0
+PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
+"""Requests that are prepared at the same time, by class; interactive ones are not limited."""
 
 
 class ClassLimiter:
-    """The slots of one gateway."""
+    """The calls of one gateway.
 
-    def __init__(self) -> None:
-        self._slots = {name: asyncio.Semaphore(count) for name, count in CONCURRENT_MAX.items()}
+    Attributes:
+        draining: set it to refuse new calls; those that run continue.
+        idle: set while no call runs.
+    """
+
+    def __init__(self, limit: int, shares: CallShares) -> None:
+        """``limit``: all calls that may run at the same time."""
+        self.draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+        by_class = (1.0, shares.standard, shares.bulk)
+        self._limits = [math.ceil(limit * share) for share in by_class]
+        """Of a class together with the less urgent ones, by rank."""
+        self._tenant_limits = [math.ceil(most * shares.tenant) for most in self._limits]
+        self._running = [0] * len(CLASSES)
+        self._by_tenant: Counter[tuple[str, int]] = Counter()
+        self._slots = {name: asyncio.Semaphore(count) for name, count in PREPARED_MAX.items()}
+
+    @property
+    def active(self) -> int:
+        """Calls that run."""
+        return sum(self._running)
+
+    @contextmanager
+    def call(self, priority_class: str, tenant: str) -> Iterator[None]:
+        """Counts a call while it runs.
+
+        Raises:
+            ShuttingDown, Overloaded: there is no room for it; with the time to retry.
+        """
+        rank = RANKS[priority_class]
+        self._check(rank, tenant)
+        self._running[rank] += 1
+        self._by_tenant[tenant, rank] += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._leave(rank, tenant)
 
     def slot(self, priority_class: str) -> AbstractAsyncContextManager[None]:
-        """Holds a slot of the class; slots are given in order of arrival. The caller limits the wait."""
+        """Held while a request is prepared; slots are given in order of arrival. The caller limits the wait."""
         return self._slots.get(priority_class, nullcontext())
+
+    def _check(self, rank: int, tenant: str) -> None:
+        if self.draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        for upto, limit in enumerate(self._limits[: rank + 1]):
+            if sum(self._running[upto:]) >= limit:
+                kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
+                raise _overloaded(f"{limit} {kind}calls are being answered")
+        if self._by_tenant[tenant, rank] >= self._tenant_limits[rank]:
+            count = self._tenant_limits[rank]
+            raise _overloaded(f"{count} {CLASSES[rank]} calls of your tenant are being answered")
+
+    def _leave(self, rank: int, tenant: str) -> None:
+        self._running[rank] -= 1
+        self._by_tenant[tenant, rank] -= 1
+        if not self._by_tenant[tenant, rank]:
+            del self._by_tenant[tenant, rank]
+        if not self.active:
+            self.idle.set()
+
+
+def _overloaded(message: str) -> Overloaded:
+    return Overloaded(message, retry_after_s=RETRY_AFTER_S)

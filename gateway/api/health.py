@@ -1,12 +1,17 @@
-"""Readiness over ``grpc.health.v1``, of the service and of every model (docs/wire.md, Readiness)."""
+"""Readiness over ``grpc.health.v1``, of the service and of every model (docs/wire.md, Readiness).
 
-from collections.abc import Callable, Sequence
+The service is ready while it can answer something: a guard, a classifier or one of several models that is missing fails
+the requests that need it, and they alone.
+"""
+
+from collections.abc import Callable
 from typing import Final
 
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
 from gateway.admission.load_table import ModelLoadTable
+from gateway.models.catalog import Catalog
 
 SERVICE: Final = "sluice.v1.InferenceService"
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
@@ -17,11 +22,11 @@ class GatewayHealth:
     """Keeps the statuses of the health service up to date."""
 
     def __init__(
-        self, loads: ModelLoadTable, models: Sequence[str], connected: Callable[[], bool]
+        self, loads: ModelLoadTable, catalog: Catalog, connected: Callable[[], bool]
     ) -> None:
         self.servicer = health_aio.HealthServicer()
         self._loads = loads
-        self._models = models
+        self._catalog = catalog
         self._connected = connected
         self._statuses: dict[str, bool] = {}
 
@@ -29,11 +34,11 @@ class GatewayHealth:
         """Sets the statuses that have changed."""
         connected = self._connected()
         ready = {
-            f"model.{model}": connected and self._loads.load(model, now).ready
-            for model in self._models
+            model: connected and self._loads.load(model, now).ready for model in self._catalog.names
         }
-        whole = all(ready.values())
-        for service, serving in {**ready, SERVICE: whole, "": whole}.items():
+        answers = any(ready[model] for model in self._catalog.answering)
+        models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
+        for service, serving in {**models, SERVICE: answers, "": answers}.items():
             if self._statuses.get(service) != serving:
                 self._statuses[service] = serving
                 await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)

@@ -1,17 +1,15 @@
 """``sluice.v1.InferenceService`` over grpc.aio."""
 
-import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
 from gateway.api.metadata import metadata_of
-from gateway.validation.requests import tenant_of, validate_count
-from sluice.errors import InvalidRequest, Overloaded, ShuttingDown
+from gateway.validation.requests import UNSTATED_CLASS, tenant_of, validate_count
+from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
     CountTokensRequest,
@@ -25,37 +23,23 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
-RETRY_AFTER_S: Final = 1.0
-
 
 class InferenceService(InferenceServiceServicer):
-    """Limits the number of concurrent Generate calls, and refuses new ones while the gateway drains.
-
-    Attributes:
-        active: calls of Generate that run.
-        draining: set it to refuse new calls; those that run continue.
-        idle: set while no call of Generate runs.
-    """
+    """Answers prompts, and says what can answer."""
 
     def __init__(self, generator: Generator, admission: Admission, loads: ModelLoadTable) -> None:
         self._generator = generator
         self._admission = admission
         self._loads = loads
-        self._limit = generator.settings.max_concurrent_requests
-        self.draining = False
-        self.active = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
 
     # A coroutine that writes, not a generator: when the call is cancelled its `finally` runs at once.
     async def Generate(  # type: ignore[override]
         self, request: GenerateRequest, context: Any
     ) -> None:
         """See the proto."""
-        with self._admitted():
-            await self._generator.answer(
-                request, context.write, context.time_remaining(), metadata_of(context)
-            )
+        await self._generator.answer(
+            request, context.write, context.time_remaining(), metadata_of(context)
+        )
 
     async def GenerateText(self, request: GenerateRequest, context: Any) -> GenerateTextResponse:
         """See the proto."""
@@ -64,18 +48,17 @@ class InferenceService(InferenceServiceServicer):
         async def collect(event: GenerateResponse) -> None:
             add_event(response, event)
 
-        with self._admitted():
-            await self._generator.answer(
-                request, collect, context.time_remaining(), metadata_of(context)
-            )
+        await self._generator.answer(
+            request, collect, context.time_remaining(), metadata_of(context)
+        )
         return response
 
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
-        count, model = await self._admission.count(
-            conversation, name, tenant_of(metadata_of(context))
-        )
+        tenant = tenant_of(metadata_of(context))
+        async with self._generator.limiter.slot(UNSTATED_CLASS):
+            count, model = await self._admission.count(conversation, name, tenant)
         return CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )
@@ -88,24 +71,6 @@ class InferenceService(InferenceServiceServicer):
         )
         models = [self._model(name, now) for name in names]
         return ListModelsResponse(models=models, next_page_token=next_page)
-
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Counts a call while it runs."""
-        if self.draining:
-            raise ShuttingDown("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-        if self.active >= self._limit:
-            raise Overloaded(
-                f"{self._limit} requests are being answered", retry_after_s=RETRY_AFTER_S
-            )
-        self.active += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.active -= 1
-            if self.active == 0:
-                self.idle.set()
 
     def _model(self, name: str, now: float) -> Model:
         model, load = self._admission.catalog[name], self._loads.load(name, now)

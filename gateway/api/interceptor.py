@@ -1,7 +1,8 @@
-"""Parses the requests of our services, and turns errors into ``google.rpc.Status``.
+"""Parses and counts the requests of our services, and turns errors into ``google.rpc.Status``.
 
 grpc answers INTERNAL to a request that it cannot parse. So requests are parsed here, into the message or an error, and
-the error is raised where errors are turned into a status.
+the error is raised where errors are turned into a status. Every method passes the limits of its class and tenant here,
+before any other work is done for it.
 """
 
 import logging
@@ -11,6 +12,9 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.metadata import metadata_of
+from gateway.validation.requests import class_of, tenant_of
 from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
 
 _log = logging.getLogger(__name__)
@@ -22,10 +26,11 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Parses requests and turns errors into statuses, for the methods of ``sluice.*``."""
+    """Parses and counts requests and turns errors into statuses, for the methods of ``sluice.*``."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, limiter: ClassLimiter) -> None:
         self._max_message_bytes = max_message_bytes
+        self._limiter = limiter
 
     async def intercept_service(
         self,
@@ -42,7 +47,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
         behaviour = handler.unary_stream if streams else handler.unary_unary
         return make(
-            _guarded(behaviour),
+            _guarded(behaviour, self._limiter),
             request_deserializer=self._deserializer(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -61,12 +66,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return deserialize
 
 
-def _guarded(behaviour: Behaviour) -> Behaviour:
+def _guarded(behaviour: Behaviour, limiter: ClassLimiter) -> Behaviour:
     async def guarded(request: Message | SluiceError, context: Any) -> Any:
         try:
             if isinstance(request, SluiceError):
                 raise request
-            return await behaviour(request, context)
+            with limiter.call(class_of(request), tenant_of(metadata_of(context))):
+                return await behaviour(request, context)
         except SluiceError as error:
             await abort(context, error)
         except (grpc.aio.AbortError, grpc.aio.UsageError):

@@ -2,12 +2,13 @@
 
 from typing import Any, Final
 
+from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import Admission, SafetyOutcome
 from gateway.api.metadata import metadata_of
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
-from gateway.validation.requests import check_labels, tenant_of
+from gateway.validation.requests import UNSTATED_CLASS, check_labels, tenant_of
 from sluice.errors import NoDryRun
 from sluice.v1 import safety_pb2
 from sluice.v1.safety_pb2 import (
@@ -29,14 +30,16 @@ SAFETY_SERVICE: Final = safety_pb2.DESCRIPTOR.services_by_name["SafetyService"].
 class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, limiter: ClassLimiter) -> None:
         self._admission = admission
+        self._limiter = limiter
 
     async def CheckText(self, request: CheckTextRequest, context: Any) -> CheckTextResponse:
         """See the proto."""
         check_labels(request.labels)
         tenant = tenant_of(metadata_of(context))
-        return _checked(await self._admission.check([request.text], request.labels, tenant))
+        async with self._limiter.slot(UNSTATED_CLASS):
+            return _checked(await self._admission.check([request.text], request.labels, tenant))
 
     async def GetDryRun(self, request: GetDryRunRequest, context: Any) -> GetDryRunResponse:
         """See the proto."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf.message import Message
+
 from gateway.models.catalog import Catalog
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
@@ -26,6 +28,9 @@ WORKLOAD_LABEL: Final = "task"
 DEFAULT_TENANT: Final = "default"
 _TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
+UNSTATED_CLASS: Final = "standard"
+"""The class of calls whose message has no priority, such as CountTokens."""
+_LEAST_URGENT: Final = "bulk"
 _CLASSES: Final[Mapping[int, str]] = {
     inference_pb2.PRIORITY_UNSPECIFIED: "interactive",
     inference_pb2.PRIORITY_INTERACTIVE: "interactive",
@@ -134,6 +139,12 @@ def tenant_of(metadata: Mapping[str, str]) -> str:
             f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
         )
     return name
+
+
+def class_of(message: Message) -> str:
+    """The class of a call, for limits that come before validation; one with an unknown priority is bulk."""
+    priority = getattr(message, "priority", None)
+    return UNSTATED_CLASS if priority is None else _CLASSES.get(priority, _LEAST_URGENT)
 
 
 def check_labels(labels: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from sluice.errors import SettingsError
 from sluice.settings.mesh import (
     BatcherSettings,
+    CallShares,
     GatewaySettings,
     NatsSettings,
     PrometheusSettings,
@@ -18,6 +19,7 @@ from sluice.settings.models import ModelSettings, resolve_model_path
 
 __all__ = [
     "BatcherSettings",
+    "CallShares",
     "GatewaySettings",
     "ModelSettings",
     "NatsSettings",

@@ -30,12 +30,25 @@ from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
 
 
+class CallShares(Section):
+    """Shares of ``gateway.max_concurrent_requests``; what is above them is refused at once."""
+
+    standard: float = Field(0.75, gt=0, le=1)
+    """Of calls of class standard and bulk together. Calls that have no class count as standard."""
+    bulk: float = Field(0.5, gt=0, le=1)
+    """Of calls of class bulk."""
+    tenant: float = Field(0.8, gt=0, le=1)
+    """What one tenant may have of the calls of a class."""
+
+
 class GatewaySettings(Section):
     """The gRPC server."""
 
     address: str = DEFAULT_ADDRESS
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     max_concurrent_requests: int = Field(1024, ge=1)
+    """Calls that are answered at the same time, of all methods."""
+    shares: CallShares = CallShares()
     queue_max: int = Field(10_000, ge=1)
     """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: float = Field(300.0, gt=0)

@@ -174,12 +174,13 @@ async def test_a_process_killed_in_mid_stream_changes_no_text(
     struck_mesh: Mesh, victim: str
 ) -> None:
     requests = long_requests()
-    await wait_until_serving(struck_mesh.address, TIMEOUT_S)
+    models = [model.name for model in struck_mesh.settings.models]
+    await wait_until_serving(struck_mesh.address, models, TIMEOUT_S)
     async with grpc.aio.insecure_channel(struck_mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         undisturbed = await asyncio.gather(*(ask(stub, request) for request in requests))
         for _ in range(BLOWS):
-            await wait_until_serving(struck_mesh.address, TIMEOUT_S)
+            await wait_until_serving(struck_mesh.address, models, TIMEOUT_S)
             struck, tokens_before = await ask_and_strike(stub, requests, struck_mesh, victim)
             assert [received.text for received in struck] == [r.text for r in undisturbed]
             # Half of the tokens are more than any queue on the way holds: they were made after the blow.

@@ -1,8 +1,78 @@
 import asyncio
+from contextlib import ExitStack
 
-from gateway.admission.class_limiter import CONCURRENT_MAX, ClassLimiter
+import pytest
+
+from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
+from sluice.errors import Overloaded, ShuttingDown
+from sluice.settings import CallShares
 
 BOUND_S = 5.0
+ALL_TO_ONE = CallShares(tenant=1.0)
+
+
+def new_limiter(limit: int = 100, shares: CallShares = ALL_TO_ONE) -> ClassLimiter:
+    return ClassLimiter(limit, shares)
+
+
+def enter(limiter: ClassLimiter, held: ExitStack, priority_class: str, tenant: str = "t") -> int:
+    """Opens calls until one is refused; how many came in."""
+    before = limiter.active
+    try:
+        while True:
+            held.enter_context(limiter.call(priority_class, tenant))
+    except Overloaded:
+        return limiter.active - before
+
+
+async def test_less_urgent_calls_leave_room_for_more_urgent_ones() -> None:
+    limiter = new_limiter()
+    with ExitStack() as held:
+        assert enter(limiter, held, "bulk") == 50
+        assert enter(limiter, held, "standard") == 25
+        assert enter(limiter, held, "interactive") == 25
+        assert limiter.active == 100
+    assert limiter.active == 0
+
+
+async def test_interactive_calls_may_take_what_nobody_else_needs() -> None:
+    limiter = new_limiter()
+    with ExitStack() as held:
+        assert enter(limiter, held, "interactive") == 100
+        assert enter(limiter, held, "bulk") == 0
+
+
+async def test_a_tenant_leaves_room_for_the_others() -> None:
+    limiter = new_limiter(shares=CallShares())
+    with ExitStack() as held:
+        assert enter(limiter, held, "interactive", "loud") == 80
+        assert enter(limiter, held, "interactive", "quiet") == 20
+
+
+async def test_the_bulk_calls_of_a_tenant_cost_it_no_interactive_one() -> None:
+    limiter = new_limiter(shares=CallShares())
+    with ExitStack() as held:
+        assert enter(limiter, held, "bulk") == 40
+        assert enter(limiter, held, "interactive") == 60
+
+
+async def test_who_left_makes_room() -> None:
+    limiter = new_limiter(1)
+    with limiter.call("interactive", "t"), pytest.raises(Overloaded) as refused:
+        limiter.call("interactive", "t").__enter__()
+    assert refused.value.retry_after_s
+    with limiter.call("interactive", "t"):
+        assert not limiter.idle.is_set()
+    assert limiter.idle.is_set()
+
+
+async def test_while_draining_no_call_comes_in() -> None:
+    limiter = new_limiter()
+    with limiter.call("interactive", "t"):
+        limiter.draining = True
+        with pytest.raises(ShuttingDown):
+            limiter.call("interactive", "t").__enter__()
+        assert limiter.active == 1
 
 
 async def waiting(
@@ -20,14 +90,14 @@ async def settled() -> None:
 
 
 async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_others() -> None:
-    limiter, entered, leave = ClassLimiter(), list[str](), asyncio.Event()
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
     names = ["bulk"] * 50 + ["interactive"] * 3 + ["standard"] * 9
     calls = [asyncio.create_task(waiting(limiter, name, entered, leave)) for name in names]
     await settled()
     counts = {name: entered.count(name) for name in set(names)}
     assert counts == {
-        "bulk": CONCURRENT_MAX["bulk"],
-        "standard": CONCURRENT_MAX["standard"],
+        "bulk": PREPARED_MAX["bulk"],
+        "standard": PREPARED_MAX["standard"],
         "interactive": 3,
     }
     leave.set()
@@ -37,7 +107,7 @@ async def test_a_burst_of_bulk_is_let_in_a_few_at_a_time_and_does_not_hold_up_ot
 
 
 async def test_who_gives_up_while_waiting_takes_no_turn() -> None:
-    limiter, entered, leave = ClassLimiter(), list[str](), asyncio.Event()
+    limiter, entered, leave = new_limiter(), list[str](), asyncio.Event()
     calls = [asyncio.create_task(waiting(limiter, "bulk", entered, leave)) for _ in range(4)]
     await settled()
     calls[2].cancel()

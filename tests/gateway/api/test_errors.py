@@ -11,6 +11,7 @@ from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.settings import NatsSettings
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire import jetstream, subjects
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
@@ -120,9 +121,28 @@ async def test_more_requests_than_allowed_are_refused_at_once(
         code, error = await error_of(wire.stub.Generate(prompt()))
         assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         assert error.retry_after_s
+        for lookup in (
+            wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")),
+            wire.safety.CheckText(CheckTextRequest(text="hello")),
+        ):
+            code, error = await error_of(lookup)
+            assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
         await wire.batcher.send(task, last(0))
         await events_of(first)
         await still_answers(wire)
+
+
+async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, max_concurrent_requests=4) as wire:
+        bulk = [wire.stub.Generate(prompt(priority=pb.PRIORITY_BULK)) for _ in range(8)]
+        await wire.until(lambda: sum(call.done() for call in bulk) == 6)
+        for _ in range(2):
+            await wire.batcher.task(priority_class="bulk")
+        await still_answers(wire)
+        for call in bulk:
+            call.cancel()
 
 
 async def test_without_a_stream_for_tasks_the_transport_is_unavailable(wire: Wire) -> None:

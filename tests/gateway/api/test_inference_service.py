@@ -68,15 +68,19 @@ async def test_models_come_in_pages(wire: Wire) -> None:
     assert (code.name, error.violations[0].field) == ("INVALID_ARGUMENT", "page_token")
 
 
-async def test_health_is_true_for_the_service_and_every_model(wire: Wire) -> None:
+async def test_the_service_is_ready_while_a_model_can_answer(wire: Wire) -> None:
     for service in ("", SERVICE, "model.small", "model.large"):
         await wire.health_becomes(service, SERVING)
     await wire.batcher.report("small")
     await wire.health_becomes("model.large", NOT_SERVING)
-    assert await wire.health("model.small") == SERVING
-    await wire.health_becomes(SERVICE, NOT_SERVING)
-    await wire.batcher.report("small", "large")
-    await wire.health_becomes(SERVICE, SERVING)
+    for service in ("", SERVICE, "model.small"):
+        assert await wire.health(service) == SERVING, service
+    await wire.batcher.report()
+    for service in ("", SERVICE, "model.small"):
+        await wire.health_becomes(service, NOT_SERVING)
+    await wire.batcher.report("large")
+    for service in ("", SERVICE, "model.large"):
+        await wire.health_becomes(service, SERVING)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
@@ -149,6 +153,8 @@ async def test_draining_lets_streams_finish_and_takes_no_more(
         draining = asyncio.ensure_future(wire.gateway.drain())
         await wire.health_becomes(SERVICE, NOT_SERVING)
         code, error = await error_of(wire.stub.Generate(prompt()))
+        assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
+        code, error = await error_of(wire.stub.CountTokens(pb.CountTokensRequest(prompt="hello")))
         assert (code.name, error.reason) == ("UNAVAILABLE", "SHUTTING_DOWN")
         assert not draining.done()
         await wire.batcher.send(task, last(0, wire.tokens("hello")))
