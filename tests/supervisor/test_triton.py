@@ -96,7 +96,9 @@ async def ask(
             final = response.parameters["triton_final_response"].bool_param
             yield next(iter(response.raw_output_contents), None), final
             if final:
-                return
+                # As the batcher does. When a stream is cancelled right after its last response, Triton 2.51 sometimes
+                # never unloads the model and ends with 1 after its exit timeout.
+                await call.done_writing()
     finally:
         call.cancel()
 
