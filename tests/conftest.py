@@ -22,6 +22,7 @@ hypothesis_settings.register_profile("suite", deadline=None)
 hypothesis_settings.load_profile("suite")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps together what one process of pytest-xdist must run: a file, and all tests that start a mesh.
 

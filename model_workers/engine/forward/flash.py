@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from model_workers.engine.forward.attention import ModelInputs
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
@@ -44,7 +43,7 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
     """Whether the kernel computes such layers here."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    if not {"block_table", "num_splits"} <= set(signature(varlen_attn).parameters):
+    if not {"block_table", "num_splits"} <= set(signature(_varlen_attn()).parameters):
         return False
     return dtype in (torch.bfloat16, torch.float16) and all(
         s.key_size == s.value_size
@@ -53,6 +52,13 @@ def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.d
         and s.softcap is None
         for s in shapes
     )
+
+
+def _varlen_attn() -> Callable[..., Any]:
+    """The kernel; with it comes the compiler of torch, whose import takes longer than that of torch itself."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
 
 
 class FlashKvCache(KvCache):
@@ -163,11 +169,11 @@ def lay_out_decode(
 
 
 class FlashAttention:
-    """See `Attention`. ``kernel`` is `varlen_attn`."""
+    """See `Attention`. ``kernel`` is by default `varlen_attn`."""
 
-    def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] = varlen_attn) -> None:
+    def __init__(self, cache: FlashKvCache, kernel: Callable[..., Any] | None = None) -> None:
         self.cache = cache
-        self._kernel = kernel
+        self._kernel = kernel or _varlen_attn()
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""

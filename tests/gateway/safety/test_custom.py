@@ -2,13 +2,14 @@
 
 import base64
 import random
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action
-from gateway.safety.compiled import compile_policies
+from gateway.safety.compiled import CompiledPolicies, compile_policies
 from gateway.safety.dry_run import move_labels
 from gateway.safety.findings import Severity
 from gateway.safety.inspector import Inspector, PromptFinding
@@ -38,12 +39,16 @@ safety:
   choose: [{labels: {p: next}, policy: next}]
   dry_run: next
 """
-COMPILED = compile_policies(load_policies(FILE, lambda path: ""))
-INSPECTOR = Inspector(COMPILED)
+
+
+@cache
+def compiled() -> CompiledPolicies:
+    """Compiled when a test first asks: that takes seconds."""
+    return compile_policies(load_policies(FILE, lambda path: ""))
 
 
 def found(text: str, **labels: str) -> tuple[str, list[PromptFinding]]:
-    (result,) = INSPECTOR.begin("default", labels, [text]).results()
+    (result,) = Inspector(compiled()).begin("default", labels, [text]).results()
     return result.text, [each for each in result.found if each.rule.startswith("custom.")]
 
 
@@ -75,14 +80,14 @@ def test_what_is_encoded_is_found() -> None:
 
 
 def test_a_trial_counts_what_it_would_do_otherwise() -> None:
-    made = Inspector(COMPILED)
+    made = Inspector(compiled())
     inspection = made.begin("default", {}, ["TCK-123456"])
     (moves,) = made.rehearse(inspection, list(inspection.results()))
     assert move_labels(moves) == ["custom.ticket:redact>block"]
 
 
 def test_versions_follow_the_rules() -> None:
-    version = COMPILED.policies.choose("x", {}).version
+    version = compiled().policies.choose("x", {}).version
     changed = load_policies(FILE.replace("severity: low", "severity: medium"), lambda path: "")
     assert changed.choose("x", {}).version != version
 
@@ -92,7 +97,7 @@ SHOWN = "First <TICKET_1>, then  and TCK-12345, TCK-1234567, <TICKET_2>"
 
 
 def streamed(pieces: list[str]) -> str:
-    output = COMPILED.by_name["default"].output
+    output = compiled().by_name["default"].output
     assert output is not None
     filter_, shown = OutputFilter(output), ""
     for piece in pieces:
@@ -114,7 +119,7 @@ def test_in_answers_every_split_gives_the_same() -> None:
 
 
 def test_a_block_ends_an_answer_before_the_match() -> None:
-    output = COMPILED.by_name["default"].output
+    output = compiled().by_name["default"].output
     assert output is not None
     filter_ = OutputFilter(output)
     assert filter_.push("no 41111111") + filter_.push("11111111 and then more") == "no "

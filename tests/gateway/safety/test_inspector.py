@@ -1,5 +1,7 @@
 """The whole way of a prompt: what is found in which view, what is done, and what a model sees."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,12 +25,17 @@ safety:
   choose: [{labels: {team: lab}, policy: strict}]
 """
 LISTS = {"deny": "blue heron\n"}
-INSPECTOR = Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, rule_names())))
 STRICT = {"team": "lab"}
 
 
+@cache
+def inspector() -> Inspector:
+    """Compiled when a test first asks: that takes seconds."""
+    return Inspector(compile_policies(load_policies(FILE, LISTS.__getitem__, rule_names())))
+
+
 def inspect(text: str, labels: dict[str, str] | None = None) -> InspectedText:
-    (result,) = INSPECTOR.begin("default", labels or {}, [text]).results()
+    (result,) = inspector().begin("default", labels or {}, [text]).results()
     return result
 
 
@@ -67,7 +74,7 @@ def test_what_is_found_lies_in_the_text_as_it_came() -> None:
 
 def test_turns_share_their_placeholders() -> None:
     texts = [f"mine is {IBAN}", f"and {IBAN} is not <IBAN_1>, mail jo@example.org"]
-    first, second = INSPECTOR.begin("default", STRICT, texts).results()
+    first, second = inspector().begin("default", STRICT, texts).results()
     assert first.text == "mine is <IBAN_2>"
     assert second.text == "and <IBAN_2> is not <IBAN_1>, mail <EMAIL_1>"
 
@@ -108,7 +115,7 @@ def test_what_cannot_be_inspected_blocks(labels: dict[str, str]) -> None:
 
 def test_blocked_rules_of_all_texts_are_named_once() -> None:
     texts = ["key AKIAIOSFODNN7EXAMPLX", "a blue heron", "key AKIAIOSFODNN7EXAMPLX"]
-    verdict = verdict_on(list(INSPECTOR.begin("default", STRICT, texts).results()))
+    verdict = verdict_on(list(inspector().begin("default", STRICT, texts).results()))
     assert len(verdict.blocked) == 1
     assert verdict.blocked[0].startswith("secret.")
     assert verdict.taken["deny.list", Action.FLAG] == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gateway.safety import patterns
 from gateway.safety.findings import Finding
 from gateway.safety.rules import payloads, scanner
+from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.rules.spec import RuleMatch
@@ -83,3 +85,15 @@ class _Regex:
     def finditer(self, data: bytes) -> Iterator[Any]:
         self._work.bytes_scanned += len(data)
         yield from self._regex.finditer(data)
+
+
+@cache
+def shipped_rules() -> RuleSet:
+    """The default rules, compiled when a test first asks: that takes seconds."""
+    return RuleSet(default_rules())
+
+
+@cache
+def counted_rules() -> CountedRules:
+    """The same, counted."""
+    return CountedRules(default_rules())

@@ -16,15 +16,12 @@ from gateway.safety.rules.spec import Form, RuleSpec
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
 from tests.gateway.safety.rules.corpus import sentences
-from tests.gateway.safety.rules.counting import CountedRules
+from tests.gateway.safety.rules.counting import CountedRules, counted_rules, shipped_rules
 from tests.gateway.safety.rules.samples import FOUND, IN_CONTEXT, NOT_FOUND
-
-RULES = RuleSet(default_rules())
-COUNTED = CountedRules(default_rules())
 
 
 def spans(text: str) -> list[tuple[str, str]]:
-    return [(each.rule, text[each.start : each.end]) for each in RULES.scan(text)]
+    return [(each.rule, text[each.start : each.end]) for each in shipped_rules().scan(text)]
 
 
 @pytest.mark.parametrize("frame", ["{}", "see {} now", "é漢字 {}\n", '"{}",', "x={};"])
@@ -47,8 +44,8 @@ def test_what_only_looks_alike_is_none(text: str) -> None:
 
 
 def test_every_default_rule_has_a_sample() -> None:
-    sampled = {*FOUND, *IN_CONTEXT} | {spec.id for spec in RULES.specs if spec.scored}
-    assert {spec.id for spec in RULES.specs} == sampled | {
+    sampled = {*FOUND, *IN_CONTEXT} | {spec.id for spec in shipped_rules().specs if spec.scored}
+    assert {spec.id for spec in shipped_rules().specs} == sampled | {
         "pii.fr_nir"
     }  # that one is in the corpus
 
@@ -81,7 +78,7 @@ def test_an_iban_ends_where_its_country_says() -> None:
 
 def test_a_private_key_without_an_end_is_cut_at_its_maximum() -> None:
     text = "-----BEGIN PRIVATE KEY-----\n" + FOUND["secret.github_token"][4:] * 3 + "A1b" * 9000
-    found = [each for each in RULES.scan(text) if each.rule == "secret.private_key"]
+    found = [each for each in shipped_rules().scan(text) if each.rule == "secret.private_key"]
     assert [each.end - each.start for each in found] == [16384]
 
 
@@ -91,7 +88,7 @@ def test_structured_numbers_are_found_and_near_misses_are_not() -> None:
         label = (sentence.rule, sentence.start, sentence.end)
         hits = [
             (each.rule, each.start, each.end)
-            for each in RULES.scan(sentence.text)
+            for each in shipped_rules().scan(sentence.text)
             if each.rule[:3] == "pii"
         ]
         planted[sentence.rule] += sentence.valid
@@ -103,7 +100,9 @@ def test_structured_numbers_are_found_and_near_misses_are_not() -> None:
 
 def share_blocked(texts: list[str]) -> float:
     blocked = [
-        text for text in texts if any(each.severity >= Severity.HIGH for each in RULES.scan(text))
+        text
+        for text in texts
+        if any(each.severity >= Severity.HIGH for each in shipped_rules().scan(text))
     ]
     return len(blocked) / len(texts)
 
@@ -121,14 +120,18 @@ def test_code_that_nobody_wrote_for_these_rules_is_not_blocked() -> None:
 def test_attacks_are_found(text: str) -> None:
     for variant in (text, text.upper(), "Hello! " * 40 + text + " Thanks." * 40):
         injections = [
-            each.severity for each in RULES.scan(variant) if each.rule.startswith("injection.")
+            each.severity
+            for each in shipped_rules().scan(variant)
+            if each.rule.startswith("injection.")
         ]
         assert max(injections, default=Severity.LOW) >= Severity.MEDIUM
 
 
 def test_most_attacks_are_severe() -> None:
     severe = [
-        text for text in ATTACKS if any(each.severity >= Severity.HIGH for each in RULES.scan(text))
+        text
+        for text in ATTACKS
+        if any(each.severity >= Severity.HIGH for each in shipped_rules().scan(text))
     ]
     assert len(severe) >= 0.8 * len(ATTACKS)
 
@@ -145,8 +148,8 @@ HOSTILE = (
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
-    _, small = COUNTED.scan((unit * 30_000)[:30_000])
-    _, large = COUNTED.scan((unit * 90_000)[:90_000])
+    _, small = counted_rules().scan((unit * 30_000)[:30_000])
+    _, large = counted_rules().scan((unit * 90_000)[:90_000])
     for one, other in (
         (small.bytes_scanned, large.bytes_scanned),
         (small.candidates, large.candidates),
@@ -171,9 +174,9 @@ def test_findings_lie_inside_the_text_and_do_not_overlap(
     parts: list[str], rng: random.Random
 ) -> None:
     text = rng.choice(["", " ", "\n", "é"]).join(parts)
-    limits = {spec.id: spec.max_length for spec in RULES.specs}
+    limits = {spec.id: spec.max_length for spec in shipped_rules().specs}
     ends: dict[bool, int] = {}
-    for each in RULES.scan(text):
+    for each in shipped_rules().scan(text):
         assert 0 <= each.start < each.end <= len(text)
         assert each.end - each.start <= limits.get(each.rule, len(text))
         if not each.rule.startswith("limit."):
@@ -188,14 +191,14 @@ def test_offsets_count_characters_whatever_stands_before(before: str, rule: str)
     text = f"{before}\n{FOUND[rule]}\n"
     start = len(before) + 1
     assert (rule, start, start + len(FOUND[rule])) in {
-        (each.rule, each.start, each.end) for each in RULES.scan(text)
+        (each.rule, each.start, each.end) for each in shipped_rules().scan(text)
     }
 
 
 def test_a_scan_is_a_pure_function() -> None:
     text = " ".join(FOUND.values())
-    assert RULES.scan(text) == RULES.scan(text)
-    assert RULES.scan(text) == RuleSet(default_rules()).scan(text)
+    assert shipped_rules().scan(text) == shipped_rules().scan(text)
+    assert shipped_rules().scan(text) == RuleSet(default_rules()).scan(text)
 
 
 def test_what_is_longer_than_the_limit_is_one_finding_and_not_read() -> None:
