@@ -65,14 +65,25 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
         try:
             telemetry = tracer(SERVICE_GATEWAY), metrics.meter
             gateway = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
+            reload = GatewayReload(settings, path, inspector, catalog, gateway)
             async with gateway.running():
                 freeze_heap()
-                with reloading(path, GatewayReload(settings, path, inspector, catalog, gateway)):
-                    await stop.wait()
+                with reloading(path, reload):
+                    await _first(stop, gateway.peers.id_taken)
+            if gateway.peers.id_taken.is_set():
+                raise SetupError(f"--id: another gateway {gateway_id!r} is running")
             if inspector.dry_run is not None:
                 logging.getLogger(__name__).info("%s", inspector.dry_run)
         finally:
             await asyncio.to_thread(provider.shutdown)
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Returns when one of ``events`` is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -33,6 +33,10 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
+from gateway.shared.bucket import Bucket
+from gateway.shared.keys import SharedKeys
+from gateway.shared.peers import HELLO_S, Peers
+from gateway.shared.spending import SharedSpending
 from gateway.streaming.control import ControlOutbox
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
@@ -42,13 +46,14 @@ from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
-from sluice.errors import SetupError, ShuttingDown
+from sluice.errors import SetupError, ShuttingDown, SluiceError
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import listen_problem, split_address
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
+from sluice.wire import jetstream
 from sluice.wire.connection import connect
 
 _log = logging.getLogger(__name__)
@@ -62,7 +67,10 @@ _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 _KEEPALIVE_MS: Final = 30_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000
-_CLIENT_PINGS_MS: Final = 5_000
+_CLIENT_PINGS_MS: Final = 1_000
+"""Clients may ask this often whether the gateway lives; the SDK does so when a stream is silent."""
+_CONNECTION_GRACE_MS: Final = 3_600_000
+"""A stream that runs when its connection is too old is cut after this time."""
 
 
 class Gateway:
@@ -71,6 +79,10 @@ class Gateway:
     Attributes:
         address: where gRPC is served, "host:port".
         registry: the live requests.
+        peers: the other gateways.
+        spending: of the tenants.
+        policies: the policies that all gateways have taken with a reload.
+        before_serving: what to do when NATS is connected, before calls are accepted.
     """
 
     def __init__(
@@ -90,12 +102,19 @@ class Gateway:
         outbox = ControlOutbox()
         self.registry = Registry(outbox, ReplayCache(limits.replay_entries, limits.replay_s))
         self._transport = NatsTransport(gateway_id, self.registry, outbox, self._loads)
+        self.peers = Peers(gateway_id)
+        self.policies = Bucket(jetstream.policies_bucket())
+        self.before_serving: list[Callable[[], Awaitable[None]]] = []
+        self._key_bucket = Bucket(jetstream.keys_bucket())
+        keep_s = limits.replay_s if limits.replay_entries else 0.0
+        self._keys = SharedKeys(self.registry, self._key_bucket, self.peers, keep_s)
         self._store = RecordStore(settings.records, settings.routing.outcomes)
         records = RecordBuilders(
             settings.records, self._store, catalog.facts, gateway_id, settings.currency
         )
         self._breakers = Breakers(settings.routing.breaker)
-        usage = UsageAccounting(self._breakers, catalog.facts)
+        unix_offset_s = time.time() - time.monotonic()
+        usage = UsageAccounting(self._breakers, catalog.facts, unix_offset_s)
         self._overload = OverloadControl(
             self._loads,
             settings.routing.fallbacks,
@@ -105,6 +124,14 @@ class Gateway:
         )
         admission = Admission(catalog, self._overload, inspector, router, usage)
         self._admission = admission
+        self._spending_bucket = Bucket(jetstream.spending_bucket())
+        self.spending = usage.spending
+        self._shared_spending = SharedSpending(
+            self.spending,
+            self._spending_bucket,
+            self.peers,
+            lambda: admission.router.has_budgets,
+        )
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
         self._drift.use(router.held_out, settings.routing.drift)
         upstream = Upstream(
@@ -118,11 +145,13 @@ class Gateway:
             upstream,
             EscalationLimiter(),
             GuardClient(upstream),
+            self._keys,
             RequestObservers(records, RequestMetrics(meter), self._drift, self._shadows),
             tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
         self._health = GatewayHealth(self._loads, catalog, lambda: self._transport.connected)
+        self._reread = asyncio.Event()
         self._server = self._make_server(limits.max_message_bytes)
 
     @asynccontextmanager
@@ -147,18 +176,21 @@ class Gateway:
         """Opens the port, connects to NATS, then accepts calls: a gateway that answers can publish.
 
         Raises:
-            SetupError: the port is taken.
+            SetupError: the port or the id is taken.
             NatsUnreachable: NATS does not answer.
         """
         self._bind()
         client = await connect(
             self._settings.nats,
             self._transport.gateway_id,
-            self._transport.on_reconnect,
+            self._on_loss,
             PING_INTERVAL_S,
         )
         await self._start_store(client)
         await self._transport.start(client)
+        await self.peers.start(client)
+        for prepare in self.before_serving:
+            await prepare()
         await self._health.refresh(time.monotonic())
         await self._server.start()
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
@@ -191,7 +223,24 @@ class Gateway:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._store.run())
+            group.create_task(self.peers.run())
+            group.create_task(self._share_spending())
             group.create_task(self._tick())
+
+    async def _share_spending(self) -> None:
+        while True:
+            await asyncio.sleep(HELLO_S)
+            if self._reread.is_set():
+                self._reread.clear()
+                try:
+                    await self._shared_spending.read()
+                except SluiceError as error:
+                    _log.warning("the spending of tenants was not read: %s", error)
+            await self._shared_spending.write()
+
+    def _on_loss(self) -> None:
+        self._reread.set()
+        self._transport.on_reconnect()
 
     async def _tick(self) -> None:
         while True:
@@ -217,6 +266,9 @@ class Gateway:
         )
         await self._shadows.close()
         await self._store.writer.flush(_RECORDS_S)
+        await self._keys.close()
+        await self._shared_spending.write()
+        await self.peers.close()
 
     async def close(self) -> None:
         """Closes the port, then NATS."""
@@ -227,8 +279,11 @@ class Gateway:
     async def _start_store(self, client: Client) -> None:
         try:
             await self._store.start(client)
-        except (TimeoutError, NatsError) as error:
-            raise SetupError(f"records: JetStream does not take their streams: {error}") from error
+            for bucket in (self._key_bucket, self._spending_bucket, self.policies):
+                await bucket.start(client)
+            await self._shared_spending.read()
+        except (TimeoutError, NatsError, SluiceError) as error:
+            raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
 
     def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
         server = grpc.aio.server(
@@ -237,6 +292,9 @@ class Gateway:
                 ("grpc.so_reuseport", 0),
                 # Twice the limit: a message a little above it gets a typed error with both numbers.
                 ("grpc.max_receive_message_length", 2 * max_message_bytes),
+                # A client connects again, and finds the gateways that were added since; streams go on to their end.
+                ("grpc.max_connection_age_ms", int(self._settings.gateway.connection_age_s * 1000)),
+                ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -244,9 +302,10 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        admin = AdminService(self._store, self._drift)
+        admin = AdminService(self._store, self._drift, self.peers)
         add_AdminServiceServicer_to_server(admin, server)
-        add_SafetyServiceServicer_to_server(SafetyService(self._admission, self._limiter), server)
+        safety = SafetyService(self._admission, self._limiter, self.peers)
+        add_SafetyServiceServicer_to_server(safety, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         add_reflection((SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
         return server

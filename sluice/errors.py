@@ -14,6 +14,7 @@
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
 | `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
+| `BudgetSpent` | RESOURCE_EXHAUSTED | BUDGET_SPENT | RetryInfo |
 | `SlowReader` | RESOURCE_EXHAUSTED | READER_TOO_SLOW | |
 | `ModelUnavailable` | UNAVAILABLE | MODEL_UNAVAILABLE | RetryInfo |
 | `TransportUnavailable` | UNAVAILABLE | TRANSPORT_UNAVAILABLE | RetryInfo |
@@ -185,6 +186,13 @@ class Overloaded(SluiceError):
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"
+
+
+class BudgetSpent(SluiceError):
+    """The tenant has spent its budget of this hour, and the named model costs more than the one that still answers."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "BUDGET_SPENT"
 
 
 class SlowReader(SluiceError):

@@ -16,8 +16,9 @@ from gateway.admission.prompts import PreparedPrompt, encode, prepare
 from gateway.admission.usage import CurrentLoad, UsageAccounting
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
+from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
-from gateway.routing.plan import Plan
+from gateway.routing.plan import BUDGET, Plan
 from gateway.routing.router import NoLoad, Router
 from gateway.safety.dry_run import Move, move_labels
 from gateway.safety.guards.checks import Guard
@@ -33,11 +34,13 @@ from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.validation.conversation import Conversation, Turn
 from gateway.validation.requests import ValidRequest
-from sluice.errors import InvalidRequest, SafetyBlocked
+from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
 
 WATCHED_ALTERNATIVES: Final = 2
 """Alternatives per token that the decision of a cascade looks at."""
+BUDGET_RETRY_S: Final = 60.0
+"""The window of a budget moves by the minute, seconds."""
 _LONG_CHARS: Final = 16_384
 """After a text of this length the event loop runs other calls."""
 _Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
@@ -52,6 +55,7 @@ class AdmittedRequest:
         second: for the second model of a cascade.
         guards: the guard models of the policy.
         policy: version of the policy.
+        reservation: what it may cost; released when the request ends.
         prepare_for: prepares the prompt for the model that a guard's policy names; raises as `Admission.admit`.
     """
 
@@ -62,6 +66,7 @@ class AdmittedRequest:
     second: PreparedPrompt | None
     guards: tuple[Guard, ...]
     policy: str
+    reservation: Reservation
     prepare_for: Callable[[str], Awaitable[PreparedPrompt]]
 
 
@@ -130,7 +135,9 @@ class Admission:
             InvalidRequest, PromptTooLong: the model cannot take the prompt.
             ModelUnavailable: no worker serves the model now.
             Overloaded: the answer would come after the deadline, or the queue is full.
+            BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
+        router = self.router  # one version of the policies for all of the request
         scheduling = SchedulingParams(
             request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
         )
@@ -140,11 +147,17 @@ class Admission:
         with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
             prompt = await self._inspect(request, span, record)
         with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
-            plan = await self._route(request, prompt, scheduling, span, record)
-        with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
-            first = await self._prepare(request, prompt, plan.model)
-            span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
-            second = await self._prepare_second(request, prompt, plan, first)
+            plan = await self._route(router, request, prompt, scheduling, span, record)
+        reservation = self._usage.reserve(request.tenant, plan)
+        try:
+            with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
+                first = await self._prepare(request, prompt, plan.model)
+                span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
+                second = await self._prepare_second(request, prompt, plan, first)
+        except BaseException:
+            reservation.release()
+            raise
+        reservation.change(self._usage.cost_max(first, second))
         return AdmittedRequest(
             plan,
             prompt.conversation,
@@ -153,6 +166,7 @@ class Admission:
             second,
             prompt.safety.inspection.guards,
             prompt.safety.policy.version,
+            reservation,
             partial(self._prepare_governed, request, prompt, scheduling),
         )
 
@@ -167,7 +181,7 @@ class Admission:
         """Tokens of the prompt, and the model whose tokenizer counted them."""
         safety = await self.check([turn.content for turn in conversation.turns], {}, tenant)
         prompt = _InspectedPrompt(_passed(conversation, safety), safety)
-        features = await self._features(prompt, name, {}, tenant)
+        features = await self._features(self.router, prompt, name, {}, tenant)
         model = self.catalog[self.router.plan(features, NoLoad()).model]
         return len(await encode(prompt.conversation, model)), model
 
@@ -206,6 +220,7 @@ class Admission:
 
     async def _route(
         self,
+        router: Router,
         request: ValidRequest,
         prompt: _InspectedPrompt,
         scheduling: SchedulingParams,
@@ -215,13 +230,25 @@ class Admission:
         # A resumed answer continues on the model that its tokens came from.
         named = (request.resume and request.resume_model) or request.model or None
         features = replace(
-            await self._features(prompt, named, request.labels, request.tenant),
+            await self._features(router, prompt, named, request.labels, request.tenant),
+            resumed=bool(request.resume and request.resume_model),
             answer_tokens=request.sampling.max_tokens,
             key=record.request_id,
         )
         now = time.monotonic()
         load = CurrentLoad(self._usage, self._overload, request.priority_class, now)
-        plan = self._overload.choose(self.router.plan(features, load), scheduling, now)
+        plan = router.plan(features, load)
+        if (
+            plan.strategy == BUDGET
+            and not request.allow_degraded
+            and request.model not in (None, plan.model)
+        ):
+            raise BudgetSpent(
+                f"{plan.reason}: {request.model} costs more than {plan.model}, which still answers; name that one, or"
+                " set allow_degraded",
+                retry_after_s=BUDGET_RETRY_S,
+            )
+        plan = self._overload.choose(plan, scheduling, now)
         span.set_attributes(
             {
                 names.ROUTE_STRATEGY: plan.strategy,
@@ -237,7 +264,12 @@ class Admission:
         return plan
 
     async def _features(
-        self, prompt: _InspectedPrompt, model: str | None, labels: Mapping[str, str], tenant: str
+        self,
+        router: Router,
+        prompt: _InspectedPrompt,
+        model: str | None,
+        labels: Mapping[str, str],
+        tenant: str,
     ) -> Features:
         safety = prompt.safety
         features = Features(
@@ -249,7 +281,7 @@ class Admission:
             governed=safety.governed,
         )
         routed = model is None and features.governed is None
-        if not routed or not self.router.needs_prompt_tokens:
+        if not routed or not router.needs_prompt_tokens:
             return features
         tokens = await encode(prompt.conversation, self.catalog[self.catalog.default])
         return replace(features, prompt_tokens=len(tokens))

@@ -89,7 +89,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(63),
+        seed=_seed(request),
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.HasField("logprobs"),
         top_logprobs=sampling.logprobs,
@@ -102,6 +102,14 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     return fitted
+
+
+def _seed(request: ValidRequest) -> int:
+    if request.sampling.HasField("seed"):
+        return request.sampling.seed
+    # A request that is repeated at another gateway gets the same answer, whatever became of the first one.
+    of_key = request.seed_of_key
+    return secrets.randbits(63) if of_key is None else of_key
 
 
 def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:

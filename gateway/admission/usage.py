@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.admission.overload import OverloadControl
+from gateway.admission.prompts import PreparedPrompt
 from gateway.routing.breaker import Breakers
-from gateway.routing.budget import Spending
+from gateway.routing.budget import Reservation, Spending
+from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
@@ -20,11 +22,14 @@ class UsageAccounting:
 
     Args:
         models: by name, for their prices.
+        unix_offset_s: see `Spending`.
     """
 
-    def __init__(self, breakers: Breakers, models: Mapping[str, ModelFacts]) -> None:
+    def __init__(
+        self, breakers: Breakers, models: Mapping[str, ModelFacts], unix_offset_s: float = 0.0
+    ) -> None:
         self.breakers = breakers
-        self.spending = Spending()
+        self.spending = Spending(unix_offset_s)
         self.models = models
 
     def record_stream(self, tenant: str, stream: Stream, now: float) -> None:
@@ -34,6 +39,18 @@ class UsageAccounting:
             if attempt is not stream.current:
                 self._record_other_attempt(attempt, now)
         self.record_result(stream.current.model, stream.error, now)
+
+    def reserve(self, tenant: str, plan: Plan) -> Reservation:
+        """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost."""
+        return self.spending.reserve(tenant, plan.candidates[0].cost)
+
+    def cost_max(self, *prepared: PreparedPrompt | None) -> float:
+        """The cost of the longest answers to ``prepared`` prompts."""
+        return sum(
+            self.models[one.model.name].cost(len(one.prompt_token_ids), one.sampling.max_tokens)
+            for one in prepared
+            if one is not None
+        )
 
     def cost(self, attempt: ModelAttempt) -> float:
         """The cost of the tokens of an attempt so far."""

@@ -5,8 +5,11 @@ from typing import Any, Final
 
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
+from gateway.shared.peers import Peers
+from gateway.shared.sums import sum_router_health
 from gateway.telemetry.drift import DriftMonitor
 from sluice.errors import InvalidRequest
+from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
     GetAuditEntryRequest,
@@ -30,9 +33,11 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """Records, grades, audit entries, outcomes and the health of routers."""
 
-    def __init__(self, store: RecordStore, drift: DriftMonitor) -> None:
+    def __init__(self, store: RecordStore, drift: DriftMonitor, peers: Peers) -> None:
         self._store = store
         self._drift = drift
+        self._peers = peers
+        peers.answer("router_health", self._own_health)
 
     async def GetRequestRecord(
         self, request: GetRequestRecordRequest, context: Any
@@ -71,7 +76,14 @@ class AdminService(AdminServiceServicer):
         self, request: GetRouterHealthRequest, context: Any
     ) -> GetRouterHealthResponse:
         """See the proto."""
-        return self._drift.health()
+        question = GatewayQuestion(router_health=RouterHealthQuestion())
+        others = (await self._peers.ask_all(question)).values()
+        return sum_router_health(
+            self._drift.health(), [one.router_health for one in others if one is not None]
+        )
+
+    async def _own_health(self, _: GatewayQuestion) -> GatewayAnswer:
+        return GatewayAnswer(router_health=self._drift.health())
 
 
 def _request_id(given: str) -> str:

@@ -19,6 +19,7 @@ from gateway.api.call_attributes import (
 )
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.shared.keys import SharedKeys
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
 from gateway.streaming.lifecycle import RequestTimings
@@ -85,6 +86,7 @@ class Generator:
     upstream: Upstream
     escalations: EscalationLimiter
     guards: GuardClient
+    keys: SharedKeys
     observers: RequestObservers
     tracer: Tracer
 
@@ -133,15 +135,23 @@ class _Call:
             raise DeadlinePassed("the deadline passed before the answer was complete") from None
 
     async def _answer(self, request: ValidRequest) -> None:
-        found = self._find(request)
-        if found is None:
-            async with self._shared.limiter.slot(request.priority_class):
-                # Another call with the same key may have come while this one waited.
-                found = self._find(request) or await self._admit(request)
+        found = self._find(request) or await self._begin(request)
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:
             await self._read(request, found)
+
+    async def _begin(self, request: ValidRequest) -> Stream | Replay:
+        if not request.key_is_shared:
+            return await self._begin_in_slot(request)
+        claim = self._shared.keys.claimed(request.key, request.fingerprint, request.timeout_s)
+        async with claim:
+            return await self._begin_in_slot(request)
+
+    async def _begin_in_slot(self, request: ValidRequest) -> Stream | Replay:
+        async with self._shared.limiter.slot(request.priority_class):
+            # Another call with the same key may have come while this one waited.
+            return self._find(request) or await self._admit(request)
 
     def _find(self, request: ValidRequest) -> Stream | Replay | None:
         now = time.monotonic()
@@ -158,8 +168,15 @@ class _Call:
         except SluiceError as error:
             observers.refused(request, record, error)
             raise error.of_request(record.request_id) from error
-        found = self._find(request)
+        try:
+            found = self._find(request)
+            if found is None and request.key_is_shared:
+                self._shared.keys.check(request.key)
+        except SluiceError:
+            admitted.reservation.release()
+            raise
         if found is not None:
+            admitted.reservation.release()
             return found
         for score in admitted.plan.scores:
             observers.drift.scored(score)
@@ -198,6 +215,8 @@ class _Call:
         if guards is not None:
             guards.close()
         self._upstream.usage.record_stream(context.request.tenant, stream, time.monotonic())
+        context.admitted.reservation.release()
+        self._shared.keys.ended(context.request.key, stream)
         self._shared.observers.ended(context, cascade, stream)
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:
@@ -208,7 +227,7 @@ class _Call:
         joined_at = time.monotonic()
         try:
             await self._write_started(await self._started(stream, reader, request.resume_model))
-            await self._write_events(stream, reader)
+            await self._write_events(request, stream, reader)
         except SluiceError as error:
             raise error.of_request(stream.request_id) from error
         finally:
@@ -231,10 +250,13 @@ class _Call:
         self._spans.server.set_attributes(started_attributes(started))
         await self._write(GenerateResponse(started=started))
 
-    async def _write_events(self, stream: Stream, reader: Reader) -> None:
+    async def _write_events(self, request: ValidRequest, stream: Stream, reader: Reader) -> None:
         while True:
             self._has_events.clear()
             for event in stream.read(reader):
+                if event.HasField("finished"):
+                    # Whoever has the whole answer gets it again from every gateway.
+                    await self._shared.keys.stored(request.key)
                 await self._write(event)
                 if event.HasField("finished"):
                     return
@@ -243,7 +265,7 @@ class _Call:
     async def _replay(self, request: ValidRequest, replay: Replay) -> None:
         """Writes the events of an answer that is complete."""
         try:
-            await self._write_started(replay.delivery.started(request.resume_model))
+            await self._write_started(replay.started(request.resume_model))
             await self._write(_REPLAYED)
             for event in replay.events(len(request.resume), request.resume_model):
                 await self._write(event)

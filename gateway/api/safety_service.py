@@ -8,8 +8,11 @@ from gateway.api.metadata import metadata_of
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
+from gateway.shared.peers import Peers
+from gateway.shared.sums import sum_dry_runs
 from gateway.validation.requests import UNSTATED_CLASS, check_labels, tenant_of
 from sluice.errors import NoDryRun
+from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2
 from sluice.v1.safety_pb2 import (
     CheckTextRequest,
@@ -30,9 +33,11 @@ SAFETY_SERVICE: Final = safety_pb2.DESCRIPTOR.services_by_name["SafetyService"].
 class SafetyService(SafetyServiceServicer):
     """Answers from the policies in force."""
 
-    def __init__(self, admission: Admission, limiter: ClassLimiter) -> None:
+    def __init__(self, admission: Admission, limiter: ClassLimiter, peers: Peers) -> None:
         self._admission = admission
         self._limiter = limiter
+        self._peers = peers
+        peers.answer("dry_run", self._own_dry_run)
 
     async def CheckText(self, request: CheckTextRequest, context: Any) -> CheckTextResponse:
         """See the proto."""
@@ -46,7 +51,14 @@ class SafetyService(SafetyServiceServicer):
         counts = self._admission.inspector.dry_run
         if counts is None:
             raise NoDryRun("no policy is under trial; name one with safety.dry_run")
-        return _counted(counts)
+        others = (await self._peers.ask_all(GatewayQuestion(dry_run=DryRunQuestion()))).values()
+        own = _counted(counts, self._peers.gateway_id)
+        return sum_dry_runs(own, [one.dry_run for one in others if one is not None])
+
+    async def _own_dry_run(self, _: GatewayQuestion) -> GatewayAnswer:
+        counts = self._admission.inspector.dry_run
+        own = None if counts is None else _counted(counts, self._peers.gateway_id)
+        return GatewayAnswer(dry_run=own)
 
 
 def _checked(safety: SafetyOutcome) -> CheckTextResponse:
@@ -63,13 +75,17 @@ def _checked(safety: SafetyOutcome) -> CheckTextResponse:
     )
 
 
-def _counted(counts: DryRun) -> GetDryRunResponse:
+def _counted(counts: DryRun, gateway: str) -> GetDryRunResponse:
     moves = [
         SafetyMove(rule=rule, now=_action(now), then=_action(then), count=count)
         for (rule, now, then), count in counts.moves.most_common()
     ]
     return GetDryRunResponse(
-        policy=counts.policy, texts=counts.texts, changed=counts.changed, moves=moves
+        policy=counts.policy,
+        texts=counts.texts,
+        changed=counts.changed,
+        moves=moves,
+        gateways=[gateway],
     )
 
 

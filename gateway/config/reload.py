@@ -1,20 +1,44 @@
-"""Reloads safety and routing policies while the gateway runs; requests in flight keep those they began with."""
+"""Reloads safety and routing policies while the gateway runs; requests in flight keep those they began with.
+
+A reload of one gateway is a reload of all. It asks every other one to load and compile the new policies; when one
+cannot, nothing changes. Then it writes them into JetStream, and all take what they have prepared. A gateway that missed
+the question takes them when it hears of the revision. One that starts takes them when its own file is one that they
+have replaced; a file that no reload has seen is newer, and stays.
+"""
 
 import asyncio
+import hashlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from gateway.config.policies import load_policies_of
 from gateway.config.routers import load_router
 from gateway.models.catalog import Catalog
+from gateway.routing.router import Router
+from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
-from sluice.settings import Settings
+from sluice.errors import SetupError, SluiceError
+from sluice.internal.v1.gateway_pb2 import (
+    GatewayAnswer,
+    GatewayHello,
+    GatewayQuestion,
+    PolicyRecord,
+    PrepareQuestion,
+)
+from sluice.settings import Settings, SettingsError, parse
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
 
 log = logging.getLogger(__name__)
 
+PREPARE_S: Final = 20.0
+"""How long the other gateways may take to load and compile policies, seconds."""
+_REPLACED_MAX: Final = 64
+_KEY: Final = "gateway"
 _OF_OTHERS: Final = frozenset({"batcher", "tenants", "triton"})
 """Sections that a gateway does not use."""
 _FIXED: Final = [
@@ -24,8 +48,27 @@ _FIXED: Final = [
 ]
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """Policies that can be taken.
+
+    Attributes:
+        compiled_digest: of all that decides, lists and learned routers included.
+    """
+
+    settings: Settings
+    compiled: CompiledPolicies
+    router: Router
+    compiled_digest: str
+
+    @property
+    def digest(self) -> str:
+        """Of the sections as they are written."""
+        return _digest_of(self.settings)
+
+
 class GatewayReload:
-    """`sluice.settings.reload.Apply` of a gateway."""
+    """`sluice.settings.reload.Apply` of a gateway, and its part in the reloads of others."""
 
     def __init__(
         self,
@@ -41,19 +84,166 @@ class GatewayReload:
         self._inspector = inspector
         self._catalog = catalog
         self._gateway = gateway
+        self._revision = 0
+        """Of the record that this gateway knows."""
+        self._in_force = ""
+        """`_Loaded.compiled_digest` of what was taken last."""
+        self._prepared: _Loaded | None = None
+        self._reloading = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+        gateway.before_serving.append(self._join)
+        gateway.peers.answer("prepare", self._prepare)
+        gateway.peers.fill.append(self._tell)
+        gateway.peers.heard.append(self._hear)
 
     async def __call__(self, settings: Settings) -> None:
-        """Loads and compiles in a thread, then replaces all policies at once.
+        """Takes ``settings`` at all gateways, or at none.
 
         Raises:
-            SettingsError: they are not valid, or something else has changed; the old ones stay in use.
+            SettingsError: they are not valid, something else has changed, or another gateway cannot take them; the old
+                ones stay in use.
         """
         refuse_changes(self._settings, settings, _FIXED)
+        async with self._reloading:
+            loaded = await self._load(settings, self._path)
+            if loaded.compiled_digest != self._in_force:
+                self._revision = await self._share(loaded, await self._others(loaded))
+            await self._use(loaded)
+        await self._gateway.peers.hello()
+
+    async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
+        """Loads and compiles in a thread."""
         router = await asyncio.to_thread(load_router, settings, self._catalog.facts)
-        compiled = await asyncio.to_thread(load_policies_of, settings, self._path)
+        compiled = await asyncio.to_thread(load_policies_of, settings, path)
+        policies = sorted(one.policy.version for one in compiled.by_name.values())
+        digest = _digest([_sections_of(settings), policies, router.versions])
+        return _Loaded(settings, compiled, router, digest)
+
+    async def _others(self, loaded: _Loaded) -> list[str]:
+        """Asks the other gateways to prepare ``loaded``; returns the digests of what is in force there.
+
+        Raises:
+            SettingsError: one cannot, or does not answer.
+        """
+        question = PrepareQuestion(
+            sections=_sections_of(loaded.settings), compiled=loaded.compiled_digest
+        )
+        answers = await self._gateway.peers.ask_all(GatewayQuestion(prepare=question), PREPARE_S)
+        in_force = []
+        for name, answer in answers.items():
+            problem = "does not answer" if answer is None else answer.problem
+            if answer is None or problem:
+                raise SettingsError(f"gateway {name}: {problem}; no gateway has changed")
+            in_force.append(answer.policies)
+        return in_force
+
+    async def _share(self, loaded: _Loaded, in_force: list[str]) -> int:
+        """Writes ``loaded`` for all gateways; returns the revision.
+
+        Raises:
+            SettingsError: JetStream does not answer, or another reload was first.
+        """
+        bucket = self._gateway.policies
+        try:
+            known, last = await bucket.read(_KEY, PolicyRecord) or (PolicyRecord(), 0)
+            replaced = dict.fromkeys(
+                [*known.replaced, known.digest, _digest_of(self._settings), *in_force]
+            )
+            replaced.pop(loaded.digest, None)
+            record = PolicyRecord(
+                sections=_sections_of(loaded.settings),
+                digest=loaded.digest,
+                replaced=list(filter(None, replaced))[-_REPLACED_MAX:],
+            )
+            revision = None
+            if last <= self._revision:
+                revision = await bucket.write(_KEY, record, last)
+        except SluiceError as error:
+            raise SettingsError(f"{error}; no gateway has changed") from error
+        if revision is None:
+            raise SettingsError("another gateway has reloaded at the same time; try again")
+        return revision
+
+    async def _use(self, loaded: _Loaded) -> None:
+        """Replaces all policies at once."""
         tried = self._inspector.dry_run
-        await self._gateway.use_routing(router, settings.routing)
-        self._inspector.swap(compiled)
-        self._settings = settings
+        await self._gateway.use_routing(loaded.router, loaded.settings.routing)
+        self._inspector.swap(loaded.compiled)
+        self._settings, self._in_force = loaded.settings, loaded.compiled_digest
         if tried is not None and tried is not self._inspector.dry_run:
             log.info("%s", tried)
+
+    async def _prepare(self, question: GatewayQuestion) -> GatewayAnswer:
+        """Another gateway reloads."""
+        try:
+            loaded = await self._load(self._with(question.prepare.sections), None)
+        except SettingsError as error:
+            return GatewayAnswer(problem=str(error))
+        if loaded.compiled_digest != question.prepare.compiled:
+            return GatewayAnswer(
+                problem="its word lists or learned routers differ; give every gateway the same files"
+            )
+        self._prepared = loaded
+        return GatewayAnswer(policies=_digest_of(self._settings))
+
+    async def _join(self) -> None:
+        """This gateway starts: takes what the others have taken, when its own file is older."""
+        try:
+            found = await self._gateway.policies.read(_KEY, PolicyRecord)
+        except SluiceError as error:
+            raise SetupError(str(error)) from error
+        if found is None:
+            return
+        record, self._revision = found
+        own = _digest_of(self._settings)
+        if own in record.replaced:
+            await self._use(await self._load(self._with(record.sections), None))
+            log.info("the policies of the last reload are in force, instead of those of the file")
+        elif own != record.digest:
+            log.warning(
+                "the policies of the file differ from those of the last reload; they are in force in this gateway"
+            )
+
+    def _tell(self, hello: GatewayHello) -> None:
+        hello.policies = self._revision
+
+    def _hear(self, hello: GatewayHello) -> None:
+        busy = self._following is not None and not self._following.done()
+        if hello.policies > self._revision and not busy:
+            self._following = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> None:
+        """Takes what another gateway has written."""
+        async with self._reloading:
+            try:
+                found = await self._gateway.policies.read(_KEY, PolicyRecord)
+                if found is None or found[1] <= self._revision:
+                    return
+                record, revision = found
+                loaded, self._prepared = self._prepared, None
+                if loaded is None or loaded.digest != record.digest:
+                    self._revision = revision  # what cannot be loaded is tried once
+                    loaded = await self._load(self._with(record.sections), None)
+                await self._use(loaded)
+                self._revision = revision
+                log.info("the policies of another gateway's reload are in force")
+            except (SettingsError, SluiceError) as error:
+                log.error("the policies of another gateway's reload are not in force: %s", error)
+
+    def _with(self, sections: str) -> Settings:
+        """The settings of this gateway with the policies of ``sections``; raises SettingsError."""
+        values: dict[str, Any] = self._settings.model_dump(mode="json") | yaml.safe_load(sections)
+        return parse(values, "policies")
+
+
+def _sections_of(settings: Settings) -> str:
+    sections = settings.model_dump(mode="json", include=set(TAKEN_WHILE_RUNNING["gateway"]))
+    return yaml.safe_dump(sections, sort_keys=True)
+
+
+def _digest_of(settings: Settings) -> str:
+    return _digest(_sections_of(settings))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()

@@ -1,48 +1,129 @@
-"""The spending of each tenant in the last hour: a sliding window in steps of one minute."""
+"""The spending of each tenant: what it cost in the last hour, by the minute, and what running requests may still cost.
 
-from collections import deque
+Gateways tell each other their costs of each minute and their reservations, so that a budget holds for all of them
+together. Minutes are those of the Unix epoch.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-WINDOW_S: Final = 3600.0
-_STEP_S: Final = 60.0
+WINDOW_MINUTES: Final = 60
+STALE_S: Final = 3.5
+"""Reservations of another gateway count for this long after it has told them, seconds."""
+_MINUTE_S: Final = 60.0
+_OWN: Final = ""
+
+Costs = Mapping[str, float]
+"""By tenant, in the currency of the prices."""
 
 
-class _Window:
+class Reservation:
+    """What one running request may cost at most."""
+
+    def __init__(self, reserved: "_Reserved", tenant: str, cost: float) -> None:
+        self._reserved, self._tenant, self._cost = reserved, tenant, 0.0
+        self._held = True
+        reserved.running[tenant] = reserved.running.get(tenant, 0) + 1
+        self.change(cost)
+
+    def change(self, cost: float) -> None:
+        """It is ``cost`` from now on."""
+        assert self._held, "it was released"
+        self._reserved.add(self._tenant, cost - self._cost)
+        self._cost = cost
+
+    def release(self) -> None:
+        """The request has ended; a second call has no effect."""
+        if not self._held:
+            return
+        self.change(0.0)
+        self._held = False
+        self._reserved.running[self._tenant] -= 1
+        if not self._reserved.running[self._tenant]:  # drops rounding errors
+            del self._reserved.running[self._tenant], self._reserved.costs[self._tenant]
+
+
+class _Reserved:
+    """Reservations of this gateway, by tenant: how many, and their sum."""
+
     def __init__(self) -> None:
-        self.minutes: deque[tuple[float, float]] = deque()
-        self.total = 0.0
+        self.running: dict[str, int] = {}
+        self.costs: dict[str, float] = {}
 
-    def expire(self, now: float) -> None:
-        while self.minutes and self.minutes[0][0] <= now - WINDOW_S:
-            self.total -= self.minutes.popleft()[1]
-        if not self.minutes:
-            self.total = 0.0  # drops rounding errors
+    def add(self, tenant: str, cost: float) -> None:
+        self.costs[tenant] = self.costs.get(tenant, 0.0) + cost
 
 
 class Spending:
-    """Costs by tenant, as this gateway has seen them."""
+    """Costs by tenant, of this gateway and of those that it has heard of.
 
-    def __init__(self) -> None:
-        self._windows: dict[str, _Window] = {}
+    Args:
+        unix_offset_s: added to ``now`` gives seconds since the Unix epoch.
+    """
+
+    def __init__(self, unix_offset_s: float = 0.0) -> None:
+        self._unix_offset_s = unix_offset_s
+        self._minutes: dict[int, dict[str, dict[str, float]]] = {}
+        """Costs by minute, gateway and tenant."""
+        self._reserved = _Reserved()
+        self._others: dict[str, tuple[Costs, float]] = {}
+        """Reservations of other gateways, with the time at which they were told."""
 
     def add(self, tenant: str, cost: float, now: float) -> None:
-        """Adds ``cost`` to the tenant's spending."""
+        """A request of ``tenant`` has cost ``cost``."""
         if cost <= 0:
             return
-        window = self._windows.setdefault(tenant, _Window())
-        window.expire(now)
-        minute = now // _STEP_S * _STEP_S
-        if window.minutes and window.minutes[-1][0] == minute:
-            cost_before = window.minutes.pop()[1]
-            window.minutes.append((minute, cost_before + cost))
-        else:
-            window.minutes.append((minute, cost))
-        window.total += cost
+        self._expire(now)
+        costs = self._minutes.setdefault(self._minute(now), {}).setdefault(_OWN, {})
+        costs[tenant] = costs.get(tenant, 0.0) + cost
+
+    def reserve(self, tenant: str, cost: float) -> Reservation:
+        """A request of ``tenant`` begins that may cost ``cost``."""
+        return Reservation(self._reserved, tenant, cost)
 
     def spent(self, tenant: str, now: float) -> float:
-        """In the last hour."""
-        window = self._windows.get(tenant)
-        if window is None:
-            return 0.0
-        window.expire(now)
-        return window.total
+        """What the last hour has cost and running requests may still cost."""
+        self._expire(now)
+        settled = sum(
+            costs.get(tenant, 0.0)
+            for by_gateway in self._minutes.values()
+            for costs in by_gateway.values()
+        )
+        others = sum(
+            costs.get(tenant, 0.0)
+            for costs, told_at in self._others.values()
+            if now - told_at <= STALE_S
+        )
+        return settled + self._reserved.costs.get(tenant, 0.0) + others
+
+    @property
+    def reserved(self) -> Costs:
+        """What the running requests of this gateway may still cost."""
+        return self._reserved.costs
+
+    def own(self, now: float, minutes: int) -> Iterator[tuple[int, Costs]]:
+        """What this gateway's requests have cost in each of the last ``minutes`` minutes, where it is anything."""
+        for minute, by_gateway in self._minutes.items():
+            if _OWN in by_gateway and minute > self._minute(now) - minutes:
+                yield minute, by_gateway[_OWN]
+
+    def told(self, gateway: str, minute: int, costs: Costs, now: float) -> None:
+        """Another gateway's requests have cost ``costs`` in ``minute``; replaces what it has told of it before."""
+        if minute > self._minute(now) - WINDOW_MINUTES:
+            self._minutes.setdefault(minute, {})[gateway] = dict(costs)
+
+    def told_reserved(self, gateway: str, costs: Costs, now: float) -> None:
+        """Another gateway's running requests may still cost ``costs``."""
+        self._others = {
+            name: told for name, told in self._others.items() if now - told[1] <= STALE_S
+        }
+        self._others[gateway] = dict(costs), now
+
+    def _minute(self, now: float) -> int:
+        return int((now + self._unix_offset_s) // _MINUTE_S)
+
+    def _expire(self, now: float) -> None:
+        """Forgets what is older than the window."""
+        first = self._minute(now) - WINDOW_MINUTES + 1
+        for minute in [minute for minute in self._minutes if minute < first]:
+            del self._minutes[minute]

@@ -45,6 +45,8 @@ class Features:
     findings: frozenset[str] = frozenset()
     """Rules of the safety layer that found something."""
     governed: Governed | None = None
+    resumed: bool = False
+    """Whether the caller holds a part of the answer, of ``model``: no other model can continue it."""
     key: str = ""
     """Names the request: trials draw their share by it."""
 

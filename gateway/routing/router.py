@@ -6,7 +6,8 @@ These questions are asked in order; the first with an answer names the model, th
 2. Does the caller name a model?
 3. Which rule of the policy matches? The policy is that of the first selection that matches tenant and labels.
 4. What does the learned router predict? Without one the policy's default answers.
-5. Has the tenant spent its budget, or is the wait too long? Then the model named for that answers.
+5. Has the tenant spent its budget? Then the model named for that answers, also where the caller names a dearer one. Is
+   the wait too long? Then the model named for that answers.
 6. Is the request drawn for a canary of the model?
 7. May the answer escalate to a second model (cascade; speculative: both start together)?
 """
@@ -108,12 +109,24 @@ class Router:
         policies = (self._settings, *self._settings.policies.values())
         return any(rule.min_prompt_tokens is not None for one in policies for rule in one.rules)
 
+    @property
+    def versions(self) -> list[str]:
+        """Of the section, and of the learned routers in use."""
+        return [self._version, *sorted(map(str, self.held_out))]
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether `RuntimeState.spent` matters."""
+        return any(one.budgets for one in (self._settings, *self._settings.policies.values()))
+
     def plan(self, features: Features, state: RuntimeState) -> Plan:
         """The plan for a request with ``features``. A pure function."""
         name, policy = self._policy(features)
         plan = self._chosen(name, policy, features)
-        if plan.strategy not in (SAFETY, PINNED):
-            plan = self._limited(plan, policy, features, state)
+        if plan.strategy != SAFETY and not features.resumed:
+            plan = self._within_budget(plan, policy, features, state)
+        if plan.strategy not in (SAFETY, PINNED, BUDGET):
+            plan = self._within_load(plan, policy, state)
             plan = self._canaried(plan, policy, features)
             plan = self._cascading(plan, name, policy)
         candidates = tuple(self._priced(plan.candidates, features, state))
@@ -157,17 +170,28 @@ class Router:
             scores=(found.score,),
         )
 
-    def _limited(
+    def _within_budget(
         self, plan: Plan, policy: RoutingPolicy, features: Features, state: RuntimeState
     ) -> Plan:
-        """The model of the budget or of `load`, where the tenant's budget is spent or the wait is too long."""
+        """The model of the budget, where the tenant's is spent."""
         for budget in policy.budgets:
             named = not budget.tenants or features.tenant in budget.tenants
+            if plan.strategy == PINNED and self._is_cheap(plan.model, budget.model):
+                continue
             if named and state.spent(features.tenant) >= budget.per_hour:
                 reason = f"{features.tenant} has spent its {budget.per_hour:g} of this hour"
-                # Also where its model would answer anyway, so that no canary or cascade raises the cost.
+                # Also where its model would answer anyway: no canary or cascade may raise the cost.
                 limited = self._instead(plan, budget.model, BUDGET, reason)
                 return replace(limited, strategy=BUDGET, reason=reason)
+        return plan
+
+    def _is_cheap(self, model: str, other: str) -> bool:
+        """Whether ``model`` costs no more than ``other``."""
+        one, two = self._models[model], self._models[other]
+        return one.prompt_price <= two.prompt_price and one.answer_price <= two.answer_price
+
+    def _within_load(self, plan: Plan, policy: RoutingPolicy, state: RuntimeState) -> Plan:
+        """The model of `load`, where the wait is too long."""
         load = policy.load
         if load is not None and (wait_s := state.wait_s(plan.model)) > load.max_wait_s:
             reason = f"{plan.model} would wait {wait_s:.1f} s, more than {load.max_wait_s:g} s"

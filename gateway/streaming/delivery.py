@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.transcript import VisibleTokens
 from sluice.errors import SlowReader, SluiceError
+from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
 from sluice.v1.inference_pb2 import Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import VisibleToken
 
@@ -59,8 +60,8 @@ class Delivery:
         self.withheld_by: tuple[str, ...] = ()
         self._started = started
         self._with_logprobs = with_logprobs
-        self._replaced: set[str] = set()
-        """Models whose answers are void."""
+        self._replaced: dict[str, int] = {}
+        """Models whose answers are void, with their prompt tokens."""
         self._notices: list[Notice] = []
         self._restart_notice = 0
         """Index of the notice with which the current model began."""
@@ -82,8 +83,9 @@ class Delivery:
         """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
         started = Started()
         started.CopyFrom(self._started)
-        if not self.replaced(model):
-            started.model, started.prompt_tokens = self._model, self._prompt_tokens
+        started.model, started.prompt_tokens = self._model, self._prompt_tokens
+        if self.replaced(model):
+            started.model, started.prompt_tokens = model, self._replaced[model]
         return started
 
     def matches(self, token_ids: Sequence[VisibleToken], model: str) -> bool:
@@ -91,9 +93,15 @@ class Delivery:
         return self.replaced(model) or self._tokens.starts_with(token_ids)
 
     def attach(self, reader: Reader, model: str) -> None:
-        """``reader`` reads from now on; what it holds is of ``model``, or of the current one when that is empty."""
+        """``reader`` reads from now on; what it holds is of ``model``, or of the current one when that is empty.
+
+        It begins after the notices that it knows, or where another model took over.
+        """
         assert self.reader is None, "one reader at a time"
-        self._place(reader, model)
+        reader.notices = len(self._notices)
+        if self.replaced(model):
+            reader.index, reader.notices = 0, self._restart_notice
+        reader.grew(reader.index, len(self._tokens.token_ids))
         self._delivered = max(self._delivered, reader.index)
         self.reader = reader
 
@@ -133,7 +141,7 @@ class Delivery:
         """The answer is that of ``attempt`` from now on, as ``notice`` says; what was delivered is void."""
         self._restart_notice = len(self._notices)
         self._notices.append(notice)
-        self._replaced.add(self._model)
+        self._replaced[self._model] = self._prompt_tokens
         self._use(attempt)
         if self.reader is not None:
             self.reader.index = 0
@@ -162,15 +170,20 @@ class Delivery:
             events.append(GenerateResponse(finished=finished))
         return events
 
-    def replay(self, index: int, model: str, finished: Finished) -> list[GenerateResponse]:
-        """All events of an answer that has ended, for a caller who holds ``index`` tokens of ``model``."""
-        reader = Reader(index, 0, lambda: None)
-        self._place(reader, model)
-        return self.read(reader, finished, hidden=False)
-
-    def _place(self, reader: Reader, model: str) -> None:
-        """Sets where ``reader`` begins: after the notices that it knows, or where another model took over."""
-        reader.notices = len(self._notices)
-        if self.replaced(model):
-            reader.index, reader.notices = 0, self._restart_notice
-        reader.grew(reader.index, len(self._tokens.token_ids))
+    def stored(self, finished: Finished) -> StoredAnswer:
+        """All of an answer that has ended, as far as a caller may see it."""
+        delta, lengths = self._tokens.whole(self._with_logprobs, self._end)
+        replaced = [
+            ReplacedModel(model=model, prompt_tokens=prompt_tokens)
+            for model, prompt_tokens in self._replaced.items()
+            if model != self._model
+        ]
+        return StoredAnswer(
+            started=self.started(self._model),
+            delta=delta,
+            text_lengths=lengths,
+            notices=self._notices,
+            restart_notice=self._restart_notice,
+            replaced=replaced,
+            finished=finished,
+        )

@@ -1,52 +1,160 @@
-"""Complete answers with an idempotency key, kept for a while so that a repeated request gets the same answer."""
+"""Idempotency keys: complete answers that a repeated request gets again, and which gateway answers a key.
+
+A complete answer is kept as the bytes of a `KeyRecord`: what a caller may see of it, and nothing of the call that
+computed it. The same bytes are in the memory of the gateway that answered and, for keys that a caller named, in a
+JetStream bucket that all gateways share.
+"""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from enum import Enum, auto
+from itertools import accumulate
+from typing import Final
 
-from gateway.streaming.delivery import Delivery
-from gateway.streaming.lifecycle import StreamSpec
-from sluice.v1.inference_pb2 import Finished, GenerateResponse
+from sluice.errors import IdempotencyConflict
+from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
+from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Started
+from sluice.wire.tokens import VisibleToken, put_tokens, tokens_of
+
+REPLAY_BYTES_MAX: Final = 256 * 1024
+"""A larger answer is not kept: a repeated request is computed again."""
+REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""All answers that one gateway keeps in its memory; the oldest make room."""
 
 
-@dataclass(frozen=True)
 class Replay:
-    """A complete answer; holds what callers may see of it and nothing of the call that computed it."""
+    """A complete answer."""
 
-    spec: StreamSpec
-    finished: Finished
-    escalation_reason: str
-    """Why another model took over, if one did."""
-    first_token_s: float | None
-    """From the arrival of the first call to its first token."""
-    delivery: Delivery
+    def __init__(self, record: KeyRecord) -> None:
+        assert record.HasField("answer"), "only complete answers are replayed"
+        self.fingerprint = record.fingerprint
+        self._stored: StoredAnswer = record.answer
+        self._token_ids = tokens_of(record.answer.delta)
+        self._text_ends = (0, *accumulate(record.answer.text_lengths))
+        """Characters before each token, and before the tail."""
+
+    @property
+    def finished(self) -> Finished:
+        """The last event."""
+        return self._stored.finished
+
+    @property
+    def escalation_reason(self) -> str:
+        """Why another model took over, if one did."""
+        return self._stored.escalation_reason
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From the arrival of the first call to its first token."""
+        return self._stored.first_token_s if self._stored.HasField("first_token_s") else None
+
+    def started(self, model: str) -> Started:
+        """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
+        started = Started()
+        started.CopyFrom(self._stored.started)
+        for one in self._stored.replaced:
+            if one.model == model:
+                started.model, started.prompt_tokens = one.model, one.prompt_tokens
+        return started
+
+    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+        """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
+        return self._replaced(model) or self._token_ids[: len(held)] == tuple(held)
 
     def events(self, index: int, model: str) -> list[GenerateResponse]:
         """All events after the first one, for a caller who holds ``index`` tokens of ``model``."""
-        return self.delivery.replay(index, model, self.finished)
+        stored, notices = self._stored, len(self._stored.notices)
+        if self._replaced(model):
+            index, notices = 0, stored.restart_notice
+        events = [GenerateResponse(notice=notice) for notice in stored.notices[notices:]]
+        events += [GenerateResponse(delta=delta) for delta in self._deltas(index)]
+        return [*events, GenerateResponse(finished=stored.finished)]
+
+    def _deltas(self, index: int) -> list[Delta]:
+        """The tokens from ``index`` on, then the text that no token released."""
+        whole, end, deltas = self._stored.delta, len(self._token_ids), []
+        if index < end:
+            text = whole.text[self._text_ends[index] : self._text_ends[end]]
+            delta = Delta(text=text, index=index, logprobs=whole.logprobs[index:])
+            put_tokens(delta, self._token_ids[index:], index)
+            deltas.append(delta)
+        if tail := whole.text[self._text_ends[end] :]:
+            deltas.append(Delta(text=tail, index=end))
+        return deltas
+
+    def _replaced(self, model: str) -> bool:
+        return any(one.model == model for one in self._stored.replaced)
 
 
 class ReplayCache:
-    """Replays by idempotency key, bounded in number and age; the oldest are evicted first."""
+    """Complete answers by key in the memory of one gateway, bounded in number, bytes and age; the oldest go first."""
 
-    def __init__(self, entries: int, keep_s: float) -> None:
+    def __init__(self, entries: int, keep_s: float, bytes_max: int = REPLAYS_BYTES_MAX) -> None:
         self._limit = entries
         self._keep_s = keep_s
-        self._entries: OrderedDict[str, tuple[Replay, float]] = OrderedDict()
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._entries: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         """With the time at which each expires."""
 
-    def put(self, key: str, replay: Replay, now: float) -> None:
-        """Keeps ``replay`` under ``key``."""
-        self._entries.pop(key, None)
-        self._entries[key] = replay, now + self._keep_s
-        while len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
+    def put(self, key: str, record: KeyRecord, now: float) -> None:
+        """Keeps the answer in ``record`` under ``key``, unless it is too large."""
+        packed = record.SerializeToString()
+        if len(packed) > REPLAY_BYTES_MAX:
+            return
+        self._remove(key)
+        self._entries[key] = packed, now + self._keep_s
+        self._bytes += len(packed)
+        while len(self._entries) > self._limit or self._bytes > self._bytes_max:
+            self._remove(next(iter(self._entries)))
 
     def get(self, key: str, now: float) -> Replay | None:
         """The answer kept under ``key``, or None."""
-        replay, expires_at = self._entries.get(key, (None, 0.0))
-        return replay if expires_at > now else None
+        packed, expires_at = self._entries.get(key, (b"", 0.0))
+        return Replay(KeyRecord.FromString(packed)) if expires_at > now else None
 
     def expire(self, now: float) -> None:
         """Evicts what is too old. All are kept equally long, so the oldest entry expires first."""
         while self._entries and next(iter(self._entries.values()))[1] <= now:
-            self._entries.popitem(last=False)
+            self._remove(next(iter(self._entries)))
+
+    def _remove(self, key: str) -> None:
+        packed, _ = self._entries.pop(key, (b"", 0.0))
+        self._bytes -= len(packed)
+
+
+class KeyStep(Enum):
+    """What a gateway does next to answer a request with a shared key."""
+
+    CREATE = auto()
+    """Nobody has the key: write it, if it is still absent."""
+    REPLAY = auto()
+    """The answer is complete."""
+    TAKE_OVER = auto()
+    """Nobody works on it any more: write it over the record that was read, if that is still the last one."""
+    ASK_OWNER = auto()
+    """Another gateway answers it: ask for it, then take it over."""
+
+
+def next_step(record: KeyRecord | None, gateway: str, fingerprint: bytes) -> KeyStep:
+    """What ``gateway`` does with a request of ``fingerprint``, when ``record`` is what is stored under its key.
+
+    The gateway has no call of that key itself: a record in its name is from before its last start.
+
+    Raises:
+        IdempotencyConflict: the key belongs to another request.
+    """
+    if record is None:
+        return KeyStep.CREATE
+    check_fingerprint(record.fingerprint, fingerprint)
+    if record.HasField("answer"):
+        return KeyStep.REPLAY
+    return KeyStep.TAKE_OVER if record.gateway == gateway else KeyStep.ASK_OWNER
+
+
+def check_fingerprint(stored: bytes, fingerprint: bytes) -> None:
+    """Raises IdempotencyConflict when a key was used with another request."""
+    if stored != fingerprint:
+        raise IdempotencyConflict(
+            "the idempotency key was used with another request; use a new key for a new request"
+        )

@@ -10,19 +10,19 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import Cascade
 from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
-from gateway.streaming.idempotency import Replay, ReplayCache
+from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
 from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.stream import Guards, Stream
 from sluice.errors import (
     Cancelled,
     DeadlinePassed,
-    IdempotencyConflict,
     InternalError,
     InvalidRequest,
     SluiceError,
 )
 from sluice.internal.v1.control_pb2 import HeldTokensResponse
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
+from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.tokens import VisibleToken
 
@@ -60,15 +60,20 @@ class Registry:
         found = self._replays.get(key, now) if live is None else live
         if found is None:
             return None
-        if found.spec.fingerprint != fingerprint:
-            raise IdempotencyConflict(
-                "the idempotency key was used with another request; use a new key for a new request"
-            )
-        if not found.delivery.matches(held, model):
+        check_fingerprint(found.fingerprint, fingerprint)
+        if not found.matches(held, model):
             raise InvalidRequest.of(
                 "resume.token_ids", "are not the beginning of the answer that the key names"
             )
         return found
+
+    def keep(self, key: str, record: KeyRecord, now: float) -> None:
+        """Keeps the complete answer in ``record``: `find` finds it under ``key`` for a while."""
+        self._replays.put(key, record, now)
+
+    def live(self, key: str) -> Stream | None:
+        """The live answer that ``key`` names."""
+        return self._by_key.get(key)
 
     def open(
         self,
@@ -217,7 +222,7 @@ class Registry:
         if not stream.ended:
             return
         if stream.finished is not None and stream.spec.key:
-            self._replays.put(stream.spec.key, stream.replay(), now)
+            self.keep(stream.spec.key, stream.record(), now)
         self._forget(stream)
 
     def _forget(self, stream: Stream) -> None:

@@ -4,7 +4,7 @@ A `Stream` joins the parts and decides what follows from each event: its `Lifecy
 answer is, its `CascadeState` which model gives it, its `Delivery` what callers may see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from gateway.safety.guards.checks import Checks
@@ -12,10 +12,10 @@ from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
 from gateway.streaming.cascade_state import ENDED, REROUTED, Cascade, CascadeState
 from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Delivery, Reader
-from gateway.streaming.idempotency import Replay
 from gateway.streaming.lifecycle import Lifecycle, StreamSpec, StreamState
 from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
+from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_STOP_SEQUENCE,
@@ -27,6 +27,7 @@ from sluice.v1.inference_pb2 import (
     Notice,
     Started,
 )
+from sluice.wire.tokens import VisibleToken
 
 _RECOVERED: Final = Notice(
     kind=NOTICE_KIND_RECOVERED, message="another process continues the answer at the same token"
@@ -75,6 +76,11 @@ class Stream(Lifecycle):
         return self.spec.started.request_id
 
     @property
+    def fingerprint(self) -> bytes:
+        """Equal for equal requests."""
+        return self.spec.fingerprint
+
+    @property
     def attempts(self) -> list[ModelAttempt]:
         """The models that worked on it, in the order in which they began."""
         return self.cascade.attempts
@@ -101,12 +107,18 @@ class Stream(Lifecycle):
         first_at = self.first_token_at
         return None if first_at is None else first_at - self.spec.timings.arrived_at
 
-    def replay(self) -> Replay:
+    def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
+        """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
+        return self.delivery.matches(held, model)
+
+    def record(self) -> KeyRecord:
         """What is kept of a complete answer."""
-        assert self.finished is not None, "only complete answers are replayed"
-        return Replay(
-            self.spec, self.finished, self.escalation_reason, self.first_token_s, self.delivery
-        )
+        assert self.finished is not None, "only complete answers are kept"
+        answer = self.delivery.stored(self.finished)
+        answer.escalation_reason = self.escalation_reason
+        if (first_token_s := self.first_token_s) is not None:
+            answer.first_token_s = first_token_s
+        return KeyRecord(fingerprint=self.spec.fingerprint, answer=answer)
 
     def started(self, reader: Reader, held_model: str) -> Started | None:
         """The first event for a ``reader`` that holds tokens of ``held_model``; None while the task is published.

@@ -118,6 +118,12 @@ class VisibleTokens:
         put_tokens(delta, self.token_ids[start:end], start)
         return delta
 
+    def whole(self, with_logprobs: bool, end: int | None) -> tuple[Delta, list[int]]:
+        """All that is visible up to token ``end`` (None: to the tail), and the length of each token's text."""
+        delta = self.delta(0, with_logprobs, end) or Delta()
+        delta.text += "" if end is not None else self.tail
+        return delta, [len(text) for text in self._texts[:end]]
+
     def tail_delta(self) -> Delta | None:
         """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
         return Delta(text=self.tail, index=len(self.token_ids)) if self.tail else None

@@ -129,9 +129,10 @@ class DriftMonitor:
             self.observed(prompt.by, prompt.chances[weak], agreement, row_id)
 
     def health(self) -> GetRouterHealthResponse:
-        """The health of every head in use."""
+        """The health of every head in use, by this gateway's requests."""
         routers = [_health_message(by, monitor.health) for by, monitor in self._monitors.items()]
-        return GetRouterHealthResponse(routers=routers, gateway=self._gateway_id)
+        name = self._gateway_id
+        return GetRouterHealthResponse(routers=routers, gateway=name, gateways=[name])
 
     def _retire(self, by: HeadKey, health: HeadHealth) -> None:
         for signal in health.drifted:

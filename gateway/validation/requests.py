@@ -51,6 +51,8 @@ class ValidRequest:
     labels: Mapping[str, str]
     key: str
     """Idempotency key with the tenant; empty without one."""
+    key_is_shared: bool
+    """Whether other gateways may get the key."""
     fingerprint: bytes
     """Equal for requests with the same content; empty without a key."""
     resume: tuple[VisibleToken, ...]
@@ -61,6 +63,14 @@ class ValidRequest:
     accept_replace: bool
     resume_model: str
     """The model that those tokens came from; empty: not named."""
+
+    @property
+    def seed_of_key(self) -> int | None:
+        """The seed where the caller names none: the same at every gateway. None without a key."""
+        if not self.key:
+            return None
+        digest = hashlib.sha256(self.key.encode() + self.fingerprint).digest()
+        return int.from_bytes(digest[:8]) >> 1
 
     @property
     def workload(self) -> str:
@@ -104,6 +114,7 @@ def validate(
         labels=dict(request.labels),
         # Tenants do not share keys. A tenant's name has no space.
         key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
+        key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,
         fingerprint=_fingerprint(request) if request.idempotency_key else b"",
         resume=tokens_of(request.resume),
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
@@ -217,5 +228,6 @@ def _fingerprint(request: GenerateRequest) -> bytes:
     asked = GenerateRequest()
     asked.CopyFrom(request)
     asked.ClearField("idempotency_key")
+    asked.ClearField("idempotency_key_generated")
     asked.ClearField("resume")
     return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()

@@ -221,7 +221,7 @@ class Client:
             call.cancel()
 
     def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
-        """What the safety policy under trial would have done otherwise, as this gateway has counted.
+        """What the safety policy under trial would have done otherwise, as all gateways have counted.
 
         Raises:
             SluiceError: the gateway does not answer, or no policy is under trial.
@@ -231,7 +231,7 @@ class Client:
         return lookups.dry_run_of(response)
 
     def router_health(self, *, timeout_s: float = channel.LOOKUP_S) -> list[RouterHealth]:
-        """Whether the learned routers have drifted, as this gateway has seen it.
+        """Whether the learned routers have drifted, on the traffic of all gateways.
 
         Raises:
             SluiceError: the gateway does not answer.

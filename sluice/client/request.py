@@ -93,7 +93,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set(request, "raw_prompt", options.get("raw_prompt", False))
     _set(request, "allow_degraded", options.get("allow_degraded", False))
     _set(request, "accept_replace", options.get("accept_replace", False))
-    _set(request, "idempotency_key", options.get("idempotency_key") or uuid.uuid4().hex)
+    named = options.get("idempotency_key")
+    _set(request, "idempotency_key", named or uuid.uuid4().hex)
+    request.idempotency_key_generated = not named
     if options.get("json_schema") is not None and options.get("regex") is not None:
         raise InvalidRequest.of(
             "sampling.regex", "an answer has one constraint, not json_schema too"

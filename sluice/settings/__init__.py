@@ -14,6 +14,7 @@ from sluice.settings.mesh import (
     TritonSettings,
     load,
     otlp_http_endpoint,
+    parse,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
 
@@ -32,5 +33,6 @@ __all__ = [
     "TritonSettings",
     "load",
     "otlp_http_endpoint",
+    "parse",
     "resolve_model_path",
 ]

@@ -61,6 +61,10 @@ class GatewaySettings(Section):
     replay_s: float = Field(120.0, ge=0)
     """How many finished answers with an idempotency key are kept for a replay, and how long."""
     drain_s: float = Field(10.0, ge=0)
+    connection_age_s: float = Field(30.0, ge=1)
+    """After this long a client is told to connect again, so that added gateways get their share; streams go on."""
+    replicas: int = Field(1, ge=1, le=64)
+    """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it. docs/gateways.md."""
 
 
 class BatcherSettings(Section):
@@ -254,11 +258,18 @@ def load(path: Path | None = None) -> Settings:
     Raises:
         SettingsError: the file cannot be read, is not YAML, or a key is unknown or has a value that cannot work.
     """
-    values = {} if path is None else _read(path)
+    return parse({} if path is None else _read(path), str(path) if path else "settings")
+
+
+def parse(values: dict[str, Any], where: str) -> Settings:
+    """The settings of ``values``, which came from ``where``.
+
+    Raises:
+        SettingsError: a key is unknown or has a value that cannot work.
+    """
     try:
         return Settings(**values)
     except ValidationError as error:
-        where = str(path) if path else "settings"
         raise SettingsError(f"{where}: {_first_problem(error)}") from error
 
 

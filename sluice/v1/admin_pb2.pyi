@@ -1017,7 +1017,7 @@ Global___ModelAttempt: _TypeAlias = ModelAttempt  # noqa: Y015
 
 @_typing.final
 class GetRouterHealthRequest(_message.Message):
-    """Requests all learned routers of the gateway."""
+    """Requests all learned routers in use."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1034,27 +1034,35 @@ Global___GetRouterHealthRequest: _TypeAlias = GetRouterHealthRequest  # noqa: Y0
 
 @_typing.final
 class GetRouterHealthResponse(_message.Message):
-    """The learned routers of one gateway."""
+    """The learned routers. Rows are summed over the gateways, measures are means weighted by rows, and a head has drifted
+    when it has at one gateway.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTERS_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
-    """The gateway that answers; others count their own requests."""
+    """The gateway that answers."""
     @_builtins.property
     def routers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterHealth]:
         """Each head in use, by policy."""
+
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The gateways whose counts these are."""
 
     def __init__(
         self,
         *,
         routers: _abc.Iterable[Global___RouterHealth] | None = ...,
         gateway: _builtins.str = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "routers", b"routers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "gateways", b"gateways", "routers", b"routers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

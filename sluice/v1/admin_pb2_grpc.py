@@ -97,7 +97,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetRouterHealth(self, request, context):
-        """Input and accuracy drift of the active learned routers, measured on the traffic of this gateway.
+        """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class AdminServiceStub:
     A request whose outcome changes meanwhile may come again; the later one replaces the earlier one.
     """
     GetRouterHealth: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]
-    """Input and accuracy drift of the active learned routers, measured on the traffic of this gateway."""
+    """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -66,7 +66,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     A request whose outcome changes meanwhile may come again; the later one replaces the earlier one.
     """
     GetRouterHealth: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]  # type: ignore[assignment]
-    """Input and accuracy drift of the active learned routers, measured on the traffic of this gateway."""
+    """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Explains and grades requests. Errors as in InferenceService."""
@@ -113,6 +113,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetRouterHealthRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetRouterHealthResponse, _abc.Awaitable[_admin_pb2.GetRouterHealthResponse]]:
-        """Input and accuracy drift of the active learned routers, measured on the traffic of this gateway."""
+        """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -235,6 +235,7 @@ class GenerateRequest(_message.Message):
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
     ALLOW_DEGRADED_FIELD_NUMBER: _builtins.int
     ACCEPT_REPLACE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_GENERATED_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn. It is put into the model's chat template, unless raw_prompt is set."""
     model: _builtins.str
@@ -242,16 +243,22 @@ class GenerateRequest(_message.Message):
     priority: Global___Priority.ValueType
     """How urgent the request is; unspecified means PRIORITY_INTERACTIVE."""
     idempotency_key: _builtins.str
-    """Makes a repeated request safe: the same key with the same request continues or replays the first answer. At most 128
-    characters.
+    """Makes a repeated request safe: the same key with the same request continues or replays the first answer, at whichever
+    gateway it arrives. Without a seed in `sampling` the draws depend on key and request. At most 128 characters.
     """
     raw_prompt: _builtins.bool
     """Tokenize `prompt` as it stands, without the chat template (text completion)."""
     allow_degraded: _builtins.bool
-    """A smaller model may answer when the chosen one could not before the deadline; Route.degraded says so."""
+    """A smaller model may answer when the chosen one could not before the deadline (Route.degraded says so), or when the
+    tenant's budget is spent.
+    """
     accept_replace: _builtins.bool
     """The caller can retract shown text: a cascade in mode "replace" may stream the first model's answer at once, and
     NOTICE_KIND_ESCALATED voids it.
+    """
+    idempotency_key_generated: _builtins.bool
+    """The client made up idempotency_key to reconnect this one call, and repeats the request with it to nobody else later.
+    The gateway that answers keeps the key to itself, which saves a message to JetStream.
     """
     @_builtins.property
     def chat(self) -> Global___ChatInput:
@@ -283,10 +290,11 @@ class GenerateRequest(_message.Message):
         raw_prompt: _builtins.bool = ...,
         allow_degraded: _builtins.bool = ...,
         accept_replace: _builtins.bool = ...,
+        idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

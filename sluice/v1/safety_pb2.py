@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sluice/v1/safety.proto\x12\tsluice.v1\"\x88\x01\n\x10\x43heckTextRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x37\n\x06labels\x18\x02 \x03(\x0b\x32\'.sluice.v1.CheckTextRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x96\x01\n\x11\x43heckTextResponse\x12\x17\n\x0fnormalized_text\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x18.sluice.v1.SafetyFinding\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x0f\n\x07\x62locked\x18\x05 \x01(\x08\x12\r\n\x05model\x18\x06 \x01(\t\"\x8f\x01\n\rSafetyFinding\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12+\n\x08severity\x18\x02 \x01(\x0e\x32\x19.sluice.v1.SafetySeverity\x12\'\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0b\n\x03\x65nd\x18\x05 \x01(\r\"\x12\n\x10GetDryRunRequest\"i\n\x11GetDryRunResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x04\x12$\n\x05moves\x18\x04 \x03(\x0b\x32\x15.sluice.v1.SafetyMove\"v\n\nSafetyMove\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12$\n\x03now\x18\x02 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12%\n\x04then\x18\x03 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05\x63ount\x18\x04 \x01(\x04*\x9e\x01\n\x0eSafetySeverity\x12\x1f\n\x1bSAFETY_SEVERITY_UNSPECIFIED\x10\x00\x12\x17\n\x13SAFETY_SEVERITY_LOW\x10\x01\x12\x1a\n\x16SAFETY_SEVERITY_MEDIUM\x10\x02\x12\x18\n\x14SAFETY_SEVERITY_HIGH\x10\x03\x12\x1c\n\x18SAFETY_SEVERITY_CRITICAL\x10\x04*\xc4\x01\n\x0cSafetyAction\x12\x1d\n\x19SAFETY_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13SAFETY_ACTION_ALLOW\x10\x01\x12\x16\n\x12SAFETY_ACTION_FLAG\x10\x02\x12\x17\n\x13SAFETY_ACTION_ROUTE\x10\x03\x12\x18\n\x14SAFETY_ACTION_REMOVE\x10\x04\x12\x18\n\x14SAFETY_ACTION_REDACT\x10\x05\x12\x17\n\x13SAFETY_ACTION_BLOCK\x10\x06\x32\x9f\x01\n\rSafetyService\x12\x46\n\tCheckText\x12\x1b.sluice.v1.CheckTextRequest\x1a\x1c.sluice.v1.CheckTextResponse\x12\x46\n\tGetDryRun\x12\x1b.sluice.v1.GetDryRunRequest\x1a\x1c.sluice.v1.GetDryRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sluice/v1/safety.proto\x12\tsluice.v1\"\x88\x01\n\x10\x43heckTextRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x37\n\x06labels\x18\x02 \x03(\x0b\x32\'.sluice.v1.CheckTextRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x96\x01\n\x11\x43heckTextResponse\x12\x17\n\x0fnormalized_text\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x18.sluice.v1.SafetyFinding\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x0f\n\x07\x62locked\x18\x05 \x01(\x08\x12\r\n\x05model\x18\x06 \x01(\t\"\x8f\x01\n\rSafetyFinding\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12+\n\x08severity\x18\x02 \x01(\x0e\x32\x19.sluice.v1.SafetySeverity\x12\'\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0b\n\x03\x65nd\x18\x05 \x01(\r\"\x12\n\x10GetDryRunRequest\"{\n\x11GetDryRunResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x04\x12$\n\x05moves\x18\x04 \x03(\x0b\x32\x15.sluice.v1.SafetyMove\x12\x10\n\x08gateways\x18\x05 \x03(\t\"v\n\nSafetyMove\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12$\n\x03now\x18\x02 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12%\n\x04then\x18\x03 \x01(\x0e\x32\x17.sluice.v1.SafetyAction\x12\r\n\x05\x63ount\x18\x04 \x01(\x04*\x9e\x01\n\x0eSafetySeverity\x12\x1f\n\x1bSAFETY_SEVERITY_UNSPECIFIED\x10\x00\x12\x17\n\x13SAFETY_SEVERITY_LOW\x10\x01\x12\x1a\n\x16SAFETY_SEVERITY_MEDIUM\x10\x02\x12\x18\n\x14SAFETY_SEVERITY_HIGH\x10\x03\x12\x1c\n\x18SAFETY_SEVERITY_CRITICAL\x10\x04*\xc4\x01\n\x0cSafetyAction\x12\x1d\n\x19SAFETY_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13SAFETY_ACTION_ALLOW\x10\x01\x12\x16\n\x12SAFETY_ACTION_FLAG\x10\x02\x12\x17\n\x13SAFETY_ACTION_ROUTE\x10\x03\x12\x18\n\x14SAFETY_ACTION_REMOVE\x10\x04\x12\x18\n\x14SAFETY_ACTION_REDACT\x10\x05\x12\x17\n\x13SAFETY_ACTION_BLOCK\x10\x06\x32\x9f\x01\n\rSafetyService\x12\x46\n\tCheckText\x12\x1b.sluice.v1.CheckTextRequest\x1a\x1c.sluice.v1.CheckTextResponse\x12\x46\n\tGetDryRun\x12\x1b.sluice.v1.GetDryRunRequest\x1a\x1c.sluice.v1.GetDryRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKTEXTREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_CHECKTEXTREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SAFETYSEVERITY']._serialized_start=723
-  _globals['_SAFETYSEVERITY']._serialized_end=881
-  _globals['_SAFETYACTION']._serialized_start=884
-  _globals['_SAFETYACTION']._serialized_end=1080
+  _globals['_SAFETYSEVERITY']._serialized_start=741
+  _globals['_SAFETYSEVERITY']._serialized_end=899
+  _globals['_SAFETYACTION']._serialized_start=902
+  _globals['_SAFETYACTION']._serialized_end=1098
   _globals['_CHECKTEXTREQUEST']._serialized_start=38
   _globals['_CHECKTEXTREQUEST']._serialized_end=174
   _globals['_CHECKTEXTREQUEST_LABELSENTRY']._serialized_start=129
@@ -48,9 +48,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETDRYRUNREQUEST']._serialized_start=475
   _globals['_GETDRYRUNREQUEST']._serialized_end=493
   _globals['_GETDRYRUNRESPONSE']._serialized_start=495
-  _globals['_GETDRYRUNRESPONSE']._serialized_end=600
-  _globals['_SAFETYMOVE']._serialized_start=602
-  _globals['_SAFETYMOVE']._serialized_end=720
-  _globals['_SAFETYSERVICE']._serialized_start=1083
-  _globals['_SAFETYSERVICE']._serialized_end=1242
+  _globals['_GETDRYRUNRESPONSE']._serialized_end=618
+  _globals['_SAFETYMOVE']._serialized_start=620
+  _globals['_SAFETYMOVE']._serialized_end=738
+  _globals['_SAFETYSERVICE']._serialized_start=1101
+  _globals['_SAFETYSERVICE']._serialized_end=1260
 # @@protoc_insertion_point(module_scope)

@@ -248,6 +248,7 @@ class GetDryRunResponse(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Version of the policy in dry run."""
     texts: _builtins.int
@@ -258,6 +259,10 @@ class GetDryRunResponse(_message.Message):
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___SafetyMove]:
         """Where the two policies differ, most frequent first."""
 
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The gateways whose counts these are."""
+
     def __init__(
         self,
         *,
@@ -265,10 +270,11 @@ class GetDryRunResponse(_message.Message):
         texts: _builtins.int = ...,
         changed: _builtins.int = ...,
         moves: _abc.Iterable[Global___SafetyMove] | None = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "moves", b"moves", "policy", b"policy", "texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "gateways", b"gateways", "moves", b"moves", "policy", b"policy", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,8 +59,8 @@ class SafetyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetDryRun(self, request, context):
-        """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in the
-        gateway that answers. Fails with FAILED_PRECONDITION when no policy is in dry run.
+        """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in
+        all gateways together. Fails with FAILED_PRECONDITION when no policy is in dry run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class SafetyServiceStub:
     CheckText: _grpc.UnaryUnaryMultiCallable[_safety_pb2.CheckTextRequest, _safety_pb2.CheckTextResponse]
     """Checks one text. A text that would be blocked is no error here."""
     GetDryRun: _grpc.UnaryUnaryMultiCallable[_safety_pb2.GetDryRunRequest, _safety_pb2.GetDryRunResponse]
-    """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in the
-    gateway that answers. Fails with FAILED_PRECONDITION when no policy is in dry run.
+    """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in
+    all gateways together. Fails with FAILED_PRECONDITION when no policy is in dry run.
     """
 
 @_typing.type_check_only
@@ -48,8 +48,8 @@ class SafetyServiceAsyncStub(SafetyServiceStub):
     CheckText: _aio.UnaryUnaryMultiCallable[_safety_pb2.CheckTextRequest, _safety_pb2.CheckTextResponse]  # type: ignore[assignment]
     """Checks one text. A text that would be blocked is no error here."""
     GetDryRun: _aio.UnaryUnaryMultiCallable[_safety_pb2.GetDryRunRequest, _safety_pb2.GetDryRunResponse]  # type: ignore[assignment]
-    """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in the
-    gateway that answers. Fails with FAILED_PRECONDITION when no policy is in dry run.
+    """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in
+    all gateways together. Fails with FAILED_PRECONDITION when no policy is in dry run.
     """
 
 class SafetyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -69,8 +69,8 @@ class SafetyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _safety_pb2.GetDryRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_safety_pb2.GetDryRunResponse, _abc.Awaitable[_safety_pb2.GetDryRunResponse]]:
-        """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in the
-        gateway that answers. Fails with FAILED_PRECONDITION when no policy is in dry run.
+        """Counts how the decisions of the policy in dry run (`safety.dry_run`) differ from those of the active policy, in
+        all gateways together. Fails with FAILED_PRECONDITION when no policy is in dry run.
         """
 
 def add_SafetyServiceServicer_to_server(servicer: SafetyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

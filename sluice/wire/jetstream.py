@@ -31,6 +31,10 @@ MAX_DELIVER: Final = 5
 
 DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
 EVENTS_MAX_BYTES: Final = 16 * 1024 * 1024
+KEYS_MAX_BYTES: Final = 256 * 1024 * 1024
+SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
+SPENDING_MAX_AGE_S: Final = 3660.0
+POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
@@ -78,6 +82,27 @@ def events_stream() -> StreamConfig:
     """Events for operators; the oldest make room."""
     config = _kept(subjects.EVENTS_STREAM, subjects.EVENTS, EVENTS_MAX_BYTES)
     return config.evolve(allow_direct=True)
+
+
+def keys_bucket() -> StreamConfig:
+    """Idempotency keys that callers named, with the complete answers; each expires by itself, the oldest make room."""
+    return _bucket(subjects.KEYS_BUCKET, KEYS_MAX_BYTES).evolve(allow_msg_ttl=True)
+
+
+def spending_bucket() -> StreamConfig:
+    """What each gateway's requests have cost in each minute of the last hour; the oldest make room."""
+    return _bucket(subjects.SPENDING_BUCKET, SPENDING_MAX_BYTES, SPENDING_MAX_AGE_S)
+
+
+def policies_bucket() -> StreamConfig:
+    """The policies that gateways took with the last reload."""
+    return _bucket(subjects.POLICIES_BUCKET, POLICIES_MAX_BYTES)
+
+
+def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
+    """A key-value bucket: the last message of each subject."""
+    config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
+    return config.evolve(max_msgs_per_subject=1)
 
 
 def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:

@@ -7,6 +7,8 @@
 | ``sluice.held.<gateway>`` | batcher, gateway (request) | ``HeldTokensRequest`` |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
 | ``sluice.reports`` | batcher, all gateways | ``BatcherReport`` |
+| ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
+| ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | batcher, operators (JetStream) | the task as it was, reason in headers |
 | ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
@@ -14,6 +16,9 @@
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
+| ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
+| ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
+| ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
 """
 
 import re
@@ -36,6 +41,12 @@ ROUTER_DRIFT: Final = f"{EVENTS}.router_drift"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
+GATEWAYS: Final = "sluice.gateways"
+
+KEYS_BUCKET: Final = "KV_SLUICE_KEYS"
+SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
+POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
+"""Streams of the key-value buckets that gateways share; the prefix is JetStream's."""
 
 ALL_TASKS: Final = f"{TASKS}.>"
 ALL_FRAMES: Final = f"{FRAMES}.*"
@@ -82,6 +93,16 @@ def frames(gateway: str) -> str:
 def held(gateway: str) -> str:
     """Subject that one gateway answers ``HeldTokensRequest`` on."""
     return f"sluice.held.{_token(gateway)}"
+
+
+def gateway(name: str) -> str:
+    """Subject that one gateway answers ``GatewayQuestion`` on."""
+    return f"{GATEWAYS}.{_token(name)}"
+
+
+def bucket_prefix(stream: str) -> str:
+    """What the subjects of a bucket begin with; its stream is ``stream``."""
+    return f"$KV.{stream.removeprefix('KV_')}."
 
 
 def record(request: str) -> str:

@@ -44,3 +44,46 @@ async def test_a_tenant_over_its_budget_gets_the_smaller_model(
             task = await wire.batcher.task(model)
             await wire.batcher.send(task, last(0, wire.tokens("hello")))
             assert (await events_of(call))[0].started.model == model
+
+
+PRICES = {"large": (0.0, 1e6)}
+
+
+async def test_concurrent_calls_do_not_overshoot_a_budget(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
+        calls = [wire.stub.Generate(prompt(model=""), metadata=ACME) for _ in range(4)]
+        task = await wire.batcher.task("large")
+        for _ in range(3):
+            other = await wire.batcher.task("small")
+            await wire.batcher.send(other, last(0, wire.tokens("hello")))
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        models = [(await events_of(call))[0].started.model for call in calls]
+        assert sorted(models) == ["large", "small", "small", "small"]
+
+
+async def test_a_refused_request_reserves_nothing(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
+        call = wire.stub.Generate(prompt("x" * 20_000, model=""), metadata=ACME)
+        assert (await error_of(call))[1].reason == "PROMPT_TOO_LONG"
+        call = wire.stub.Generate(prompt(model=""), metadata=ACME)
+        task = await wire.batcher.task("large")
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        assert (await events_of(call))[0].started.model == "large"
+
+
+async def test_naming_a_model_does_not_skip_the_budget(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=PRICES) as wire:
+        call = wire.stub.Generate(prompt(model="large"), metadata=ACME)
+        task = await wire.batcher.task("large")
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+        code, error = await error_of(wire.stub.Generate(prompt(model="large"), metadata=ACME))
+        assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "BUDGET_SPENT")
+        assert error.retry_after_s is not None
+        for request in (prompt(model="large", allow_degraded=True), prompt(model="small")):
+            call = wire.stub.Generate(request, metadata=ACME)
+            task = await wire.batcher.task("small")
+            await wire.batcher.send(task, last(0, wire.tokens("hello")))
+            assert (await events_of(call))[0].started.model == "small"

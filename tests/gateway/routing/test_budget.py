@@ -1,10 +1,12 @@
-"""What tenants spend in an hour."""
+"""What tenants spend in an hour, and what their running requests may still cost."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.budget import WINDOW_S, Spending
+from gateway.routing.budget import STALE_S, WINDOW_MINUTES, Spending
+
+HOUR_S = WINDOW_MINUTES * 60.0
 
 
 def test_costs_add_up_by_tenant_and_are_forgotten_after_an_hour() -> None:
@@ -13,8 +15,8 @@ def test_costs_add_up_by_tenant_and_are_forgotten_after_an_hour() -> None:
     spending.add("a", 2.0, 90.0)
     spending.add("b", 5.0, 90.0)
     assert spending.spent("a", 100.0) == 3.0
-    assert spending.spent("a", WINDOW_S) == 2.0
-    assert spending.spent("a", 2 * WINDOW_S) == 0.0
+    assert spending.spent("a", HOUR_S) == 2.0
+    assert spending.spent("a", 2 * HOUR_S) == 0.0
     assert spending.spent("nobody", 0.0) == 0.0
 
 
@@ -26,5 +28,43 @@ def test_it_is_the_sum_of_the_last_hour_to_the_minute(steps: list[tuple[float, f
         now += passed_s
         spending.add("t", cost, now)
         history.append((now // 60 * 60, cost))
-    expected = sum(cost for minute, cost in history if minute > now - WINDOW_S)
+    expected = sum(cost for minute, cost in history if minute > now - HOUR_S)
     assert spending.spent("t", now) == pytest.approx(expected, abs=1e-9)
+
+
+def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
+    spending = Spending()
+    for number in range(1000):
+        spending.reserve(f"t{number}", 1.0).release()
+        spending.add(f"t{number}", 1.0, 0.0)
+    spending.add("other", 1.0, 2 * HOUR_S)
+    assert list(spending.own(2 * HOUR_S, WINDOW_MINUTES)) == [(120, {"other": 1.0})]
+    assert spending.reserved == {}
+    assert list(spending._minutes) == [120]
+
+
+def test_a_running_request_counts_with_what_it_may_cost() -> None:
+    spending = Spending()
+    first, second = spending.reserve("a", 0.1), spending.reserve("a", 0.2)
+    assert spending.spent("a", 0.0) == pytest.approx(0.3)
+    second.change(1.2)
+    assert spending.spent("a", 0.0) == pytest.approx(1.3)
+    first.release()
+    first.release()
+    assert spending.spent("a", 0.0) == pytest.approx(1.2)
+    spending.add("a", 0.5, 0.0)
+    second.release()
+    assert spending.spent("a", 0.0) == 0.5
+
+
+def test_what_other_gateways_tell_replaces_what_they_told_before() -> None:
+    spending, now = Spending(unix_offset_s=600.0), 30.0
+    spending.add("a", 1.0, now)
+    spending.told("gw2", 10, {"a": 2.0}, now)
+    spending.told("gw2", 10, {"a": 3.0}, now)
+    spending.told("gw3", 9, {"a": 4.0}, now)
+    spending.told("gw3", 10 - WINDOW_MINUTES, {"a": 100.0}, now)
+    spending.told_reserved("gw2", {"a": 10.0}, now)
+    assert spending.spent("a", now) == 18.0
+    assert spending.spent("a", now + STALE_S + 0.1) == 8.0
+    assert list(spending.own(now, 1)) == [(10, {"a": 1.0})]

@@ -11,7 +11,7 @@ from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
-from gateway.streaming.idempotency import Replay, ReplayCache
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.lifecycle import LEGAL_MOVES, RequestTimings, StreamSpec, StreamState
 from gateway.streaming.registry import Registry
 from gateway.streaming.stream import Stream
@@ -30,11 +30,13 @@ from sluice.errors import (
 from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.frame_pb2 import Frame, RowError
+from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     FINISH_REASON_STOP_SEQUENCE,
     NOTICE_KIND_RECOVERED,
+    Delta,
     Started,
 )
 from sluice.wire.clock import ms_of
@@ -96,7 +98,7 @@ class Bench:
 def found(bench: Bench, stream: Stream, now: float) -> bool:
     """Whether the complete answer of ``stream`` can be replayed."""
     replay = bench.registry.find("k", b"f", (), "", now)
-    return isinstance(replay, Replay) and replay.finished is stream.finished
+    return isinstance(replay, Replay) and replay.finished == stream.finished
 
 
 def ids(text: str) -> list[int]:
@@ -334,6 +336,25 @@ def test_a_replay_continues_behind_the_held_tokens_and_keeps_nothing_of_the_call
     gc.collect()
     assert alive() is None
     assert transcript() is None
+
+
+def test_an_answer_that_is_too_large_is_not_kept() -> None:
+    bench = Bench()
+    bench.stream(key="k")
+    for start in range(0, REPLAY_BYTES_MAX // 4, 1000):
+        bench.take(frame(start, ids("\U0001f600" * 1000)))
+    bench.take(last(start + 1000))
+    assert bench.registry.find("k", b"f", (), "", 2) is None
+
+
+def test_the_oldest_answers_make_room_when_all_together_are_too_large() -> None:
+    record = KeyRecord(fingerprint=b"f", answer=StoredAnswer(delta=Delta(text="x" * 1000)))
+    cache = ReplayCache(100, 60.0, bytes_max=2500)
+    for key in ("a", "b", "b", "c"):
+        cache.put(key, record, 0.0)
+    assert [key for key in "abc" if cache.get(key, 1.0)] == ["b", "c"]
+    cache.expire(61.0)
+    assert cache._bytes == 0
 
 
 def test_only_so_many_finished_answers_are_kept() -> None:

@@ -1,0 +1,130 @@
+"""A JetStream key-value bucket: the last message of each subject, and writes that name the revision they replace."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from sluice.errors import TransportUnavailable
+from sluice.wire import jetstream, subjects
+from sluice.wire.codec import OversizedMessage, pack, unpack
+
+M = TypeVar("M", bound=Message)
+
+ANSWER_S: Final = 2.0
+"""Longest wait for JetStream, seconds."""
+RETRY_AFTER_S: Final = 1.0
+_FETCH_MAX: Final = 256
+_INACTIVE_S: Final = 30.0
+_WRONG_REVISION: Final = frozenset({10071, 10164})
+"""JetStream's error codes for a write over another revision than the one that it names."""
+
+
+class Bucket:
+    """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        assert config.name is not None, "buckets have names"
+        self._config = config
+        self._stream: str = config.name
+        self._prefix = subjects.bucket_prefix(config.name)
+        self._jetstream: JetStreamContext | None = None
+
+    async def start(self, client: Client) -> None:
+        """Creates the bucket, or gives it the configured limits.
+
+        Raises:
+            nats.errors.Error: JetStream does not answer, or refuses the limits.
+        """
+        self._jetstream = client.jetstream(timeout=ANSWER_S)
+        await jetstream.ensure_stream(self._jetstream, self._config)
+
+    async def write(
+        self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None
+    ) -> int | None:
+        """Writes ``message``; returns its revision, or None when ``last`` is not the revision that ``key`` has.
+
+        Args:
+            last: 0: the key must be absent; None: whatever it has.
+            ttl_s: it expires after this time.
+        """
+        headers = {} if last is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)}
+        try:
+            stored = await self._js.publish(
+                self._prefix + key,
+                pack(message),
+                timeout=ANSWER_S,
+                headers=headers,
+                msg_ttl=None if ttl_s is None else max(1.0, ttl_s),
+            )
+        except APIError as error:
+            if error.err_code in _WRONG_REVISION:
+                return None
+            raise _unavailable(error) from error
+        except (TimeoutError, NatsError, OversizedMessage) as error:
+            raise _unavailable(error) from error
+        return stored.seq
+
+    async def read(self, key: str, kind: type[M]) -> tuple[M, int] | None:
+        """The message of ``key`` with its revision, or None when there is none."""
+        try:
+            found = await self._js.get_last_msg(self._stream, self._prefix + key)
+        except NotFoundError:
+            return None
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+        assert found.seq is not None, "stored messages have one"
+        return unpack(kind, found.data or b""), found.seq
+
+    async def remove(self, revision: int) -> None:
+        """Removes the message of that revision, unless another one has replaced it."""
+        try:
+            await self._js.delete_msg(self._stream, revision)
+        except APIError:
+            return  # it is gone
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+
+    async def read_all(self, kind: type[M]) -> AsyncIterator[tuple[str, M]]:
+        """All messages with their keys."""
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.ALL,
+            inactive_threshold=_INACTIVE_S,
+            mem_storage=True,
+        )
+        try:
+            reader = await self._js.pull_subscribe(
+                f"{self._prefix}>", stream=self._stream, config=config
+            )
+            try:
+                left = (await reader.consumer_info()).num_pending or 0
+                while left:
+                    messages = await reader.fetch(min(_FETCH_MAX, left), timeout=ANSWER_S)
+                    left = messages[-1].metadata.num_pending
+                    for message in messages:
+                        yield message.subject.removeprefix(self._prefix), unpack(kind, message.data)
+            finally:
+                with suppress(NatsError):
+                    await reader.unsubscribe()
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+
+    @property
+    def _js(self) -> JetStreamContext:
+        if self._jetstream is None:
+            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+        return self._jetstream
+
+
+def _unavailable(error: Exception) -> TransportUnavailable:
+    return TransportUnavailable(
+        f"what gateways share cannot be read or written: JetStream does not answer ({type(error).__name__})",
+        retry_after_s=RETRY_AFTER_S,
+    )

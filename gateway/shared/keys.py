@@ -1,0 +1,167 @@
+"""Idempotency keys that callers named, shared by all gateways: one gateway answers a key at a time.
+
+A gateway writes its name under the key before it admits the request, and the complete answer when the stream has ended.
+One that finds another's name asks that gateway for the key: it ends its own call, or has stored the answer by then. A
+gateway that is gone is not waited for. Every write names the revision it replaces, so of two gateways one wins, and the
+late write of a gateway that was thought gone has no effect.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+from gateway.shared.bucket import RETRY_AFTER_S, Bucket
+from gateway.shared.peers import Peers
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, next_step
+from gateway.streaming.registry import Registry
+from gateway.streaming.stream import Stream
+from sluice.errors import Cancelled, SluiceError, TransportUnavailable
+from sluice.internal.v1.gateway_pb2 import (
+    GatewayAnswer,
+    GatewayQuestion,
+    HandOverQuestion,
+    KeyRecord,
+)
+
+STORED_S: Final = 1.0
+"""How long the end of an answer waits until it is stored for the other gateways, seconds."""
+TRIES: Final = 5
+"""Writes of a key that other gateways write as well."""
+GRACE_S: Final = 30.0
+"""A key whose gateway is gone is free this long after the deadline of its request, seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class SharedKeys:
+    """The keys that this gateway answers now.
+
+    Args:
+        keep_s: how long complete answers are kept; below 1: they are not.
+    """
+
+    def __init__(self, registry: Registry, bucket: Bucket, peers: Peers, keep_s: float) -> None:
+        self._registry = registry
+        self._bucket = bucket
+        self._peers = peers
+        self._keep_s = keep_s
+        self._claims: dict[str, int] = {}
+        """Revisions of this gateway's records, by key; 0 while the first one is written."""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._storing: dict[str, asyncio.Task[None]] = {}
+        peers.answer("hand_over", self._hand_over)
+
+    @asynccontextmanager
+    async def claimed(self, key: str, fingerprint: bytes, timeout_s: float) -> AsyncIterator[None]:
+        """In the block this gateway alone answers ``key``, or the registry has the complete answer.
+
+        The claim outlasts the block, until `ended`; it ends with the block when that fails.
+
+        Raises:
+            IdempotencyConflict: the key belongs to another request.
+            TransportUnavailable: JetStream does not answer, so it is not known who has the key.
+        """
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            claims = self._registry.live(key) is None
+            try:
+                if claims:
+                    await self._claim(key, fingerprint, timeout_s + GRACE_S)
+                yield
+            except BaseException:
+                if claims:
+                    self._release(key, None)
+                raise
+
+    def check(self, key: str) -> None:
+        """Raises Cancelled when ``key`` was claimed by this gateway, and another one has asked for it since."""
+        if key not in self._claims:
+            raise _taken_over()
+
+    def ended(self, key: str, stream: Stream) -> None:
+        """The stream of ``key`` has ended: its answer is for all gateways, or the key is free."""
+        record = None
+        if stream.finished is not None and self._keep_s >= 1:
+            record = stream.record()
+            record.gateway = self._peers.gateway_id
+        self._release(key, record)
+
+    async def stored(self, key: str) -> None:
+        """Returns when what `ended` writes is stored, or after `STORED_S`."""
+        if (storing := self._storing.get(key)) is not None:
+            await asyncio.wait([storing], timeout=STORED_S)
+
+    async def close(self) -> None:
+        """Returns when everything is written, or after `STORED_S`."""
+        if self._storing:
+            await asyncio.wait(self._storing.values(), timeout=STORED_S)
+
+    async def _claim(self, key: str, fingerprint: bytes, ttl_s: float) -> None:
+        name, me, last = _name(key), self._peers.gateway_id, 0
+        self._claims[key] = 0
+        for _ in range(TRIES):
+            record = KeyRecord(fingerprint=fingerprint, gateway=me)
+            revision = await self._bucket.write(name, record, last, ttl_s)
+            if revision is not None:
+                self.check(key)
+                self._claims[key] = revision
+                return
+            found, last = await self._bucket.read(name, KeyRecord) or (None, 0)
+            step = next_step(found, me, fingerprint)
+            if found is not None and step is KeyStep.REPLAY:
+                self._registry.keep(key, found, time.monotonic())
+                self._claims.pop(key, None)
+                return
+            if found is not None and step is KeyStep.ASK_OWNER:
+                question = GatewayQuestion(hand_over=HandOverQuestion(key=key))
+                await self._peers.ask(found.gateway, question)
+        raise TransportUnavailable(
+            "other gateways get requests with the same idempotency key",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _release(self, key: str, record: KeyRecord | None) -> None:
+        """Writes ``record`` over this gateway's claim, or removes the claim, in the background."""
+        revision = self._claims.pop(key, None)
+        if not revision:
+            return
+        task = asyncio.ensure_future(self._store(key, record, revision))
+        self._storing[key] = task
+        task.add_done_callback(lambda _: self._forget(key, task))
+
+    def _forget(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._storing.get(key) is task:
+            del self._storing[key]
+
+    async def _store(self, key: str, record: KeyRecord | None, revision: int) -> None:
+        try:
+            if record is not None and record.ByteSize() <= REPLAY_BYTES_MAX:
+                await self._bucket.write(_name(key), record, revision, self._keep_s)
+            else:
+                await self._bucket.remove(revision)
+        except SluiceError as error:
+            # Another gateway that gets the key asks this one, and answers it again.
+            _log.warning("an idempotency key was not stored: %s", error)
+
+    async def _hand_over(self, question: GatewayQuestion) -> GatewayAnswer:
+        """Another gateway got a newer call with a key of ours, and replaces our record: ends the older call."""
+        key = question.hand_over.key
+        await self.stored(key)
+        self._claims.pop(key, None)
+        stream = self._registry.live(key)
+        if stream is not None:
+            self._registry.fail(stream, _taken_over())
+        return GatewayAnswer()
+
+
+def _taken_over() -> Cancelled:
+    return Cancelled("a newer call with the same idempotency key took over at another gateway")
+
+
+def _name(key: str) -> str:
+    """The name of ``key`` in the bucket, which takes few characters."""
+    return hashlib.sha256(key.encode()).hexdigest()

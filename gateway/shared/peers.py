@@ -1,0 +1,203 @@
+"""The other gateways of the mesh: who they are, and questions to them over core NATS.
+
+Every gateway says hello once a second. One that was silent for `FORGET_S` is not asked any more. An id belongs to one
+process: a gateway that starts asks whether somebody has its id; of two that start at once the later one ends.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from sluice.errors import SetupError
+from sluice.internal.v1.gateway_pb2 import (
+    GatewayAnswer,
+    GatewayHello,
+    GatewayQuestion,
+    WhoQuestion,
+)
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+
+M = TypeVar("M", bound=Message)
+
+HELLO_S: Final = 1.0
+FORGET_S: Final = 3.5
+ASK_S: Final = 0.5
+"""How long a gateway may take to answer a question, seconds."""
+ASK_TRIES: Final = 2
+"""Unanswered questions after which a gateway counts as gone."""
+
+_log = logging.getLogger(__name__)
+
+Answer = Callable[[GatewayQuestion], Awaitable[GatewayAnswer]]
+
+
+class Peers:
+    """The gateways beside this one.
+
+    Attributes:
+        gateway_id: of this gateway.
+        instance: names this process; a later process has a greater one.
+        id_taken: set when another gateway turns out to have the same id, and was first.
+        fill: called with the next hello, to add to it.
+        heard: called with the hellos of others.
+    """
+
+    def __init__(self, gateway_id: str) -> None:
+        self.gateway_id = gateway_id
+        self.instance = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+        self.id_taken = asyncio.Event()
+        self.fill: list[Callable[[GatewayHello], None]] = []
+        self.heard: list[Callable[[GatewayHello], None]] = []
+        self._answers: dict[str, Answer] = {"who": _here}
+        self._known: dict[str, float] = {}
+        """When each was heard last, by id."""
+        self._client: Client | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    @property
+    def known(self) -> list[str]:
+        """Ids of those that were heard lately."""
+        now = time.monotonic()
+        self._known = {name: at for name, at in self._known.items() if now - at <= FORGET_S}
+        return sorted(self._known)
+
+    def answer(self, kind: str, answer: Answer) -> None:
+        """Questions of ``kind``, a field of `GatewayQuestion`, are answered by ``answer``."""
+        self._answers[kind] = answer
+
+    async def start(self, client: Client) -> None:
+        """Takes the id and subscribes.
+
+        Raises:
+            SetupError: another gateway has the id.
+        """
+        self._client = client
+        who = GatewayQuestion(who=WhoQuestion(instance=self.instance))
+        if await self.ask(self.gateway_id, who, tries=1) is not None:
+            raise SetupError(
+                f"--id: a gateway {self.gateway_id!r} is running; give this one another id, or none"
+            )
+        await client.subscribe(subjects.gateway(self.gateway_id), cb=self._on_question)
+        await client.subscribe(subjects.GATEWAYS, cb=self._on_hello)
+        await self.hello()
+
+    async def run(self) -> None:
+        """Says hello until it is cancelled."""
+        while True:
+            await asyncio.sleep(HELLO_S)
+            await self.hello()
+
+    async def hello(self, *, leaving: bool = False) -> None:
+        """Tells the others about this gateway now."""
+        hello = GatewayHello(gateway=self.gateway_id, instance=self.instance, leaving=leaving)
+        for fill in self.fill:
+            fill(hello)
+        try:
+            await self._publish(subjects.GATEWAYS, hello)
+        except OversizedMessage:
+            hello.ClearField("minutes")  # of very many tenants: they are in the bucket
+            hello.ClearField("reserved")
+            await self._publish(subjects.GATEWAYS, hello)
+
+    async def ask(
+        self,
+        gateway: str,
+        question: GatewayQuestion,
+        timeout_s: float = ASK_S,
+        tries: int = ASK_TRIES,
+    ) -> GatewayAnswer | None:
+        """The answer of ``gateway``, or None when it is gone: nobody has its subject, or it does not answer."""
+        assert self._client is not None, "started"
+        for _ in range(tries):
+            try:
+                reply = await self._client.request(
+                    subjects.gateway(gateway), pack(question), timeout=timeout_s
+                )
+                return unpack(GatewayAnswer, reply.data)
+            except NoRespondersError:
+                break
+            except (TimeoutError, NatsError, MalformedMessage) as error:
+                _log.warning("gateway %s does not answer: %s", gateway, type(error).__name__)
+        return None
+
+    async def ask_all(
+        self, question: GatewayQuestion, timeout_s: float = ASK_S
+    ) -> dict[str, GatewayAnswer | None]:
+        """The answers of all that were heard lately, by id; None of one that does not answer."""
+        known = self.known
+        answers = await asyncio.gather(*(self.ask(name, question, timeout_s, 1) for name in known))
+        return dict(zip(known, answers, strict=True))
+
+    async def close(self) -> None:
+        """Tells the others that this gateway leaves."""
+        if self._client is not None:
+            await self.hello(leaving=True)
+
+    async def _publish(self, subject: str, message: Message) -> None:
+        assert self._client is not None, "started"
+        try:
+            await self._client.publish(subject, pack(message))
+        except NatsError as error:
+            _log.debug("NATS: %s not sent: %s", type(message).__name__, error)
+
+    async def _on_hello(self, message: Msg) -> None:
+        hello = _unpacked(GatewayHello, message)
+        if hello is None or hello.instance == self.instance:
+            return
+        if hello.gateway == self.gateway_id:
+            self._on_namesake(hello)
+        elif hello.leaving:
+            self._known.pop(hello.gateway, None)
+        else:
+            self._known[hello.gateway] = time.monotonic()
+            for heard in self.heard:
+                heard(hello)
+
+    def _on_namesake(self, hello: GatewayHello) -> None:
+        if hello.instance < self.instance and not hello.leaving:
+            _log.error("--id: another gateway %s is running; this one ends", self.gateway_id)
+            self.id_taken.set()
+
+    async def _on_question(self, message: Msg) -> None:
+        question = _unpacked(GatewayQuestion, message)
+        if question is None:
+            return
+        # A task: some answers take seconds, and others must not wait for them.
+        task = asyncio.ensure_future(self._reply(question, message.reply))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _reply(self, question: GatewayQuestion, reply: str) -> None:
+        answer = self._answers.get(question.WhichOneof("question") or "")
+        if answer is None:
+            response = GatewayAnswer(problem="this release does not know the question")
+        else:
+            try:
+                response = await answer(question)
+            except Exception:  # its task would end silently, and the other gateway would wait
+                _log.exception("a question of another gateway failed")
+                response = GatewayAnswer(problem="it failed; its log has the reason")
+        response.instance = self.instance
+        await self._publish(reply, response)
+
+
+async def _here(_: GatewayQuestion) -> GatewayAnswer:
+    return GatewayAnswer()
+
+
+def _unpacked(kind: type[M], message: Msg) -> M | None:
+    try:
+        return unpack(kind, message.data)
+    except MalformedMessage as error:
+        _log.error("NATS: %s dropped: %s", kind.__name__, error)
+        return None

@@ -1,0 +1,212 @@
+"""The state machine of shared keys under random interleavings and deaths, with a bucket and peers in memory."""
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.shared.keys import SharedKeys
+from sluice.errors import Cancelled, IdempotencyConflict, TransportUnavailable
+from sluice.internal.v1.gateway_pb2 import GatewayAnswer, KeyRecord, StoredAnswer
+from sluice.v1.inference_pb2 import Finished, Started
+
+KEY: Final = "tenant key"
+STEPS: Final = 30
+
+
+@dataclass
+class World:
+    """One bucket, and who is alive."""
+
+    dice: Random
+    stored: dict[str, tuple[KeyRecord, int]] = field(default_factory=dict)
+    revision: int = 0
+    gateways: dict[str, "Gateway"] = field(default_factory=dict)
+    deaths: int = 0
+
+    async def pause(self) -> None:
+        for _ in range(self.dice.randrange(4)):
+            await asyncio.sleep(0)
+
+
+class MemoryBucket:
+    """As `Bucket`; the answer of a write may come long after the write."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def write(self, key: str, record: KeyRecord, last: int, ttl_s: float) -> int | None:
+        await self._world.pause()
+        now = self._world.stored.get(key, (None, 0))[1]
+        written = now == last
+        if written:
+            self._world.revision += 1
+            self._world.stored[key] = record, self._world.revision
+        revision = self._world.revision
+        await self._world.pause()
+        return revision if written else None
+
+    async def read(self, key: str, kind: object) -> tuple[KeyRecord, int] | None:
+        await self._world.pause()
+        found = self._world.stored.get(key)
+        await self._world.pause()
+        return found
+
+    async def remove(self, revision: int) -> None:
+        await self._world.pause()
+        for key, (_, at) in list(self._world.stored.items()):
+            if at == revision:
+                del self._world.stored[key]
+
+
+@dataclass
+class MemoryStream:
+    answer: str
+    finished: Finished | None = None
+
+    def record(self) -> KeyRecord:
+        assert self.finished is not None
+        started = Started(request_id=self.answer)
+        return KeyRecord(
+            fingerprint=b"f", answer=StoredAnswer(started=started, finished=self.finished)
+        )
+
+
+class Gateway:
+    """As far as keys go: registry and peers are itself."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.gateway_id = world, name
+        self.streams: dict[str, MemoryStream] = {}
+        self.kept: str | None = None
+        self.alive = True
+        self._hand_over: Any = None
+        this: Any = self
+        self.keys = SharedKeys(this, MemoryBucket(world), this, 60.0)  # type: ignore[arg-type]
+
+    def answer(self, kind: str, handler: Any) -> None:
+        self._hand_over = handler
+
+    def live(self, key: str) -> MemoryStream | None:
+        return self.streams.get(key)
+
+    def keep(self, key: str, record: KeyRecord, now: float) -> None:
+        self.kept = record.answer.started.request_id
+
+    def fail(self, stream: MemoryStream, error: object) -> None:
+        self.end(finished=None)
+
+    async def ask(self, gateway: str, question: Any) -> GatewayAnswer | None:
+        await self.world.pause()
+        owner = self.world.gateways[gateway]
+        if not owner.alive:
+            return None
+        answer: GatewayAnswer = await owner._hand_over(question)
+        await self.world.pause()
+        return answer
+
+    async def request(self, number: int) -> str:
+        """What a call of Generate does: the answer of the key, or a new stream."""
+        try:
+            async with self.keys.claimed(KEY, b"f", 10.0):
+                if KEY in self.streams:
+                    return "joined"
+                if self.kept is not None:
+                    return f"replayed {self.kept}"
+                await self.world.pause()  # admission
+                self.keys.check(KEY)
+                self.streams[KEY] = MemoryStream(f"{self.gateway_id}-{number}")
+                return "opened"
+        except Cancelled:
+            return "displaced"
+        except TransportUnavailable:
+            return "again"
+
+    def end(self, finished: Finished | None) -> None:
+        stream = self.streams.pop(KEY, None)
+        if stream is not None:
+            stream.finished = finished
+            self.keys.ended(KEY, stream)  # type: ignore[arg-type]
+            if finished is not None:
+                self.kept = stream.answer
+
+    def die(self) -> None:
+        """Another process takes its place; its tasks go on, as those of a process that was only stopped."""
+        self.alive = False
+
+
+async def run(seed: int) -> World:
+    world = World(Random(seed))
+    names = [f"gw{number}" for number in range(3)]
+    world.gateways = {name: Gateway(world, name) for name in names}
+    calls: list[asyncio.Task[str]] = []
+    dead: list[Gateway] = []
+    for number in range(STEPS):
+        gateway = world.gateways[world.dice.choice(names)]
+        match world.dice.randrange(8):
+            case 0 | 1 | 2 | 3:
+                calls.append(asyncio.ensure_future(gateway.request(number)))
+            case 4:
+                gateway.end(Finished())
+            case 5:
+                gateway.end(None)
+            case 6 if world.deaths < 2:
+                world.deaths += 1
+                gateway.die()
+                dead.append(gateway)
+                name = f"{gateway.gateway_id}{world.deaths}"
+                names[names.index(gateway.gateway_id)] = name
+                world.gateways[name] = Gateway(world, name)
+        await world.pause()
+        living = [one for one in world.gateways.values() if one.alive and KEY in one.streams]
+        assert len(living) <= 1, "two gateways compute the same key"
+    await asyncio.gather(*calls)
+    await asyncio.gather(*(one.keys.close() for one in world.gateways.values()))
+    return world
+
+
+@given(st.integers(0, 2**32))
+def test_one_gateway_computes_a_key_and_no_key_is_stuck(seed: int) -> None:
+    async def scenario() -> None:
+        world = await run(seed)
+        owner = next(one for one in world.gateways.values() if one.alive)
+        said = await owner.request(STEPS)
+        assert said in ("joined", "opened") or said.startswith("replayed")
+        if said == "opened":
+            owner.end(Finished())
+            await owner.keys.close()
+            ((record, _),) = world.stored.values()
+            assert record.answer.started.request_id == f"{owner.gateway_id}-{STEPS}"
+
+    asyncio.run(scenario())
+
+
+@given(st.integers(0, 2**32))
+def test_a_complete_answer_stays_the_answer(seed: int) -> None:
+    async def scenario() -> None:
+        world = await run(seed)
+        stored = [record for record, _ in world.stored.values() if record.HasField("answer")]
+        for one in world.gateways.values():
+            if stored and one.alive and one.kept is None and KEY not in one.streams:
+                said = await one.request(STEPS)
+                assert said == f"replayed {stored[0].answer.started.request_id}"
+
+    asyncio.run(scenario())
+
+
+def test_a_key_of_another_request_is_a_conflict() -> None:
+    async def scenario() -> None:
+        world = World(Random(1))
+        world.gateways = {name: Gateway(world, name) for name in ("gw1", "gw2")}
+        one, two = world.gateways.values()
+        assert await one.request(1) == "opened"
+        with pytest.raises(IdempotencyConflict):
+            async with two.keys.claimed(KEY, b"other", 10.0):
+                pass
+        assert KEY in one.streams
+
+    asyncio.run(scenario())

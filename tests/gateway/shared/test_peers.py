@@ -1,0 +1,112 @@
+"""Gateways that know each other: ids, sums of counts, spending. Real gateways, a real nats-server."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.shared.peers import Peers
+from sluice.errors import SetupError
+from sluice.internal.v1.gateway_pb2 import GatewayHello, GatewayQuestion, WhoQuestion
+from sluice.v1.admin_pb2 import GetRouterHealthRequest
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from sluice.v1.safety_pb2 import GetDryRunRequest
+from tests.gateway.kit.batcher import last
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt
+
+ROUTING = {
+    "default": "large",
+    "budgets": [{"tenants": ["acme"], "per_hour": 0.1, "model": "small"}],
+}
+PRICES = {"large": (0.0, 1e6)}
+ACME = (("sluice-tenant", "acme"),)
+TRIAL = {"policies": {"default": {}, "strict": {"default": "block"}}, "dry_run": "strict"}
+
+
+async def know_each_other(one: Wire, two: Wire) -> None:
+    await one.until(lambda: one.gateway.peers.known == [two.gateway.peers.gateway_id])
+    await two.until(lambda: two.gateway.peers.known == [one.gateway.peers.gateway_id])
+
+
+@pytest.fixture
+async def pair(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, Wire]]:
+    common: dict[str, Any] = {"routing": ROUTING, "prices": PRICES, "safety": TRIAL}
+    async with (
+        open_wire(nats_url, model_folder, gateway_id="gw1", **common) as one,
+        open_wire(nats_url, model_folder, gateway_id="gw2", **common) as two,
+    ):
+        await know_each_other(one, two)
+        yield one, two
+
+
+async def test_an_id_in_use_is_refused(wire: Wire, nats_url: str, model_folder: Path) -> None:
+    with pytest.raises(SetupError, match="--id: a gateway 'gw1' is running"):
+        async with open_wire(nats_url, model_folder, gateway_id="gw1"):
+            pass
+    assert not wire.gateway.peers.id_taken.is_set()
+
+
+async def test_of_two_that_start_at_once_the_later_one_ends(wire: Wire) -> None:
+    peers = wire.gateway.peers
+    for instance, taken in (("9", False), ("0", True)):
+        hello = GatewayHello(gateway="gw1", instance=instance)
+        await wire.batcher.client.publish("sluice.gateways", hello.SerializeToString())
+        await wire.batcher.client.flush()
+        assert await peers.ask("gw1", GatewayQuestion(who=WhoQuestion())) is not None
+        assert peers.id_taken.is_set() == taken
+    assert peers.known == []
+
+
+async def test_a_gateway_that_leaves_is_forgotten_at_once(
+    wire: Wire, nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, gateway_id="gw2") as two:
+        await know_each_other(wire, two)
+    await wire.until(lambda: wire.gateway.peers.known == [])
+    assert await wire.gateway.peers.ask("gw2", GatewayQuestion(who=WhoQuestion())) is None
+
+
+async def test_what_each_has_counted_is_summed(pair: tuple[Wire, Wire]) -> None:
+    for wire in pair:
+        call = wire.stub.Generate(prompt("write to ann@example.org", model="small"))
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+    for wire in pair:
+        counts = await wire.safety.GetDryRun(GetDryRunRequest())
+        assert (counts.texts, counts.changed) == (4, 2)  # prompts and answers
+        assert sorted(counts.gateways) == ["gw1", "gw2"]
+    health = await AdminServiceStub(pair[1].channel).GetRouterHealth(GetRouterHealthRequest())
+    assert (health.gateway, list(health.gateways)) == ("gw2", ["gw2", "gw1"])
+
+
+async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
+    pair: tuple[Wire, Wire], nats_url: str, model_folder: Path
+) -> None:
+    one, two = pair
+
+    def spent(wire: Wire) -> float:
+        return wire.gateway.spending.spent("acme", time.monotonic())
+
+    call = one.stub.Generate(prompt(model=""), metadata=ACME)
+    task = await one.batcher.task("large")
+    await two.until(lambda: spent(two) > 1)  # reserved
+    await one.batcher.send(task, last(0, one.tokens("hello")))
+    await events_of(call)
+    cost = spent(one)
+    await two.until(lambda: spent(two) == cost)
+    call = two.stub.Generate(prompt(model=""), metadata=ACME)
+    task = await two.batcher.task("small")
+    await two.batcher.send(task, last(0, two.tokens("hello")))
+    assert (await events_of(call))[0].started.model == "small"
+    await one.gateway._shared_spending.write()
+    async with open_wire(
+        nats_url, model_folder, gateway_id="gw3", routing=ROUTING, prices=PRICES
+    ) as three:
+        assert spent(three) == cost
+
+
+def test_an_instance_that_starts_later_is_greater() -> None:
+    assert Peers("a").instance < Peers("a").instance
