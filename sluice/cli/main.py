@@ -72,7 +72,9 @@ class LazyCommands(TyperGroup):
         single = typer.Typer(
             add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
         )
-        single.command(cmd_name)(getattr(importlib.import_module(f"sluice.cli.{module}"), function))
+        code = importlib.import_module(f"sluice.cli.{module}")
+        context = getattr(code, "CONTEXT_SETTINGS", None)
+        single.command(cmd_name, context_settings=context)(getattr(code, function))
         return typer.main.get_command(single)
 
 

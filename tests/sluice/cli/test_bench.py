@@ -28,8 +28,9 @@ def test_arguments_and_the_exit_code_are_passed_on(
     script = f"import sys, pathlib\npathlib.Path({str(tmp_path / 'said')!r}).write_text(' '.join(sys.argv[1:]))\n"
     (tmp_path / "one.py").write_text(f"{script}sys.exit({code})\n")
     monkeypatch.setattr(bench, "FOLDER", tmp_path)
-    assert run(["bench", "one", "--runs", "7", "--json"]) == (0 if code == 0 else 1)
-    assert (tmp_path / "said").read_text() == "--runs 7 --json"
+    words = ["bench", "one", "--runs", "7", "--json", "--own", "x"]
+    assert run(words) == (0 if code == 0 else 1)
+    assert (tmp_path / "said").read_text() == "--runs 7 --json --own x"
 
 
 async def test_a_comparison_interleaves_and_takes_medians() -> None:

@@ -1,0 +1,51 @@
+"""A slice of `sluice bench chaos`: under faults each answer is that of a calm mesh, and no call hangs."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.faults.mesh import Topology
+from bench.faults.registry import FAULTS
+from bench.faults.run import CalmAnswers, Plan, run_fault
+
+pytestmark = pytest.mark.mesh
+
+KINDS = 4
+"""Worker, batcher, gateway, Triton."""
+
+
+def plan(seconds: float, every: float, client: str = "sdk") -> Plan:
+    return Plan(Topology(), client, callers=8, seconds=seconds, every=every, limit_s=60.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_no_answer_changes_while_any_process_is_killed(tmp_path: Path) -> None:
+    line = await run_fault("any-kill", plan(16.0, 3.0), CalmAnswers(), tmp_path)
+    assert line.faults >= KINDS
+    assert line.exact, line
+    assert line.answers
+    assert not line.hung
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "fault", ["worker-stop", "nats-kill", "gateway-nats-reset", "batcher-triton-drop", "poison"]
+)
+async def test_no_answer_changes_under_other_faults(fault: str, tmp_path: Path) -> None:
+    line = await run_fault(fault, plan(20.0, 5.0), CalmAnswers(), tmp_path)
+    assert line.exact, line
+    assert line.answers
+    assert not line.hung
+
+
+@pytest.mark.long
+async def test_callers_without_the_sdk_get_no_wrong_answer_either(tmp_path: Path) -> None:
+    line = await run_fault("gateway-kill", plan(15.0, 5.0, "plain"), CalmAnswers(), tmp_path)
+    assert line.exact, line
+    assert line.failed
+
+
+def test_every_fault_says_what_it_does() -> None:
+    assert all(fault.about for fault in FAULTS.values())
