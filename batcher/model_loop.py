@@ -23,7 +23,7 @@ from batcher.gateways import Gateways, ask_held
 from batcher.jetstream.acks import HeldMessages
 from batcher.jetstream.inbox import Inbox
 from batcher.spans import RowSpans
-from batcher.workers.worker import Fleet
+from batcher.workers.worker import Fleet, name_of
 from sluice.internal.v1 import control_pb2, worker_pb2
 from sluice.settings import BatcherSettings, ModelSettings, Settings
 
@@ -62,6 +62,7 @@ class ModelLoop:
         self, process: Process, model: ModelSettings, urls: Sequence[str], settings: Settings
     ) -> None:
         batcher = settings.batcher
+        workers = [name_of(url, name) for url in urls for name in model.triton_models]
         self._model = model.name
         self._process = process
         self._requests = Requests(
@@ -69,13 +70,15 @@ class ModelLoop:
             policy=batcher.policy_of(model.name),
             final_retry_s=batcher.final_retry_s,
             weights=settings.weights,
+            ranked=workers,
+            standby=model.standby,
         )
         self._messages = HeldMessages(process.nats_client)
         self._fleet = Fleet(urls, model, process.batcher, batcher, self)
         self.inbox = Inbox(
             process.nats_client,
             model.name,
-            _pending_max(model, len(urls), batcher),
+            _pending_max(model, len(workers), batcher),
             batcher,
             self._requests,
             self._messages,
@@ -124,7 +127,7 @@ class ModelLoop:
 
     def report(self) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers."""
-        workers, queue = self._requests.live_workers(), self._requests.queue
+        workers, queue = self._requests.active_workers().values(), self._requests.queue
         return control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
@@ -234,10 +237,10 @@ class ModelLoop:
         task.add_done_callback(self._chores.discard)
 
 
-def _pending_max(model: ModelSettings, addresses: int, settings: BatcherSettings) -> int:
+def _pending_max(model: ModelSettings, workers: int, settings: BatcherSettings) -> int:
     """Tasks of a class that all batchers may hold together: never reached, since each has its own limit.
 
     Twice what the workers take, as some ends wait for a confirm, and what `batchers_max` batchers hold ahead.
     """
-    in_workers = addresses * model.replicas * (model.slots + model.max_waiting_rows)
+    in_workers = workers * (model.slots + model.max_waiting_rows)
     return 2 * in_workers + settings.batchers_max * settings.prefetch_rows

@@ -217,8 +217,7 @@ async def main(args: argparse.Namespace) -> None:
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             gateway = inference_pb2_grpc.InferenceServiceStub(channel)
-            assert mesh.triton_url is not None
-            figures = await bench_triton(gateway, mesh.triton_url, args.runs)
+            figures = await bench_triton(gateway, mesh.worker_address(MODEL), args.runs)
             figures += await bench_echo(gateway, args.runs)
             figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
     emit(figures, args.json)

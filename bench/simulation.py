@@ -143,8 +143,7 @@ async def bench(model: str, runs: int) -> list[Figure]:
             running_mesh(settings, state_dir=Path(folder)) as mesh,
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
-            assert mesh.triton_url is not None
-            async with DirectWorker(mesh.triton_url, model) as worker:
+            async with DirectWorker(mesh.worker_address(model), model) as worker:
                 measured = await StepProbe(worker, vocabulary, SLOTS).measure()
             load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), model)
             await load.flood(Arrival(0.0, 64, 16, 16, "bulk"), SLOTS, 2.0)  # warms up

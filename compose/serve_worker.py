@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     secret = secrets.token_urlsafe(24)
     command = triton_arguments(settings, options.repository, options.port, secret)
-    return serve(command, sum(model.replicas for model in settings.models))
+    return serve(command, sum(len(model.triton_models) for model in settings.models))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import psutil
 
 from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
-from sluice.settings import Settings, SettingsError, load
+from sluice.settings import ModelSettings, Settings, SettingsError, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
 from supervisor.lifecycle import Phase
-from supervisor.plan import shm_prefix
-from supervisor.serve import settings_of
+from supervisor.plan import at_addresses, embedded_models, shm_prefix
+from supervisor.serve import check_policies
 from supervisor.state import MeshState, ProcessState, StateDir, write_atomically
 from supervisor.triton import remove_shared_memory
 
@@ -146,9 +146,9 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
     running = _running(state)
     before = load(state.config)
     with _working_directory_of(running):
-        after = before if config is None else _carried(settings_of(config, None), before)
-        if config is None:
-            settings_of(state.config, None)
+        read = load(config or state.config)
+        check_policies(read, config or state.config)
+        after = before if config is None else _carried(read, before)
     refuse_changes(before, after, _FIXED)
     old_text, new_text = state.config.read_text(encoding="utf-8"), after.to_yaml()
     write_atomically(state.config, new_text)
@@ -186,10 +186,10 @@ def _carried(settings: Settings, running: Settings) -> Settings:
         update["nats"] = settings.nats.model_copy(
             update={"url": running.nats.url, "port": running.nats.port}
         )
-    if settings.triton.url is None:
-        update["triton"] = settings.triton.model_copy(
-            update={"url": running.triton.url, "port": running.triton.port}
-        )
+    embedded = embedded_models(settings)
+    update["models"] = tuple(
+        _carried_model(model, running) if model in embedded else model for model in settings.models
+    )
     if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
         address = {"address": running.gateway.address}
         update["gateway"] = settings.gateway.model_copy(update=address)
@@ -197,6 +197,14 @@ def _carried(settings: Settings, running: Settings) -> Settings:
         pages = {"prometheus": running.telemetry.prometheus}
         update["telemetry"] = settings.telemetry.model_copy(update=pages)
     return settings.model_copy(update=update)
+
+
+def _carried_model(model: ModelSettings, running: Settings) -> ModelSettings:
+    """``model`` at the addresses of its workers; as it is when it has none, or another number."""
+    known = running.model(model.name)
+    if known is None or len(known.triton_urls) != len(model.triton_models):
+        return model
+    return at_addresses(model, known.triton_urls)
 
 
 @contextlib.contextmanager

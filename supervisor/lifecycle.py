@@ -9,8 +9,8 @@ from typing import Final
 
 BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 5.0
-STEADY_S: Final = 10.0
-"""After this long a process counts as steady: its next restart takes the shortest wait."""
+STEADY_S: Final = 5.0
+"""A process that ran for this long is started again at once; one that ended sooner waits longer each time."""
 
 
 class Phase(enum.StrEnum):
@@ -43,7 +43,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.restarts = 0
-        self._failures = 0
+        self._young_ends = 0
         self._started_at: float | None = None
 
     def started(self, now: float) -> None:
@@ -54,15 +54,17 @@ class Lifecycle:
         self._started_at = now
 
     def exited(self, now: float) -> float:
-        """The process ended by itself or could not be started; returns the wait before the restart, seconds."""
+        """The process ended by itself or could not be started; returns the wait before the restart, seconds.
+
+        The first restart is at once, and so is each one after a run of `STEADY_S`.
+        """
         if self._started_at is not None and now - self._started_at >= STEADY_S:
-            self._failures = 0
+            self._young_ends = 0
         self._started_at = None
         self._move(Phase.BACKING_OFF)
-        # The exponent is bounded, or a process that fails for days overflows the float.
-        wait_s = BACKOFF_MIN_S * 2.0 ** min(self._failures, 16)
-        self._failures += 1
-        return min(wait_s, BACKOFF_MAX_S)
+        wait_s = _wait_s(self._young_ends)
+        self._young_ends += 1
+        return wait_s
 
     def stop(self) -> None:
         """A stop is requested: a running process is stopping now, any other has stopped."""
@@ -83,3 +85,8 @@ class Lifecycle:
     def _move(self, phase: Phase) -> None:
         assert phase in MOVES[self.phase], f"{self.phase} cannot become {phase}"
         self.phase = phase
+
+
+def _wait_s(ends: int) -> float:
+    """The wait after so many ends in a row; its exponent is bounded, or a process that fails for days overflows it."""
+    return min(BACKOFF_MIN_S * 2.0 ** (min(ends, 16) - 1), BACKOFF_MAX_S) if ends else 0.0

@@ -1,4 +1,5 @@
-"""A whole mesh on this machine while a block runs: nats-server, tritonserver, batcher, gateway. Or a worker alone.
+"""A whole mesh on this machine while a block runs: nats-server, a tritonserver for each worker, batcher, gateway. Or a
+tritonserver alone.
 
 `sluice up`, `sluice demo`, tests and benchmarks use `running_mesh`, `sluice worker` uses `running_worker`. `Mesh.start`
 reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
@@ -7,9 +8,10 @@ reads as the start order, and backwards as the order of the stop: the gateway dr
 import asyncio
 import logging
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
@@ -38,7 +40,7 @@ from supervisor.plan import (
 from supervisor.state import MeshState, StateDir, write_atomically
 from supervisor.supervisor import Supervisor, Watcher
 from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import StubWatch
+from supervisor.triton_stubs import until_a_stub_ends
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ _OPTIONS: Final = (
 
 
 class Mesh:
-    """A running mesh. Processes are named "nats", "triton", "batcher", "gateway"; external ones are missing."""
+    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway"; external ones are missing."""
 
     def __init__(self, plan: MeshPlan) -> None:
         self.settings = plan.settings
@@ -75,10 +77,11 @@ class Mesh:
         assert self.settings.nats.url is not None
         return self.settings.nats.url
 
-    @property
-    def triton_url(self) -> str | None:
-        """Host and port of gRPC; None when every model names its own."""
-        return self.settings.triton.url
+    def worker_address(self, model: str) -> str:
+        """Host and port of the first worker of ``model``."""
+        served = self.settings.model(model)
+        assert served is not None, f"no model {model}"
+        return served.triton_urls[0]
 
     @property
     def state(self) -> MeshState:
@@ -90,7 +93,6 @@ class Mesh:
             stop_s=self.supervisor.stop_s,
             address=self.settings.gateway.address,
             nats_url=self.nats_url,
-            triton_url=self.triton_url,
             processes=self.supervisor.states,
         )
 
@@ -109,11 +111,9 @@ class Mesh:
             await self.supervisor.during_start(
                 wait_for_nats(self.nats_url, self.settings.nats.connect_s)
             )
-        if self._plan.triton is not None:
-            self.supervisor.start(
-                triton_spec(self._plan.triton, self.state_dir.log(TRITON)),
-                triton_watcher(self._plan.triton, self.settings),
-            )
+        for config in self._plan.tritons:
+            spec = triton_spec(config, self.state_dir.log(config.name))
+            self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
         self.supervisor.start(batcher_spec(self._plan))
         self.supervisor.start(gateway_spec(self._plan))
         await self.supervisor.during_start(wait_until_serving(self.address, models, bound_s))
@@ -137,15 +137,16 @@ class Mesh:
         self.state_dir.write(self.state)
 
 
-def triton_watcher(config: TritonConfig, settings: Settings) -> Watcher:
-    """Reloads models whose process has died, and removes Triton's shared memory when it ends."""
-    address = reachable(f"{config.host}:{config.port}")
-    watch = StubWatch(address, config.secret, config.models, settings.triton.start_s)
+def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
+    """Kills a server whose model's process has ended, and removes Triton's shared memory when it ends."""
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
-    async def watcher(child: Child, on_reload: Callable[[], None]) -> None:
+    async def watcher(child: Child) -> None:
         try:
-            await watch(child, on_reload)
+            await until_a_stub_ends(child, config, start_s)
+            if not child.ending:
+                logger.warning("%s: the Python process of its model has ended", config.name)
+                child.send(signal.SIGKILL)
             await asyncio.shield(child.exited)
         finally:
             remove_shared_memory(config.shm_prefix)
@@ -210,16 +211,14 @@ async def running_worker(settings: Settings, host: str, port: int) -> AsyncItera
     if not is_loopback(host):
         logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
     with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
-        config = plan_triton(here, Path(root), host, port)
+        models = tuple(worker for model in here.models for worker in model.triton_models)
+        config = plan_triton(here, Path(root), TRITON, models, host, port)
         render_repository(here, config.repository)
-        supervisor = Supervisor()
+        supervisor, start_s = Supervisor(), settings.triton.start_s
         try:
-            supervisor.start(triton_spec(config, log=None), triton_watcher(config, here))
-            address = f"{host}:{port}"
-            await supervisor.during_start(
-                wait_for_triton(reachable(address), settings.triton.start_s)
-            )
-            yield address
+            supervisor.start(triton_spec(config, log=None), triton_watcher(config, start_s))
+            await supervisor.during_start(wait_for_triton(config.address, start_s))
+            yield f"{host}:{port}"
         finally:
             await supervisor.stop()
 

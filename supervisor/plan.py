@@ -4,14 +4,22 @@ Each problem is one line that names the setting and says what to do (`SetupError
 """
 
 import hashlib
+import itertools
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from model_workers.model_folder import check_model
 from sluice.errors import SetupError
-from sluice.settings import PrometheusSettings, Settings, SettingsError, otlp_http_endpoint
+from sluice.settings import (
+    ModelSettings,
+    PrometheusSettings,
+    Settings,
+    SettingsError,
+    otlp_http_endpoint,
+)
 from sluice.startup import (
     LOOPBACK,
     answers,
@@ -36,6 +44,7 @@ from supervisor.triton import (
 
 NATS: Final = "nats"
 TRITON: Final = "triton"
+"""The server of `sluice worker`; those of a mesh have the names of their workers behind it: "triton-small.1"."""
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 
@@ -52,13 +61,13 @@ class MeshPlan:
     Attributes:
         settings: with every address filled in.
         nats: the embedded server; None when an external one is named.
-        triton: the embedded server; None when every model is served elsewhere.
+        tritons: the embedded servers, one for each worker, so that workers survive each other.
     """
 
     settings: Settings
     state: StateDir
     nats: NatsConfig | None
-    triton: TritonConfig | None
+    tritons: tuple[TritonConfig, ...]
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
@@ -75,13 +84,15 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     if page is not None:
         page = _own_address("telemetry.prometheus.gateway", page, taken)
     nats_config = _plan_nats(settings, state, taken)
-    triton_config = _plan_triton(settings, state, taken)
-    resolved = _resolve(settings, address, page, nats_config, triton_config)
-    return MeshPlan(resolved, state, nats_config, triton_config)
+    tritons = _plan_tritons(settings, state, taken)
+    resolved = _resolve(settings, address, page, nats_config, tritons)
+    return MeshPlan(resolved, state, nats_config, tritons)
 
 
-def plan_triton(settings: Settings, root: Path, host: str, port: int) -> TritonConfig:
-    """An embedded server for every model that is not served elsewhere, with its files under ``root``.
+def plan_triton(
+    settings: Settings, root: Path, name: str, models: tuple[str, ...], host: str, port: int
+) -> TritonConfig:
+    """The server called ``name`` with its files under ``root``.
 
     Raises:
         SetupError: Triton's wheel or libpython is missing.
@@ -90,15 +101,16 @@ def plan_triton(settings: Settings, root: Path, host: str, port: int) -> TritonC
     find_libpython()
     endpoint = otlp_http_endpoint(settings)
     return TritonConfig(
+        name=name,
         repository=root / "models",
-        models=embedded_models(settings),
+        models=models,
         runtime=root / "triton",
         port=port,
         host=host,
         secret=secrets.token_urlsafe(24),
         otlp_endpoint=endpoint.removesuffix("/v1/traces") if endpoint else None,
         load_timeout_s=max(1, int(settings.triton.start_s)),
-        shm_prefix=shm_prefix(root),
+        shm_prefix=f"{shm_prefix(root)}{name}_",
     )
 
 
@@ -107,12 +119,16 @@ def shm_prefix(root: Path) -> str:
     return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
 
 
-def embedded_models(settings: Settings) -> tuple[str, ...]:
-    """The Triton models that the embedded Triton serves."""
+def is_worker(process: str) -> bool:
+    """Whether a process of this name is a Triton with a worker in it."""
+    return process.startswith(TRITON)
+
+
+def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
+    """The models that the mesh serves itself."""
     if settings.triton.url is not None:
         return ()
-    embedded = (model for model in settings.models if not model.triton_urls)
-    return tuple(name for model in embedded for name in model.triton_models)
+    return tuple(model for model in settings.models if not model.triton_urls)
 
 
 def check_models(settings: Settings) -> None:
@@ -159,7 +175,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
     """tritonserver; fills its runtime folder."""
     prepare_runtime(config.runtime)
     return ChildSpec(
-        name=TRITON,
+        name=config.name,
         argv=triton_command(config),
         env=triton_environment(config.runtime, child_environment()),
         log=log,
@@ -200,16 +216,28 @@ def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConf
     return NatsConfig(port=port, store=state.nats)
 
 
-def _plan_triton(settings: Settings, state: StateDir, taken: set[int]) -> TritonConfig | None:
+def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple[TritonConfig, ...]:
     for index, model in enumerate(settings.models):
         for url in model.triton_urls:
             _check_external(f"models.{index}.triton_url", url)
     if settings.triton.url is not None:
         _check_external("triton.url", settings.triton.url)
-    if not embedded_models(settings):
-        return None
-    port = checked_port("triton.port", LOOPBACK, settings.triton.port, taken)
-    return plan_triton(settings, state.root, LOOPBACK, port)
+    workers = [
+        (f"{TRITON}-{worker}", model.name)
+        for model in embedded_models(settings)
+        for worker in model.triton_models
+    ]
+    return tuple(
+        plan_triton(settings, state.root, name, (model,), LOOPBACK, port)
+        for (name, model), port in zip(workers, _worker_ports(settings, taken), strict=False)
+    )
+
+
+def _worker_ports(settings: Settings, taken: set[int]) -> Iterator[int]:
+    """From `triton.port` on; free ones when it is 0."""
+    first = settings.triton.port
+    for port in itertools.count(first) if first else itertools.repeat(0):
+        yield checked_port("triton.port", LOOPBACK, port, taken)
 
 
 def _check_external(key: str, url: str) -> None:
@@ -223,24 +251,31 @@ def _resolve(
     address: str,
     page: str | None,
     nats_config: NatsConfig | None,
-    triton_config: TritonConfig | None,
+    tritons: tuple[TritonConfig, ...],
 ) -> Settings:
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": address}),
         "telemetry": settings.telemetry.model_copy(
             update={"prometheus": PrometheusSettings(gateway=page)}
         ),
+        "models": tuple(_served_by(model, tritons) for model in settings.models),
     }
     if nats_config is not None:
         update["nats"] = settings.nats.model_copy(
             update={"url": nats_config.url, "port": nats_config.port}
         )
-    if triton_config is not None:
-        url = f"{triton_config.host}:{triton_config.port}"
-        update["triton"] = settings.triton.model_copy(
-            update={"url": url, "port": triton_config.port}
-        )
     return settings.model_copy(update=update)
+
+
+def _served_by(model: ModelSettings, tritons: tuple[TritonConfig, ...]) -> ModelSettings:
+    """``model`` with the addresses of its workers, when the mesh serves it."""
+    addresses = tuple(config.address for config in tritons if config.models == (model.name,))
+    return at_addresses(model, addresses) if addresses else model
+
+
+def at_addresses(model: ModelSettings, addresses: tuple[str, ...]) -> ModelSettings:
+    """``model`` with one worker at each of ``addresses``."""
+    return model.model_copy(update={"triton_url": addresses, "replicas": 1})
 
 
 def _python_spec(module: str, state: StateDir, port: int | None, drain_s: float) -> ChildSpec:

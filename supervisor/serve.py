@@ -1,7 +1,6 @@
 """Runs a mesh until a signal comes: in the foreground, or in a detached supervisor that outlives the command.
 
-``python -m supervisor.serve --state-dir DIR --report-fd N ...`` is the detached one: it writes one line to the
-descriptor when it is ready or has failed, and its log to STATE/logs/supervisor.log.
+``python -m supervisor.serve --state-dir DIR --report-fd N ...`` is the detached one, see `supervisor.detach`.
 """
 
 import argparse
@@ -9,28 +8,25 @@ import asyncio
 import json
 import logging
 import os
-import select
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
-from sluice.startup import child_environment, module_command
-from supervisor.child import describe_exit, log_tail
 from supervisor.mesh import Mesh, running_mesh
-from supervisor.state import StateDir
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOG: Final = "supervisor"
 
 
-async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]) -> None:
+async def serve(
+    settings: Settings, root: Path, on_ready: Callable[[Mesh], None], config: Path | None
+) -> None:
     """Starts a mesh, calls ``on_ready``, and keeps it up until one of `SIGNALS`; a second signal ends it at once.
+
+    ``config`` is the file of ``settings``: where a gateway does not start because of it, its lines are named.
 
     Raises:
         SetupError, SettingsError: the mesh did not start.
@@ -45,7 +41,11 @@ async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]
             on_ready(mesh)
             await asyncio.Event().wait()
 
-    await until_signal(body())
+    try:
+        await until_signal(body())
+    except SetupError:
+        check_policies(settings, config)
+        raise
     if not ready:
         raise KeyboardInterrupt
 
@@ -78,86 +78,19 @@ def settings_of(config: Path | None, address: str | None) -> Settings:
     Raises:
         SettingsError: they cannot work.
     """
-    # Imported here: it compiles safety rules, which most users of this module do not need.
-    from gateway.config.policies import read_policies
-
     settings = load(config)
-    read_policies(settings, config)
     if address is None:
         return settings
     gateway = settings.gateway.model_copy(update={"address": address})
     return settings.model_copy(update={"gateway": gateway})
 
 
-def start_detached(
-    state: StateDir, config: Path | None, address: str | None, bound_s: float
-) -> float:
-    """Starts a supervisor in a session of its own; returns the seconds its mesh took until it was ready.
+def check_policies(settings: Settings, config: Path | None) -> None:
+    """Raises SettingsError, with the line in ``config``, when the gateway could not use its safety policies."""
+    # Imported here: it reads all safety rules, which a mesh that starts leaves to its gateway.
+    from gateway.config.policies import read_policies
 
-    Raises:
-        SetupError: it did not start; what the supervisor said, or the last lines of its log.
-    """
-    state.create()
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as report:
-        process, log_start = _spawn_detached(state, config, address, writing)
-        os.close(writing)
-        try:
-            message = _read_report(report.fileno(), time.monotonic() + bound_s)
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-    return _outcome(message, process, state.log(_LOG), log_start)
-
-
-def _spawn_detached(
-    state: StateDir, config: Path | None, address: str | None, descriptor: int
-) -> tuple[subprocess.Popen[bytes], int]:
-    command = [*module_command("supervisor.serve", config and config.resolve())]
-    command += ["--state-dir", str(state.root), "--report-fd", str(descriptor)]
-    if address is not None:
-        command += ["--address", address]
-    with state.log(_LOG).open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            env=child_environment(keep_settings=True),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=(descriptor,),
-        )
-        return process, log.tell()
-
-
-def _read_report(descriptor: int, until: float) -> dict[str, Any] | None:
-    """The supervisor's one line; None when it ended without one."""
-    line = b""
-    while not line.endswith(b"\n"):
-        left_s = until - time.monotonic()
-        if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
-            raise SetupError("the supervisor did not become ready in time")
-        part = os.read(descriptor, 65_536)
-        if not part:
-            return None
-        line += part
-    message: dict[str, Any] = json.loads(line)
-    return message
-
-
-def _outcome(
-    message: dict[str, Any] | None, process: subprocess.Popen[bytes], log: Path, log_start: int
-) -> float:
-    if message is not None and "ready_s" in message:
-        # It keeps running as an orphan; Popen must not warn that it was not waited for.
-        process.returncode = 0
-        return float(message["ready_s"])
-    code = process.wait()
-    if message is not None:
-        raise SetupError(message["error"])
-    said = log_tail(log, log_start)
-    raise SetupError(f"the supervisor ended ({describe_exit(code)}); log {log}: {said}")
+    read_policies(settings, config)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -172,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(options.config, options.address)
         log_to_stderr(settings.telemetry.log_level)
         on_ready = _reporter(options.report_fd)
-        asyncio.run(serve(settings, options.state_dir, on_ready))
+        asyncio.run(serve(settings, options.state_dir, on_ready, options.config))
     except (SetupError, SettingsError) as error:
         _report(options.report_fd, {"error": str(error)})
         return 1

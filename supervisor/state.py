@@ -22,7 +22,7 @@ import psutil
 from sluice.errors import SetupError
 
 STATE_DIR_VARIABLE: Final = "SLUICE_STATE_DIR"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class ProcessState:
         pid: None while it waits for its restart.
         started_unix_ms: of the present run.
         restarts: how often it was started again.
-        reloads: how often a model of it was loaded again because its Python process had died.
         port: where it listens, if anywhere.
         log: its log file.
     """
@@ -44,7 +43,6 @@ class ProcessState:
     pid: int | None
     started_unix_ms: int | None
     restarts: int
-    reloads: int
     port: int | None
     log: str | None
 
@@ -73,7 +71,6 @@ class MeshState:
     stop_s: float
     address: str
     nats_url: str
-    triton_url: str | None
     processes: tuple[ProcessState, ...]
 
     def to_json(self) -> str:

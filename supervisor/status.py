@@ -8,9 +8,9 @@ from typing import Final
 
 from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
 from sluice.errors import SluiceError
-from sluice.startup import reachable
+from sluice.startup import LOOPBACK, reachable
 from supervisor.nats import wait_for_nats
-from supervisor.plan import BATCHER, GATEWAY, NATS, TRITON
+from supervisor.plan import BATCHER, GATEWAY, NATS, is_worker
 from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.triton import wait_for_triton
 
@@ -28,7 +28,6 @@ class ProcessReport:
     ready: bool
     uptime_s: float | None
     restarts: int
-    reloads: int
     port: int | None
     log: str | None
 
@@ -50,7 +49,6 @@ class MeshReport:
     pid: int | None = None
     address: str | None = None
     nats_url: str | None = None
-    triton_url: str | None = None
     processes: tuple[ProcessReport, ...] = ()
     models: tuple[Model, ...] = ()
     routers: tuple[RouterHealth, ...] = ()
@@ -77,7 +75,6 @@ async def report_of(directory: StateDir) -> MeshReport:
         pid=state.pid if locked else None,
         address=state.address,
         nats_url=state.nats_url,
-        triton_url=state.triton_url,
         processes=processes,
         models=gateway.models,
         routers=gateway.routers,
@@ -95,15 +92,17 @@ class _Gateway:
 
 async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
     """The gateway's answers, and the names of the processes that answer; the batcher needs a ready model."""
-    gateway, nats, triton = await asyncio.gather(
+    workers = [process for process in state.processes if is_worker(process.name)]
+    gateway, nats, loaded = await asyncio.gather(
         _ask_gateway(state.address),
         _in_time(wait_for_nats(state.nats_url, BOUND_S)),
-        _in_time(wait_for_triton(reachable(state.triton_url), BOUND_S))
-        if state.triton_url is not None
-        else asyncio.sleep(0, False),
+        asyncio.gather(
+            *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S)) for w in workers)
+        ),
     )
     batcher = any(model.ready for model in gateway.models)
-    answers = {GATEWAY: gateway.answers, BATCHER: batcher, NATS: nats, TRITON: triton}
+    answers = {GATEWAY: gateway.answers, BATCHER: batcher, NATS: nats}
+    answers |= {worker.name: ready for worker, ready in zip(workers, loaded, strict=True)}
     return gateway, frozenset(name for name, answered in answers.items() if answered)
 
 
@@ -138,7 +137,6 @@ def _process_report(process: ProcessState, answers: bool) -> ProcessReport:
         ready=alive and answers,
         uptime_s=uptime_s,
         restarts=process.restarts,
-        reloads=process.reloads,
         port=process.port,
         log=process.log,
     )

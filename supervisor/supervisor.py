@@ -19,11 +19,8 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-Watcher = Callable[[Child, Callable[[], None]], Awaitable[None]]
-"""Runs with each run of a process and is cancelled when the process ends. When it fails, the process is restarted.
-
-Its second argument is to be called after a repair that needed no restart.
-"""
+Watcher = Callable[[Child], Awaitable[None]]
+"""Runs with each run of a process and is cancelled when the process ends. When it fails, the process is restarted."""
 
 
 class SupervisedProcess:
@@ -33,7 +30,6 @@ class SupervisedProcess:
         spec: what runs.
         life: its phase and restarts.
         child: the present run; None between two runs.
-        reloads: how often the watcher repaired it without a restart.
         first_exit: done with the exit code once the first run has ended.
         first_log_start: how long the log was before the first run, bytes.
     """
@@ -44,7 +40,6 @@ class SupervisedProcess:
         self.spec = spec
         self.life = Lifecycle()
         self.child: Child | None = None
-        self.reloads = 0
         self.first_exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.first_log_start = 0
         self._on_change = on_change
@@ -84,7 +79,6 @@ class SupervisedProcess:
             pid=self.child.pid if self.child else None,
             started_unix_ms=self.child.started_unix_ms if self.child else None,
             restarts=self.life.restarts,
-            reloads=self.reloads,
             port=self.spec.port,
             log=str(self.spec.log) if self.spec.log else None,
         )
@@ -142,13 +136,9 @@ class SupervisedProcess:
             return None
         return asyncio.create_task(self._watch(self._watcher, child))
 
-    def _count_reload(self) -> None:
-        self.reloads += 1
-        self._on_change()
-
     async def _watch(self, watcher: Watcher, child: Child) -> None:
         try:
-            await watcher(child, self._count_reload)
+            await watcher(child)
         except Exception:  # its task would end silently, and the process would run unwatched
             logger.exception("the watcher of %s failed; restarting it", self.spec.name)
             child.send(signal.SIGKILL)

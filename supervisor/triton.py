@@ -7,8 +7,8 @@ Rules:
   fail to import inside the stub. So it is linked by full path, and no other folder gets on the library path.
 - The stub finds our packages as this interpreter does: it embeds the ``python3`` that is first on PATH, which is the
   one beside ``sys.executable``, and gets the rest of ``sys.path`` (source trees, test roots) by PYTHONPATH.
-- Restricted calls need `restricted_metadata`. The secret is on the command line, the only place where Triton
-  takes it: it stops other programs on the port, not a user who can list this user's processes.
+- Nobody makes the restricted calls, so nobody is told their secret. It is on the command line, the only place where
+  Triton takes it: it stops other programs on the port, not a user who can list this user's processes.
 
 docs/notes-triton.md has the measurements.
 """
@@ -26,7 +26,7 @@ from typing import Final
 import grpc
 
 from sluice.errors import SetupError
-from sluice.startup import LOOPBACK
+from sluice.startup import LOOPBACK, reachable
 
 RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 """Groups of calls that only a holder of the secret may make."""
@@ -64,6 +64,7 @@ class TritonConfig:
     """What one server serves, and where.
 
     Attributes:
+        name: of the process.
         repository: the model repository.
         models: names of the models to load at start.
         runtime: folder that `prepare_runtime` filled.
@@ -77,6 +78,7 @@ class TritonConfig:
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
     """
 
+    name: str
     repository: Path
     models: tuple[str, ...]
     runtime: Path
@@ -87,6 +89,11 @@ class TritonConfig:
     exit_timeout_s: int = 5
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
+
+    @property
+    def address(self) -> str:
+        """Where to call it, from this machine."""
+        return reachable(f"{self.host}:{self.port}")
 
 
 def find_wheel() -> TritonWheel:
@@ -159,8 +166,7 @@ def prepare_runtime(folder: Path) -> None:
 def triton_command(config: TritonConfig) -> tuple[str, ...]:
     """Program and arguments of a server.
 
-    Models are loaded explicitly, so that one can be unloaded and loaded again when its stub has died. Their
-    configuration must be complete: completing it would start every stub twice.
+    The configuration of the models must be complete: completing it would start every stub twice.
 
     Raises:
         SetupError: as `find_wheel`.
@@ -198,11 +204,6 @@ def triton_environment(runtime: Path, base: Mapping[str, str] | None = None) -> 
     )
     environment["PYTHONPATH"] = _joined(_import_folders())
     return environment
-
-
-def restricted_metadata(secret: str) -> tuple[tuple[str, str], ...]:
-    """What restricted calls carry."""
-    return ((f"triton-grpc-protocol-{_SECRET_KEY}", secret),)
 
 
 async def wait_for_triton(address: str, bound_s: float) -> None:

@@ -24,7 +24,7 @@ from batcher.core.row import IN_FLIGHT, Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch
-from batcher.core.workers import ChannelBroken, WorkerShare, WorkerState
+from batcher.core.workers import ChannelBroken, WorkerShare, WorkerState, without_standby
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
@@ -49,7 +49,11 @@ class Requests:
         policy: Policy,
         final_retry_s: float,
         weights: Mapping[str, float] | None = None,
+        ranked: Sequence[str] = (),
+        standby: int = 0,
     ) -> None:
+        """``ranked``: all workers, those in front first; only needed with ``standby``, see `without_standby`."""
+        self._ranked, self._standby = ranked, standby
         self.queue = Queue(policy, weights)
         self._batcher = batcher
         self._rows: dict[str, Row] = {}
@@ -152,14 +156,16 @@ class Requests:
         """The state of a worker since its channel was opened."""
         return self._workers.setdefault(worker, WorkerState())
 
-    def live_workers(self) -> list[WorkerState]:
-        """Workers that batches may be sent to."""
-        return [state for state in self._workers.values() if state.live]
+    def active_workers(self) -> dict[str, WorkerState]:
+        """Workers that batches may be sent to, by name."""
+        live = {name: state for name, state in self._workers.items() if state.live}
+        if not self._standby:
+            return live
+        return {name: live[name] for name in without_standby(live, self._ranked, self._standby)}
 
     def capacities(self, share: WorkerShare) -> list[Capacity]:
-        """What fits in each live worker."""
-        workers = self._workers.items()
-        return [state.capacity(name, share) for name, state in workers if state.live]
+        """What fits in each worker that gets rows."""
+        return [state.capacity(name, share) for name, state in self.active_workers().items()]
 
     def step(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
         """Takes the frames of a step.

@@ -1,7 +1,7 @@
 """The state of workers: their reports, the rows sent since, and this batcher's share of their capacity."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -76,6 +76,15 @@ class Peers:
             del self._peers[batcher]
         queued = [peer.queued[model] for peer in self._peers.values() if model in peer.queued]
         return WorkerShare(1 + len(queued), sum(count > 0 for count in queued))
+
+
+def without_standby(live: Collection[str], ranked: Sequence[str], standby: int) -> list[str]:
+    """The workers that get rows, of those that are ``live``.
+
+    The last ``standby`` ones of ``ranked``, all workers of the model, only replace others that are lost. All batchers
+    rank alike, so they leave the same ones out.
+    """
+    return [worker for worker in ranked if worker in live][: len(ranked) - standby]
 
 
 class StepTimes:

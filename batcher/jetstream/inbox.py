@@ -110,7 +110,7 @@ class Inbox:
 
     def _room(self, priority_class: str) -> int:
         """How many more tasks of a class may come."""
-        if not self._requests.live_workers() or self._room_bytes() <= 0:
+        if not self._requests.active_workers() or self._room_bytes() <= 0:
             return 0
         held = self._requests.queue.waiting(priority_class) + self._asking[priority_class]
         return self.settings.prefetch_rows - held

@@ -64,7 +64,7 @@ class Worker:
         settings: BatcherSettings,
         events: WorkerEvents,
     ) -> None:
-        self.name = f"{url}/{triton_model}"
+        self.name = name_of(url, triton_model)
         self._client = WorkerClient(url, triton_model)
         self._batcher = batcher
         self._settings = settings
@@ -201,6 +201,11 @@ class Worker:
             self._missed = True
 
 
+def name_of(url: str, triton_model: str) -> str:
+    """What a batcher calls a worker."""
+    return f"{url}/{triton_model}"
+
+
 class Fleet:
     """Every Triton model of every address, each a `Worker`.
 
@@ -217,11 +222,9 @@ class Fleet:
         events: WorkerEvents,
     ) -> None:
         self._workers = {
-            worker.name: worker
+            name_of(url, name): Worker(url, name, batcher, settings, events)
             for url in urls
-            for worker in (
-                Worker(url, name, batcher, settings, events) for name in model.triton_models
-            )
+            for name in model.triton_models
         }
 
     async def run(self) -> None:

@@ -11,7 +11,7 @@ from sluice.cli import failure, options, output
 from sluice.client import Client, Model
 
 if TYPE_CHECKING:
-    from sluice.settings import Settings
+    from supervisor.mesh import Mesh
     from supervisor.state import MeshState, StateDir
     from supervisor.status import MeshReport, ProcessReport
 
@@ -30,22 +30,26 @@ def up(
     as_json: options.Json = False,
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
-    import asyncio
-
-    from supervisor.serve import log_to_stderr, serve, settings_of
-
     state = _state_dir(state_dir)
-    settings = settings_of(config, address)
     if detach:
-        ready_s = _detach(state, settings, config, address)
+        from supervisor.detach import start_detached
+
+        ready_s = start_detached(state, config, address)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
         _write_started(mesh, ready_s, as_json)
         return
+    import asyncio
+
+    from supervisor.serve import log_to_stderr, serve, settings_of
+
+    settings = settings_of(config, address)
     log_to_stderr(settings.telemetry.log_level)
-    asyncio.run(
-        serve(settings, state.root, lambda mesh: _write_started(mesh.state, mesh.ready_s, as_json))
-    )
+
+    def on_ready(mesh: "Mesh") -> None:
+        _write_started(mesh.state, mesh.ready_s, as_json)
+
+    asyncio.run(serve(settings, state.root, on_ready, config))
 
 
 def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:
@@ -117,21 +121,6 @@ def _state_dir(named: Path | None) -> "StateDir":
     return StateDir.of(named)
 
 
-def _detach(
-    state: "StateDir", settings: "Settings", config: Path | None, address: str | None
-) -> float:
-    from supervisor.mesh import GATEWAY_START_S
-    from supervisor.plan import make_plan
-    from supervisor.serve import start_detached
-
-    if state.is_locked():
-        raise state.taken()
-    make_plan(settings, state)  # reports what is wrong before anything is started
-    return start_detached(
-        state, config, address, bound_s=settings.triton.start_s + 2 * GATEWAY_START_S
-    )
-
-
 def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
     if as_json:
         output.write_json({"ready_s": round(ready_s, 3), **asdict(state)})
@@ -145,7 +134,7 @@ def _write_report(report: "MeshReport") -> None:
     from sluice.cli.drift import line_of
 
     if report.processes:
-        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "reloads", "port")
+        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port")
         output.write_table(header, [_process_row(process) for process in report.processes])
     if report.models:
         print()
@@ -164,7 +153,6 @@ def _process_row(process: "ProcessReport") -> tuple[str, ...]:
         _yes_no(process.ready),
         "-" if process.uptime_s is None else f"{process.uptime_s:.0f} s",
         str(process.restarts),
-        str(process.reloads),
         str(process.port or "-"),
     )
 

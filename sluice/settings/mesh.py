@@ -113,11 +113,11 @@ class NatsSettings(Section):
 
 
 class TritonSettings(Section):
-    """Triton: external when ``url`` is set, else the embedded one."""
+    """Triton: external when ``url`` is set, else embedded."""
 
     url: str | None = None
     port: Port = 0
-    """gRPC port of the embedded server; 0 takes a free one."""
+    """gRPC port of the first embedded server, the others follow (each worker has one); 0 takes free ones."""
     start_s: float = Field(120.0, gt=0)
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sluice.errors import SettingsError
 from sluice.settings.base import Name, Section
@@ -57,11 +57,15 @@ class ModelSettings(Section):
     """Where this model is served, one address or several; unset: ``triton.url``."""
     replicas: int = Field(1, ge=1, le=64)
     """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
+    standby: int = Field(0, ge=0, le=64)
+    """Loaded workers that get rows only in place of others that are lost: of those at ``triton_url`` the last ones,
+    without it as many more than ``replicas``."""
 
     @property
     def triton_models(self) -> tuple[str, ...]:
         """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
-        return (self.name, *(f"{self.name}.{number}" for number in range(1, self.replicas)))
+        count = self.replicas + (0 if self.triton_urls else self.standby)
+        return (self.name, *(f"{self.name}.{number}" for number in range(1, count)))
 
     @property
     def triton_urls(self) -> tuple[str, ...]:
@@ -78,6 +82,12 @@ class ModelSettings(Section):
         if value == () or value == "":
             raise ValueError("name an address, or leave it out")
         return value
+
+    @model_validator(mode="after")
+    def _one_is_no_standby(self) -> Self:
+        if self.triton_urls and self.standby >= len(self.triton_urls) * self.replicas:
+            raise ValueError("standby: name more workers than these in triton_url and replicas")
+        return self
 
 
 def resolve_model_path(path: str) -> str:

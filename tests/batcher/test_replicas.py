@@ -5,13 +5,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sluice.internal.v1 import frame_pb2
+from sluice.settings import ModelSettings
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, NAK, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
 LONG = 1_000
-PAIR = ECHO.model_copy(update={"replicas": 2, "echo_step_ms": 2.0})
+SLOW = ECHO.model_copy(update={"echo_step_ms": 2.0})
+
+
+def at(*addresses: str) -> ModelSettings:
+    return SLOW.model_copy(update={"triton_url": addresses})
 
 
 @asynccontextmanager
@@ -80,16 +85,16 @@ async def test_rows_survive_the_death_of_one_of_two_workers(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path
 ) -> None:
     async with (
-        MortalTriton.running(tmp_path / "triton", PAIR) as server,
-        running_batcher(settings_of(nats_url, server.address, PAIR)),
+        MortalTriton.running(tmp_path / "one", SLOW) as one,
+        MortalTriton.running(tmp_path / "two", SLOW) as two,
+        running_batcher(settings_of(nats_url, "127.0.0.1:1", at(one.address, two.address))),
     ):
         await gateway.until(lambda: workers(gateway) == 2)
         tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 9)]
         for task in tasks:
             await gateway.has_tokens(task, 1)
-        server.kill_stub(1)
-        # At once, as the supervisor does it: Triton may crash on requests that are cancelled beside a dead stub.
-        await server.reload(1)
+        two.kill_stub()
+        await two.restart()
         for task in tasks:
             answer = await gateway.finished(task, 30.0)
             assert answer.token_ids == echo_of(task)

@@ -20,10 +20,9 @@ async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
         tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 4)]
         for task in tasks:
             await gateway.has_tokens(task, 1)
-        # The streams hang without an error: only the silence tells. Loaded again at once, as the supervisor does it:
-        # Triton may crash on requests that are cancelled beside a dead stub.
+        # Nothing tells the batcher of the stub's end until the server is killed, as the supervisor does it.
         server.kill_stub()
-        await server.reload()
+        await server.restart()
         await gateway.until(lambda: all(gateway.answers[t.request_id].attempt for t in tasks))
         server.kill()
         await gateway.until(lambda: not gateway.reports[-1].models[0].workers)

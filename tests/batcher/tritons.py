@@ -12,10 +12,8 @@ from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
 from supervisor import triton, triton_stubs
-from supervisor.triton_stubs import Action, control_model
 
 START_S = 60.0
-SECRET = "test"
 
 
 class MortalTriton:
@@ -26,14 +24,14 @@ class MortalTriton:
         settings = Settings(models=(model,), routing=RoutingSettings(default=model.name))
         render_repository(settings, folder / "repository")
         triton.prepare_runtime(folder / "runtime")
-        self._models = model.triton_models
         self._log = folder / "triton.log"
         self._config = triton.TritonConfig(
+            name="triton",
             repository=folder / "repository",
-            models=model.triton_models,
+            models=(model.name,),
             runtime=folder / "runtime",
             port=free_port(),
-            secret=SECRET,
+            secret="test",
             shm_prefix=f"sluice_test_{os.getpid()}_{folder.name[-20:]}_",
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,14 +75,13 @@ class MortalTriton:
             self._process = None
         triton.remove_shared_memory(self._config.shm_prefix)
 
-    def kill_stub(self, worker: int = 0) -> None:
-        """SIGKILL for the Python process of a worker; the server does not notice."""
+    def kill_stub(self) -> None:
+        """SIGKILL for the Python process of the model; the server does not notice."""
         assert self._process is not None
-        stubs = triton_stubs.stub_pids(self._process.pid)
-        os.kill(stubs[f"{self._models[worker]}_0_0"], signal.SIGKILL)
+        (stub,) = triton_stubs.stub_pids(self._process.pid).values()
+        os.kill(stub, signal.SIGKILL)
 
-    async def reload(self, worker: int = 0) -> None:
-        """Starts the Python process of a worker again, as the supervisor does."""
-        for action in (Action.UNLOAD, Action.LOAD):
-            name = self._models[worker]
-            assert not await control_model(self.address, SECRET, name, action, START_S)
+    async def restart(self) -> None:
+        """What the supervisor does when the model's process has ended."""
+        self.kill()
+        await self.start()

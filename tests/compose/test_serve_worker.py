@@ -35,6 +35,7 @@ def test_triton_gets_the_flags_of_the_embedded_one(
     settings = load(FOLDER / "sluice.yaml")
     embedded = triton_command(
         TritonConfig(
+            name="triton",
             repository=tmp_path,
             models=tuple(model.name for model in settings.models),
             runtime=tmp_path,
@@ -143,7 +144,7 @@ def test_the_end_of_triton_is_the_end_of_the_container() -> None:
 
 def test_every_flag_is_known_to_triton(tmp_path: Path) -> None:
     arguments = triton_arguments(load(FOLDER / "sluice.yaml"), tmp_path, 8001, "s3cret")
-    server = triton_command(TritonConfig(tmp_path, (), tmp_path, 8001, "s3cret"))[0]
+    server = triton_command(TritonConfig("triton", tmp_path, (), tmp_path, 8001, "s3cret"))[0]
 
     usage = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=30)
 

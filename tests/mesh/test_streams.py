@@ -164,7 +164,7 @@ def long_requests() -> list[pb.GenerateRequest]:
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param("triton", marks=pytest.mark.long),
+        pytest.param("triton-large", marks=pytest.mark.long),
         "stub",
         pytest.param("batcher", marks=pytest.mark.long),
         pytest.param("nats", marks=pytest.mark.long),
@@ -186,7 +186,7 @@ async def test_a_process_killed_in_mid_stream_changes_no_text(
             # Half of the tokens are more than any queue on the way holds: they were made after the blow.
             in_midst = tokens_before < sum(len(received.token_ids) for received in struck) / 2
             recovered = any(received.recovered for received in struck)
-            if in_midst and (recovered or victim not in ("triton", "stub")):
+            if in_midst and (recovered or victim not in ("triton-large", "stub")):
                 return
     pytest.fail("every blow came too late to matter")
 

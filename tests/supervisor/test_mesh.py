@@ -18,7 +18,7 @@ from supervisor.status import report_of
 from tests.support.mesh import kill, stubs_of
 
 BOUND_S = 60.0
-ALL = ["nats", "triton", "batcher", "gateway"]
+ALL = ["nats", "triton-echo", "triton-echo.1", "batcher", "gateway"]
 
 pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
@@ -83,7 +83,7 @@ async def test_a_second_mesh_is_told_of_the_first(mesh: Mesh) -> None:
     "name",
     [
         "nats",
-        pytest.param("triton", marks=pytest.mark.long),
+        pytest.param("triton-echo", marks=pytest.mark.long),
         "batcher",
         pytest.param("gateway", marks=pytest.mark.long),
     ],
@@ -101,24 +101,24 @@ async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> N
     assert {one.name: one.port for one in mesh.state.processes} == ports
 
 
-async def test_a_lost_stub_comes_back(mesh: Mesh) -> None:
-    before, reloads = await ask(mesh), mesh.supervisor.process("triton").reloads
-    server, stub = mesh.supervisor.pids["triton"], stubs_of(mesh)["echo"]
-    os.kill(stub, signal.SIGKILL)
-    await mesh.supervisor.wait_for(
-        lambda: mesh.supervisor.process("triton").reloads == reloads + 1, BOUND_S
-    )
-    await serving(mesh)
+async def test_a_lost_stub_takes_its_own_server_along_and_no_other(mesh: Mesh) -> None:
+    before, stubs, pids = await ask(mesh), stubs_of(mesh), mesh.supervisor.pids
+    life = mesh.supervisor.process("triton-echo").life
+    restarts = life.restarts
+    os.kill(stubs["echo"], signal.SIGKILL)
+    await mesh.supervisor.wait_for(lambda: life.restarts == restarts + 1, BOUND_S)
     assert await ask(mesh) == before
-    assert mesh.supervisor.pids["triton"] == server
-    assert stubs_of(mesh)["echo"] != stub
+    await serving(mesh)
+    assert mesh.supervisor.pids["triton-echo"] != pids["triton-echo"]
+    assert stubs_of(mesh)["echo"] != stubs["echo"]
+    assert stubs_of(mesh)["echo.1"] == stubs["echo.1"]
 
 
 @pytest.mark.long
 async def test_the_end_of_the_block_is_the_end_of_everything(tmp_path: Path) -> None:
     async with running_mesh(echo_settings(), tmp_path) as mesh:
         pids = [*mesh.supervisor.pids.values(), *stubs_of(mesh).values()]
-        assert len(pids) == 6
+        assert len(pids) == 7
     assert not any(is_same_process(pid, None) for pid in pids)
     state = StateDir(tmp_path)
     assert state.read() is None

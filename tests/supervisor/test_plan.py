@@ -34,23 +34,21 @@ def taken_port() -> Iterator[int]:
 def test_every_address_is_filled_in(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert made.nats is not None
-    assert made.triton is not None
+    (triton,) = made.tritons
     assert made.settings.nats.url == f"nats://127.0.0.1:{made.nats.port}"
-    assert made.settings.triton.url == f"127.0.0.1:{made.triton.port}"
+    assert made.settings.models[0].triton_urls == (f"127.0.0.1:{triton.port}",)
     host, port = made.settings.gateway.address.split(":")
     assert host == "127.0.0.1"
-    assert len({int(port), made.nats.port, made.triton.port, 0}) == 4
-    assert made.triton.models == ("echo",)
+    assert len({int(port), made.nats.port, triton.port, 0}) == 4
+    assert (triton.name, triton.models) == ("triton-echo", ("echo",))
     assert not any(tmp_path.iterdir())
 
 
 def test_a_server_is_named_alike_at_each_start_in_a_folder(tmp_path: Path) -> None:
-    first, again, other = plan(tmp_path), plan(tmp_path), plan(tmp_path / "other")
-    assert first.triton
-    assert again.triton
-    assert other.triton
-    assert first.triton.shm_prefix == again.triton.shm_prefix != other.triton.shm_prefix
-    assert first.triton.secret != again.triton.secret
+    roots = (tmp_path, tmp_path, tmp_path / "other")
+    first, again, other = (plan(root).tritons[0] for root in roots)
+    assert first.shm_prefix == again.shm_prefix != other.shm_prefix
+    assert first.secret != again.secret
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,8 @@ def test_the_page_of_metrics_gets_a_port_and_stays_on_this_machine(tmp_path: Pat
 def test_external_servers_are_used_and_not_started(tmp_path: Path, taken_port: int) -> None:
     url = f"127.0.0.1:{taken_port}"
     made = plan(tmp_path, nats={"url": f"nats://user:word@{url}"}, triton={"url": url})
-    assert made.nats is made.triton is None
+    assert made.nats is None
+    assert made.tritons == ()
     assert made.settings.nats.url == f"nats://user:word@{url}"
     assert made.settings.triton.url == url
 
@@ -103,21 +102,33 @@ def test_a_model_of_another_triton_is_not_served_here(tmp_path: Path, taken_port
     here = {"name": "echo", "path": "builtin:small", "engine": "echo"}
     there = {**here, "name": "far", "triton_url": f"127.0.0.1:{taken_port}"}
     both, far = plan(tmp_path, models=[here, there]), [there]
-    assert both.triton is not None
-    assert both.triton.models == ("echo",)
-    assert plan(tmp_path, models=far, routing={"default": "far"}).triton is None
+    assert [triton.models for triton in both.tritons] == [("echo",)]
+    assert both.settings.models[1].triton_url == f"127.0.0.1:{taken_port}"
+    assert plan(tmp_path, models=far, routing={"default": "far"}).tritons == ()
 
 
-def test_every_worker_of_a_model_is_started_and_every_address_asked(
+def test_every_worker_of_a_model_has_a_server_and_every_address_is_asked(
     tmp_path: Path, taken_port: int
 ) -> None:
     model = {"name": "echo", "path": "builtin:small", "engine": "echo", "replicas": 2}
     here = plan(tmp_path, models=[model], routing={"default": "echo"})
-    assert here.triton is not None
-    assert here.triton.models == ("echo", "echo.1")
-    urls = [f"127.0.0.1:{taken_port}", f"127.0.0.1:{here.triton.port}"]
+    assert [triton.name for triton in here.tritons] == ["triton-echo", "triton-echo.1"]
+    (served,) = here.settings.models
+    assert served.triton_urls == tuple(triton.address for triton in here.tritons)
+    assert served.triton_models == ("echo",)
+    assert len({triton.shm_prefix for triton in here.tritons}) == 2
+    urls = [f"127.0.0.1:{taken_port}", here.tritons[0].address]
     with pytest.raises(SetupError, match=r"^models\.0\.triton_url: nothing answers at"):
         plan(tmp_path, models=[{**model, "triton_url": urls}], routing={"default": "echo"})
+
+
+def test_a_standby_is_one_more_worker(tmp_path: Path) -> None:
+    model = {"name": "echo", "path": "builtin:small", "engine": "echo", "standby": 1}
+    made = plan(tmp_path, models=[model])
+    assert [triton.name for triton in made.tritons] == ["triton-echo", "triton-echo.1"]
+    (served,) = made.settings.models
+    assert (len(served.triton_urls), served.replicas, served.standby) == (2, 1, 1)
+    assert Settings.model_validate(made.settings.model_dump()) == made.settings
 
 
 @pytest.mark.parametrize("section", ["nats", "triton"])

@@ -17,7 +17,6 @@ def mesh_state(pid: int = 1) -> MeshState:
         pid=pid,
         started_unix_ms=5,
         restarts=2,
-        reloads=0,
         port=4222,
         log="/tmp/nats.log",
     )
@@ -28,7 +27,6 @@ def mesh_state(pid: int = 1) -> MeshState:
         stop_s=9.5,
         address="127.0.0.1:1",
         nats_url="nats://127.0.0.1:2",
-        triton_url=None,
         processes=(process,),
     )
 
@@ -43,7 +41,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
     assert state.read() is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 99, "pid": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 99, "pid": 1}'])
 def test_a_file_of_something_else_is_no_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     assert StateDir(tmp_path).read() is None

@@ -24,6 +24,7 @@ from sluice.settings import (
 )
 from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
 from supervisor.mesh import Mesh, running_mesh
+from supervisor.plan import TRITON, is_worker
 from supervisor.triton_stubs import stub_pids
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
@@ -55,9 +56,13 @@ def kill(mesh: Mesh, name: str) -> int:
 
 
 def stubs_of(mesh: Mesh) -> dict[str, int]:
-    """Pids of the Python processes of the embedded models, by model."""
-    found = stub_pids(mesh.supervisor.pids["triton"])
-    return {instance.rsplit("_", 2)[0]: pid for instance, pid in found.items()}
+    """Pids of the Python processes of the embedded models, by worker."""
+    servers = {name: pid for name, pid in mesh.supervisor.pids.items() if is_worker(name)}
+    return {
+        name.removeprefix(f"{TRITON}-"): stub
+        for name, pid in servers.items()
+        for stub in stub_pids(pid).values()
+    }
 
 
 TOGETHER: Final = {"cascade": "together"}

@@ -43,6 +43,7 @@ def running_triton(
     triton.prepare_runtime(folder / "runtime")
     prefix = f"sluice_test_{os.getpid()}_{folder.name[-20:]}_"
     config = triton.TritonConfig(
+        name="triton",
         repository=folder / "repository",
         models=tuple(model.name for model in models),
         runtime=folder / "runtime",

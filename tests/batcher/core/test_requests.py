@@ -7,7 +7,7 @@ from batcher.core.frames import FINAL_TRIES
 from batcher.core.requests import NO_PROGRESS_MAX, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
-from batcher.core.workers import ChannelBroken
+from batcher.core.workers import ChannelBroken, WorkerShare
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
@@ -354,6 +354,24 @@ def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     assert desk.take("one", frame)
     assert desk.requests.take().frames == []
     assert kept.state is RowState.RUNNING
+
+
+def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
+    requests = Requests(
+        "b", policy=Policy(), final_retry_s=RETRY_S, ranked=("first", "standby"), standby=1
+    )
+
+    def able() -> list[str]:
+        return [capacity.worker for capacity in requests.capacities(WorkerShare())]
+
+    requests.worker("standby").live = True
+    assert able() == ["standby"]
+    requests.worker("first").live = True
+    assert able() == ["first"]
+    requests.lost("first", 0.0)
+    assert able() == ["standby"]
+    requests.worker("first").live = True
+    assert able() == list(requests.active_workers()) == ["first"]
 
 
 def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:

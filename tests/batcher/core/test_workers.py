@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batcher.core.row import Row
 from batcher.core.workers import (
@@ -12,6 +14,7 @@ from batcher.core.workers import (
     StepTimes,
     WorkerShare,
     WorkerState,
+    without_standby,
 )
 from sluice.internal.v1 import task_pb2, worker_pb2
 from sluice.internal.v1.control_pb2 import BatcherReport, ModelReport
@@ -36,6 +39,21 @@ def row(name: str, priority_class: str = "interactive", prefill: int = 1, cache:
 
 def send(state: WorkerState, batch_id: str, *rows: Row) -> None:
     state.sent(batch_id, rows)
+
+
+@given(st.sets(st.integers(0, 5)), st.integers(1, 6), st.data())
+def test_standbys_get_rows_only_in_place_of_lost_workers(
+    up: set[int], count: int, data: st.DataObject
+) -> None:
+    standby = data.draw(st.integers(0, count - 1))
+    ranked = [f"w{number}" for number in range(count)]
+    live = {worker for worker in ranked if int(worker[1:]) in up}
+    chosen = without_standby(live, ranked, standby)
+    assert chosen == sorted(chosen)
+    assert set(chosen) <= live
+    assert len(chosen) == min(len(live), count - standby)
+    if live >= set(ranked[: count - standby]):
+        assert chosen == ranked[: count - standby]
 
 
 def test_a_worker_that_has_not_spoken_has_no_room() -> None:

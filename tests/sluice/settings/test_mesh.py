@@ -52,6 +52,7 @@ def test_the_environment_wins_over_the_file(
         ("models: [{name: a, path: x, engine: magic}]", "models.0.engine"),
         ("models: [{name: a, path: x, triton_url: []}]", "models.0.triton_url"),
         ("models: [{name: a, path: x, triton_url: ['h:1', 'h:1']}]", "models.0.triton_url"),
+        ("models: [{name: a, path: x, triton_url: 'h:1', standby: 1}]", "models.0: standby"),
         ("routing: {default: huge}", "routing.default"),
         ("routing: {rules: [{model: large, reason: r}]}", "routing.rules.0"),
         ("routing: {rules: [{model: x, reason: r, min_numbers: 1}]}", "routing.rules.0.model"),

@@ -1,0 +1,97 @@
+"""Starts a supervisor that outlives the command.
+
+It runs in a session of its own, writes one line to a pipe when its mesh is ready or has failed, and its log to
+STATE/logs/supervisor.log. This module imports little: the supervisor checks and prepares everything.
+"""
+
+import json
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from sluice.errors import SetupError
+from sluice.settings import load
+from sluice.startup import child_environment, module_command
+from supervisor.child import describe_exit, log_tail
+from supervisor.state import StateDir
+
+START_S: Final = 120.0
+"""What the start of a mesh may take on top of `triton.start_s`, seconds; the supervisor itself gives up sooner."""
+
+_LOG: Final = "supervisor"
+
+
+def start_detached(state: StateDir, config: Path | None, address: str | None) -> float:
+    """Starts a supervisor in a session of its own; returns the seconds its mesh took until it was ready.
+
+    Raises:
+        SetupError: it did not start; what the supervisor said, or the last lines of its log.
+        SettingsError: ``config`` cannot be read.
+    """
+    if state.is_locked():
+        raise state.taken()
+    state.create()
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as report:
+        process, log_start = _spawn_detached(state, config, address, writing)
+        os.close(writing)
+        try:
+            bound_s = load(config).triton.start_s + START_S
+            message = _read_report(report.fileno(), time.monotonic() + bound_s)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    return _outcome(message, process, state.log(_LOG), log_start)
+
+
+def _spawn_detached(
+    state: StateDir, config: Path | None, address: str | None, descriptor: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    command = [*module_command("supervisor.serve", config and config.resolve())]
+    command += ["--state-dir", str(state.root), "--report-fd", str(descriptor)]
+    if address is not None:
+        command += ["--address", address]
+    with state.log(_LOG).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=child_environment(keep_settings=True),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(descriptor,),
+        )
+        return process, log.tell()
+
+
+def _read_report(descriptor: int, until: float) -> dict[str, Any] | None:
+    """The supervisor's one line; None when it ended without one."""
+    line = b""
+    while not line.endswith(b"\n"):
+        left_s = until - time.monotonic()
+        if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+            raise SetupError("the supervisor did not become ready in time")
+        part = os.read(descriptor, 65_536)
+        if not part:
+            return None
+        line += part
+    message: dict[str, Any] = json.loads(line)
+    return message
+
+
+def _outcome(
+    message: dict[str, Any] | None, process: subprocess.Popen[bytes], log: Path, log_start: int
+) -> float:
+    if message is not None and "ready_s" in message:
+        # It keeps running as an orphan; Popen must not warn that it was not waited for.
+        process.returncode = 0
+        return float(message["ready_s"])
+    code = process.wait()
+    if message is not None:
+        raise SetupError(message["error"])
+    said = log_tail(log, log_start)
+    raise SetupError(f"the supervisor ended ({describe_exit(code)}); log {log}: {said}")
