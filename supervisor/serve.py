@@ -21,12 +21,8 @@ from supervisor.mesh import Mesh, running_mesh
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def serve(
-    settings: Settings, root: Path, on_ready: Callable[[Mesh], None], config: Path | None
-) -> None:
+async def serve(settings: Settings, root: Path, on_ready: Callable[[Mesh], None]) -> None:
     """Starts a mesh, calls ``on_ready``, and keeps it up until one of `SIGNALS`; a second signal ends it at once.
-
-    ``config`` is the file of ``settings``: where a gateway does not start because of it, its lines are named.
 
     Raises:
         SetupError, SettingsError: the mesh did not start.
@@ -41,11 +37,7 @@ async def serve(
             on_ready(mesh)
             await asyncio.Event().wait()
 
-    try:
-        await until_signal(body())
-    except SetupError:
-        check_policies(settings, config)
-        raise
+    await until_signal(body())
     if not ready:
         raise KeyboardInterrupt
 
@@ -79,6 +71,8 @@ def settings_of(config: Path | None, address: str | None) -> Settings:
         SettingsError: they cannot work.
     """
     settings = load(config)
+    if settings.safety:
+        check_policies(settings, config)
     if address is None:
         return settings
     gateway = settings.gateway.model_copy(update={"address": address})
@@ -87,7 +81,7 @@ def settings_of(config: Path | None, address: str | None) -> Settings:
 
 def check_policies(settings: Settings, config: Path | None) -> None:
     """Raises SettingsError, with the line in ``config``, when the gateway could not use its safety policies."""
-    # Imported here: it reads all safety rules, which a mesh that starts leaves to its gateway.
+    # Imported here: it reads all safety rules, which a mesh with policies of its own alone needs.
     from gateway.config.policies import read_policies
 
     read_policies(settings, config)
@@ -105,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = settings_of(options.config, options.address)
         log_to_stderr(settings.telemetry.log_level)
         on_ready = _reporter(options.report_fd)
-        asyncio.run(serve(settings, options.state_dir, on_ready, options.config))
+        asyncio.run(serve(settings, options.state_dir, on_ready))
     except (SetupError, SettingsError) as error:
         _report(options.report_fd, {"error": str(error)})
         return 1

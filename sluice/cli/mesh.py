@@ -49,7 +49,7 @@ def up(
     def on_ready(mesh: "Mesh") -> None:
         _write_started(mesh.state, mesh.ready_s, as_json)
 
-    asyncio.run(serve(settings, state.root, on_ready, config))
+    asyncio.run(serve(settings, state.root, on_ready))
 
 
 def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:

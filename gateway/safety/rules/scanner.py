@@ -23,6 +23,8 @@ from gateway.safety.findings import Finding
 from gateway.safety.patterns import PatternError, compiled, width_of
 from gateway.safety.rules.scoring import Sign, judge, weigh
 from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
+from gateway.safety.rules.stored import compiled as compiled_database
+from gateway.safety.rules.stored import database_of
 from gateway.safety.rules.validators import VALIDATORS
 
 _TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
@@ -92,19 +94,16 @@ def _folded(match: re.Match[str]) -> str:
     return str(unicodedata.decimal(char)) if char.isdecimal() else "-"
 
 
-_FLAGS: Final = hyperscan.HS_FLAG_UTF8 | hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_PREFILTER
-
-
 class Prefilter:
     """Patterns compiled together. One scan at a time: the scratch space is not shared between threads."""
 
     def __init__(self, named: Sequence[tuple[str, str]]) -> None:
         """``named``: rule id and pattern; a pattern is known by its place in the sequence."""
-        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         if not named:
             named = [("", r"\x00never\x00")]
         try:
-            _compile(self._database, [pattern for _, pattern in named])
+            self._database = database_of([pattern for _, pattern in named])
+            self._scratch = hyperscan.Scratch(self._database)
         except hyperscan.error as error:
             raise _culprit(named) or RuleError(named[0][0], str(error)) from None
 
@@ -112,7 +111,9 @@ class Prefilter:
         """The patterns that occur, each with the byte offset where its first match may end."""
         found: dict[int, int] = {}
         if data:
-            self._database.scan(data, match_event_handler=_note, context=found)
+            self._database.scan(
+                data, match_event_handler=_note, context=found, scratch=self._scratch
+            )
         return found
 
 
@@ -127,19 +128,11 @@ def _note(pattern: int, start: int, end: int, flags: int, found: object) -> None
     found[pattern] = end
 
 
-def _compile(database: hyperscan.Database, patterns: Sequence[str]) -> None:
-    database.compile(
-        expressions=[pattern.encode() for pattern in patterns],
-        ids=list(range(len(patterns))),
-        flags=[_FLAGS] * len(patterns),
-    )
-
-
 def _culprit(named: Sequence[tuple[str, str]]) -> RuleError | None:
     """The engine does not say which pattern it refused, so they are tried one by one."""
     for rule, pattern in named:
         try:
-            _compile(hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK), [pattern])
+            compiled_database([pattern])
         except hyperscan.error as error:
             return RuleError(rule, f"the engine refuses the pattern: {error}", 0)
     return None
