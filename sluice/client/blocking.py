@@ -82,7 +82,8 @@ class Client:
     shared between threads; one stream belongs to one thread.
 
     Args:
-        address: HOST:PORT of the gateway; unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
+        address: HOST:PORT of the gateway, or of several with commas between them; a name may stand for several.
+            Unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
         tenant: who pays, where the gateway asks for no credentials; unset: "default".
     """

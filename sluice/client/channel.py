@@ -1,8 +1,10 @@
 """What both clients share of gRPC: the channel, the metadata of a call, and the errors that a call raises."""
 
+import ipaddress
 import math
 import os
 import re
+import socket
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, cast
 
@@ -33,7 +35,17 @@ _OPTIONS: Final = (
     # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # The shortest wait for a new connection is also how long it may take.
+    ("grpc.min_reconnect_backoff_ms", 3000),
+    # The addresses behind a name are read again when a connection is lost, or is too old for its gateway.
+    ("grpc.dns_min_time_between_resolutions_ms", 10_000),
+    # A gateway that was stopped, or whose host has gone, is noticed within 3 s of silence; another one goes on.
+    ("grpc.keepalive_time_ms", 1500),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.max_pings_without_data", 0),
 )
+_SPREAD: Final = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
+"""Calls are spread over all gateways that can be reached."""
 
 
 def resolve_address(address: str | None) -> str:
@@ -43,12 +55,64 @@ def resolve_address(address: str | None) -> str:
 
 def open_aio(address: str) -> grpc.aio.Channel:
     """A channel for asyncio; made inside the running loop."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.insecure_channel(target_of(address), options=_options_of(address))
 
 
 def open_blocking(address: str) -> grpc.Channel:
     """A channel for threads."""
-    return grpc.insecure_channel(address, options=_OPTIONS)
+    return grpc.insecure_channel(target_of(address), options=_options_of(address))
+
+
+def target_of(address: str) -> str:
+    """gRPC's target for `address`, one or several with commas between them.
+
+    One is left as it is: gRPC resolves its name, and again later. gRPC takes several only as numbers, so their names
+    are resolved here, once; a name that cannot be resolved is left out while another one can.
+
+    Raises:
+        InvalidRequest: an address is not HOST:PORT, or no name can be resolved.
+    """
+    parts = [part.strip() for part in address.split(",") if part.strip()]
+    if len(parts) < 2:
+        return parts[0] if parts else address
+    found = [number for part in parts for number in _numbers_of(part)]
+    kind = next((kind for kind, _ in found), None)
+    if kind is None:
+        raise InvalidRequest.of("address", f"none of {address} can be resolved")
+    return f"{kind}:" + ",".join(number for one, number in found if one == kind)
+
+
+def _options_of(address: str) -> tuple[tuple[str, str | int], ...]:
+    # A single number is one gateway. There gRPC's default policy connects again with the next call, without a wait.
+    host = address.rpartition(":")[0].strip("[]")
+    return _OPTIONS if "," not in address and _is_one(host) else _OPTIONS + _SPREAD
+
+
+def _is_one(host: str) -> bool:
+    """Whether there is one machine behind ``host``."""
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return host == "localhost"
+
+
+def _numbers_of(part: str) -> list[tuple[str, str]]:
+    """Numeric addresses of HOST:PORT, with the scheme of their family."""
+    host, colon, port = part.rpartition(":")
+    if not colon or not port.isdigit():
+        raise InvalidRequest.of("address", f"{part!r} is not HOST:PORT")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    # A name may have both families, and gRPC takes one: the older one, which is everywhere.
+    old = [
+        ("ipv4", f"{where[0]}:{port}") for family, *_, where in found if family == socket.AF_INET
+    ]
+    new = [
+        ("ipv6", f"[{where[0]}]:{port}") for family, *_, where in found if family == socket.AF_INET6
+    ]
+    return old or new
 
 
 def tenant_metadata(tenant: str | None) -> tuple[tuple[str, str], ...]:

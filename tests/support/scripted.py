@@ -240,7 +240,11 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         host, port = self._target.split(":")
-        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        try:
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        except ConnectionError:
+            writer.transport.abort()
+            return
         pair = {writer, far_writer}
         self._writers |= pair
         if self._closed:

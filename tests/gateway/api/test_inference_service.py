@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,8 +14,9 @@ from sluice.internal.v1.task_pb2 import Task
 from sluice.startup import free_port
 from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.nats import wait_for_nats
-from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.batcher import BOUND_S, frame, last
 from tests.gateway.kit.tokenizer import CONTEXT
 from tests.gateway.kit.wire import (
     Wire,
@@ -25,6 +27,7 @@ from tests.gateway.kit.wire import (
     text_of,
 )
 from tests.support.nats import START_S, nats_process, running_nats
+from tests.support.scripted import Relay
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -200,3 +203,22 @@ async def test_raw_prompts_have_no_template(wire: Wire, model: str) -> None:
     task = await wire.batcher.task()
     assert list(task.prompt_token_ids) == wire.tokens("hello world")
     call.cancel()
+
+
+async def test_a_client_connects_again_and_its_stream_goes_on(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with (
+        open_wire(nats_url, model_folder, connection_age_s=1.0) as wire,
+        Relay.to(wire.gateway.address) as relay,
+        grpc.aio.insecure_channel(relay.address) as channel,
+    ):
+        stub: Any = InferenceServiceStub(channel)
+        call = stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+        async with asyncio.timeout(BOUND_S):
+            while relay.connections < 2:
+                await stub.ListModels(pb.ListModelsRequest())
+        await wire.batcher.send(task, last(len(wire.tokens("hello"))))
+        assert text_of(await events_of(call)) == "hello"
