@@ -2,11 +2,16 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import settings as hypothesis_settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from sluice.startup import free_port
 from supervisor.nats import wait_for_nats
@@ -22,23 +27,39 @@ hypothesis_settings.register_profile("suite", deadline=None)
 hypothesis_settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the marks in its own
+ROOT: Final = Path(__file__).parents[1]
+STARTS_A_MESH: Final = re.compile(r"\bmark\.mesh\b|\bRunningMesh\b")
+SERVERS: Final = frozenset({"nats_server", "echo_triton", "served"})
+"""Fixtures that run processes for many tests."""
+MESH: Final = "whole meshes"
+"""The group of all files whose tests start one."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps together what one process of pytest-xdist must run: a file, and all tests that start a mesh.
-
-    So no two meshes run at once, and the fixtures of a module are made once. The meshes take longest and come first.
-    """
-    groups = {item: "mesh" if starts_a_mesh(item) else item.nodeid.split("::")[0] for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: groups[item] != "mesh")
+    """Whole meshes take longest and come first, files that need no server come last."""
+    groups = {item: group_of(item.nodeid) for item in items}
+    first = {MESH} | {groups[one] for one in items if SERVERS.intersection(fixtures_of(one))}
+    items.sort(key=lambda item: (groups[item] != MESH, groups[item] not in first))
 
 
-def starts_a_mesh(item: pytest.Item) -> bool:
-    """Whether the test is marked so, or uses the mesh of the suite."""
-    return item.get_closest_marker("mesh") is not None or "mesh" in getattr(
-        item, "fixturenames", ()
-    )
+def fixtures_of(item: pytest.Item) -> list[str]:
+    """The fixtures that a test asks for, also through others."""
+    return getattr(item, "fixturenames", [])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Tells pytest-xdist which tests one process must run; see `group_of`."""
+    # The marks of its own "loadgroup" have no effect with pytest 9.2.
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of  # type: ignore[method-assign]
+    return scheduler
+
+
+@cache
+def group_of(nodeid: str) -> str:
+    """The file of a test, so that fixtures of a module are made once, or `MESH`: no two meshes run at once."""
+    file = nodeid.partition("::")[0]
+    return MESH if STARTS_A_MESH.search((ROOT / file).read_text(encoding="utf-8")) else file
 
 
 @pytest.fixture(scope="session")
