@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -40,6 +41,7 @@ from gateway.shared.spending import SharedSpending
 from gateway.streaming.control import ControlOutbox
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
+from gateway.streaming.resume_token import ResumeKey
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.upstream.guard_client import GuardClient
@@ -142,6 +144,7 @@ class Gateway:
         generator = Generator(
             limits,
             self._limiter,
+            ResumeKey(limits.resume_key or secrets.token_hex()),
             upstream,
             EscalationLimiter(),
             GuardClient(upstream),
@@ -180,6 +183,10 @@ class Gateway:
             NatsUnreachable: NATS does not answer.
         """
         self._bind()
+        if self._settings.gateway.resume_key is None:
+            _log.info(
+                "gateway.resume_key is unset: answers can be resumed only here, while this process lives"
+            )
         client = await connect(
             self._settings.nats,
             self._transport.gateway_id,
@@ -273,6 +280,7 @@ class Gateway:
     async def close(self) -> None:
         """Closes the port, then NATS."""
         await self._server.stop(_CLOSE_S)
+        self._admission.close()
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
 

@@ -88,26 +88,19 @@ def reason_of(matcher: LLMatcher) -> str:
     return "no text matches it" if message.startswith("NoExtension") else _line(message)
 
 
-@lru_cache(maxsize=256)
-def problem_of_json_schema(schema: str) -> str | None:
-    """Why answers cannot be constrained to ``schema``; None when they can."""
+def problem_of(kind: str, text: str) -> str | None:
+    """Why answers cannot be constrained to ``text``, a "json_schema" or a "regex"; None when they can."""
     try:
-        return _problem_of(json_grammar(schema))
+        _check_size(text, JSON_SCHEMA_MAX_BYTES if kind == "json_schema" else REGEX_MAX_BYTES)
+        return _problem_of(kind, text)
     except ConstraintInvalid as error:
         return str(error)
 
 
 @lru_cache(maxsize=256)
-def problem_of_regex(regex: str) -> str | None:
-    """Why answers cannot be constrained to ``regex``; None when they can."""
-    try:
-        return _problem_of(regex_grammar(regex))
-    except ConstraintInvalid as error:
-        return str(error)
-
-
-def _problem_of(grammar: str) -> str | None:
+def _problem_of(kind: str, text: str) -> str | None:
     """Compiles and consumes a first byte, which finds grammars that match nothing or are far too large."""
+    grammar = json_grammar(text) if kind == "json_schema" else regex_grammar(text)
     matcher = compile_grammar(grammar, _bytes())
     mask = allocate_token_bitmask(1, _bytes().vocab_size)
     fill_next_token_bitmask(matcher, mask)

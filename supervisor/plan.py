@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,8 @@ TRITON: Final = "triton"
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 
+RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
+"""In the environment, so that it is in no file but the one that holds it."""
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 EXTERNAL_BOUND_S: Final = 3.0
@@ -191,9 +193,11 @@ def batcher_spec(plan: MeshPlan) -> ChildSpec:
 
 
 def gateway_spec(plan: MeshPlan) -> ChildSpec:
-    """The gateway."""
+    """The gateway; makes the key of resume tokens, unless the settings have one."""
     port = int(plan.settings.gateway.address.rpartition(":")[2])
-    return _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
+    spec = _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
+    key = plan.settings.gateway.resume_key or plan.state.resume_key()
+    return replace(spec, env={**spec.env, RESUME_KEY: key})
 
 
 def _own_address(key: str, address: str, taken: set[int]) -> str:

@@ -4,6 +4,7 @@
 |---|---|
 | ``lock`` | held (flock) by the supervisor as long as it runs |
 | ``state.json`` | `MeshState`, replaced at every change |
+| ``resume.key`` | the key of resume tokens, made once; survives `down` |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
 | ``models/`` | the Triton model repository, rendered at start |
 | ``nats/`` | JetStream's store; survives `down` |
@@ -13,6 +14,7 @@
 import fcntl
 import json
 import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
@@ -170,6 +172,13 @@ class StateDir:
     def write(self, state: MeshState) -> None:
         """Replaces the state in one step: a reader sees either the old or the new one."""
         write_atomically(self._state, state.to_json())
+
+    def resume_key(self) -> str:
+        """The key of resume tokens; makes it if there is none."""
+        path = self.root / "resume.key"
+        if not path.exists():
+            write_atomically(path, secrets.token_hex())
+        return path.read_text(encoding="utf-8")
 
     def forget(self) -> None:
         """Removes the state: nothing runs any more."""

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from opentelemetry.trace import Span
 
 from gateway.admission.overload import OverloadControl, SchedulingParams
-from gateway.admission.prompts import PreparedPrompt, encode, prepare
+from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.usage import CurrentLoad, UsageAccounting
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
@@ -20,7 +20,7 @@ from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
 from gateway.routing.plan import BUDGET, Plan
 from gateway.routing.router import NoLoad, Router
-from gateway.safety.dry_run import Move, move_labels
+from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Guard
 from gateway.safety.inspector import (
     InspectedText,
@@ -34,15 +34,16 @@ from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans, finding_attributes
 from gateway.validation.conversation import Conversation, Turn
 from gateway.validation.requests import ValidRequest
+from sluice.constraints import problem_of
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
+from sluice.v1.inference_pb2 import SamplingParams
 
 WATCHED_ALTERNATIVES: Final = 2
 """Alternatives per token that the decision of a cascade looks at."""
 BUDGET_RETRY_S: Final = 60.0
 """The window of a budget moves by the minute, seconds."""
-_LONG_CHARS: Final = 16_384
-"""After a text of this length the event loop runs other calls."""
+_T = TypeVar("_T")
 _Hop = Literal["safety_ms", "route_ms", "tokenize_ms"]
 
 
@@ -120,6 +121,12 @@ class Admission:
         self.router = router
         self._overload = overload
         self._usage = usage
+        # One thread: it shares the interpreter with the event loop, and takes half of it at most.
+        self._thread = ThreadPoolExecutor(1, "inspection")
+
+    def close(self) -> None:
+        """Nothing is inspected any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def admit(
         self,
@@ -144,6 +151,9 @@ class Admission:
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         models = self.catalog.answering if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
+        texts = [turn.content for turn in request.conversation.turns]
+        check_length(texts, [self.catalog[model] for model in models])
+        await self._check_constraint(request.sampling)
         with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
             prompt = await self._inspect(request, span, record)
         with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
@@ -189,13 +199,23 @@ class Admission:
         self, texts: Sequence[str], labels: Mapping[str, str], tenant: str
     ) -> SafetyOutcome:
         """Inspects the texts of one request."""
-        inspection = self.inspector.begin(tenant, labels, texts)
-        inspected = []
-        for result in inspection.results():
-            inspected.append(result)
-            if len(result.normalized) > _LONG_CHARS:
-                await asyncio.sleep(0)
-        return SafetyOutcome(inspection, inspected, verdict_on(inspected))
+        return await self._run(partial(_inspect, self.inspector, tenant, labels, texts), texts)
+
+    async def _run(self, work: Callable[[], _T], texts: Sequence[str]) -> _T:
+        """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
+        if not is_long(texts):
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _check_constraint(self, sampling: SamplingParams) -> None:
+        """Raises InvalidRequest for a constraint that no worker could enforce."""
+        kind = sampling.WhichOneof("constraint")
+        if kind is None:
+            return
+        check = partial(problem_of, kind, getattr(sampling, kind))
+        problem = await asyncio.get_running_loop().run_in_executor(self._thread, check)
+        if problem is not None:
+            raise InvalidRequest.of(f"sampling.{kind}", problem)
 
     async def _inspect(
         self, request: ValidRequest, span: Span, record: RecordBuilder
@@ -211,10 +231,9 @@ class Admission:
 
     async def _rehearse(self, safety: SafetyOutcome, span: Span) -> None:
         """Tries the dry-run policy, if there is one, on the same texts."""
-        moves: Counter[Move] = Counter()
-        for more in self.inspector.rehearse(safety.inspection, safety.inspected):
-            moves += more
-            await asyncio.sleep(0)
+        rehearse = partial(self.inspector.rehearse, safety.inspection)
+        tried = await self._run(rehearse, safety.inspection.texts)
+        moves = self.inspector.count(safety.inspected, tried)
         if moves:
             span.set_attribute(names.DRY_RUN, move_labels(moves))
 
@@ -317,6 +336,14 @@ class Admission:
         if problem is not None:
             raise problem
         return await self._prepare(request, prompt, model)
+
+
+def _inspect(
+    inspector: Inspector, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
+) -> SafetyOutcome:
+    inspection = inspector.begin(tenant, labels, texts)
+    inspected = list(inspection.results())
+    return SafetyOutcome(inspection, inspected, verdict_on(inspected))
 
 
 def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:

@@ -1,8 +1,9 @@
 """Prepares a prompt for a model: its tokens in the chat template, and sampling parameters that fit the model."""
 
 import asyncio
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +15,10 @@ from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling
 
-_THREAD_CHARS: Final = 8192
-"""Longer texts are encoded in a thread: they take more than a few milliseconds, and tokenizers releases the GIL."""
+LOOP_CHARS: Final = 8192
+"""Longer conversations are prepared in threads: they take more than a few milliseconds."""
+TURN_CHARS: Final = 128
+"""What a message costs beside its text, in characters."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,26 @@ class PreparedPrompt:
     sampling: Sampling
     inspect: Callable[[], AnswerInspection | None] | None
     """Starts the inspection of an answer; None: answers are not inspected."""
+
+
+def is_long(texts: Sequence[str]) -> bool:
+    """Whether the event loop should not wait while ``texts`` are inspected or encoded."""
+    return sum(map(len, texts)) + TURN_CHARS * len(texts) > LOOP_CHARS
+
+
+def check_length(texts: Sequence[str], models: Sequence[ServedModel]) -> None:
+    """A quick check before any work: whether the characters alone are too many for each of ``models``.
+
+    Raises:
+        PromptTooLong: they are.
+    """
+    chars = sum(map(len, texts))
+    model = max(models, key=lambda model: model.context_tokens * model.tokenizer.token_chars_max)
+    tokens_min = math.ceil(chars / model.tokenizer.token_chars_max)
+    if tokens_min >= model.context_tokens:
+        raise _too_long(
+            model.name, f"{chars} characters, at least", tokens_min, model.context_tokens
+        )
 
 
 async def prepare(
@@ -46,7 +69,7 @@ async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
     Raises:
         InvalidRequest: the model's chat template does not take the conversation, or there is none.
     """
-    if sum(len(turn.content) for turn in conversation.turns) > _THREAD_CHARS:
+    if is_long([turn.content for turn in conversation.turns]):
         return await asyncio.to_thread(encode_now, conversation, model)
     return encode_now(conversation, model)
 
@@ -79,7 +102,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     """
     context = model.context_tokens
     if prompt_tokens >= context:
-        raise _too_long(model.name, prompt_tokens, context)
+        raise _too_long(model.name, "", prompt_tokens, context)
     _check_model(request, model)
     sampling, constraint = request.sampling, request.sampling.WhichOneof("constraint")
     limit = min(model.max_answer_tokens, context - prompt_tokens)
@@ -112,8 +135,11 @@ def _seed(request: ValidRequest) -> int:
     return secrets.randbits(63) if of_key is None else of_key
 
 
-def _too_long(model: str, prompt_tokens: int, context: int) -> PromptTooLong:
-    message = f"the prompt has {prompt_tokens} tokens, the context of {model} has {context}, answer included"
+def _too_long(model: str, estimate: str, prompt_tokens: int, context: int) -> PromptTooLong:
+    message = (
+        f"the prompt has {estimate}{' ' if estimate else ''}{prompt_tokens} tokens, "
+        f"the context of {model} has {context}, answer included"
+    )
     return PromptTooLong(
         message,
         metadata={"prompt_tokens": str(prompt_tokens), "context_tokens": str(context)},

@@ -23,6 +23,7 @@ from gateway.shared.keys import SharedKeys
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
 from gateway.streaming.lifecycle import RequestTimings
+from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -83,6 +84,7 @@ class Generator:
 
     settings: GatewaySettings
     limiter: ClassLimiter
+    resume_key: ResumeKey
     upstream: Upstream
     escalations: EscalationLimiter
     guards: GuardClient
@@ -126,7 +128,8 @@ class _Call:
 
     async def run(self, wire: GenerateRequest, remaining_s: float | None, tenant: str) -> None:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
-        request = validate(wire, catalog, remaining_s, settings.default_timeout_s, tenant)
+        timeout_s, resume_key = settings.default_timeout_s, self._shared.resume_key
+        request = validate(wire, catalog, remaining_s, timeout_s, tenant, resume_key)
         self._spans.server.set_attributes(request_attributes(request))
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -194,7 +197,9 @@ class _Call:
             request, admitted.first, context.request_id, request.resume
         )
         on_end = partial(self._ended, context, cascade, guards)
-        stream = self._registry.open(context.stream_spec(), first, cascade, guards, on_end)
+        stream = self._registry.open(
+            context.stream_spec(self._shared.resume_key), first, cascade, guards, on_end
+        )
         reason = already_complete(admitted.first.sampling, first.transcript)
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())

@@ -121,10 +121,14 @@ class ModelTokenizer:
     """Tokens that end an answer."""
     labels: tuple[str, ...] = ()
     """Of a classifier, by number."""
+    token_chars_max: int = field(init=False)
+    """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_plain", PlainTextEncoder(self.tokenizer))
+        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        object.__setattr__(self, "token_chars_max", longest)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None

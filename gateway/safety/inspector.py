@@ -144,7 +144,7 @@ def verdict_on(inspected: Sequence[InspectedText]) -> PromptVerdict:
 
 
 class Inspector:
-    """The active policies. Not thread-safe.
+    """The active policies. `begin` and `rehearse` may run in other threads, the rest belongs to the event loop.
 
     Attributes:
         dry_run: the counts of the policy that is tried, if one is.
@@ -168,18 +168,24 @@ class Inspector:
         """The inspection of one request with all its ``texts``; the policy is chosen here and stays."""
         return RequestInspection(self._compiled.choose(tenant, labels), texts)
 
-    def rehearse(
-        self, inspection: "RequestInspection", inspected: Sequence[InspectedText]
-    ) -> Iterator[Counter[Move]]:
-        """Counts the differences of the policy in dry run; each step inspects one text and yields its result."""
-        trial, counts = self._compiled.trial, self.dry_run
-        if trial is None or counts is None or trial.policy is inspection.policy:
-            return
-        tried = RequestInspection(trial, inspection.texts)
-        for now, then in zip(inspected, tried.results(), strict=True):
+    def rehearse(self, inspection: "RequestInspection") -> list[InspectedText]:
+        """The texts of ``inspection`` as the policy in dry run would treat them; empty when there is none to try."""
+        trial = self._compiled.trial
+        if trial is None or trial.policy is inspection.policy:
+            return []
+        return list(RequestInspection(trial, inspection.texts).results())
+
+    def count(
+        self, inspected: Sequence[InspectedText], tried: Sequence[InspectedText]
+    ) -> Counter[Move]:
+        """Counts and returns the differences between the active policy and the one in dry run, if that was tried."""
+        total: Counter[Move] = Counter()
+        for now, then in zip(inspected, tried, strict=False):
             moves = moves_of(_places(now), _places(then))
-            counts.add(moves, _outcome(now) != _outcome(then))
-            yield moves
+            if self.dry_run is not None:
+                self.dry_run.add(moves, _outcome(now) != _outcome(then))
+            total += moves
+        return total
 
     def answer(self, inspection: "RequestInspection", system: str) -> AnswerInspection | None:
         """The inspection of the answer to a request; None when its policy leaves answers alone.

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.transcript import VisibleTokens
 from sluice.errors import SlowReader, SluiceError
 from sluice.internal.v1.gateway_pb2 import ReplacedModel, StoredAnswer
-from sluice.v1.inference_pb2 import Finished, GenerateResponse, Notice, Started
+from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Notice, Started
 from sluice.wire.tokens import VisibleToken
 
 
@@ -55,11 +56,10 @@ class Delivery:
         withheld_by: the rules that keep the rest of the answer from every caller, if any do.
     """
 
-    def __init__(self, started: Started, first: ModelAttempt, with_logprobs: bool) -> None:
+    def __init__(self, spec: StreamSpec, first: ModelAttempt) -> None:
         self.reader: Reader | None = None
         self.withheld_by: tuple[str, ...] = ()
-        self._started = started
-        self._with_logprobs = with_logprobs
+        self._spec = spec
         self._replaced: dict[str, int] = {}
         """Models whose answers are void, with their prompt tokens."""
         self._notices: list[Notice] = []
@@ -74,6 +74,9 @@ class Delivery:
         self._tokens: VisibleTokens = attempt.transcript.visible
         self._delivered = 0
         """The most tokens of this model that a caller has been given."""
+        self._resume_token = self._spec.resume_token and self._spec.resume_token(attempt.model)
+        self._proven = 0
+        """Tokens that the resume token stands for."""
 
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
@@ -82,7 +85,7 @@ class Delivery:
     def started(self, model: str) -> Started:
         """The first event for a caller who holds a part of ``model``'s answer, or nothing."""
         started = Started()
-        started.CopyFrom(self._started)
+        started.CopyFrom(self._spec.started)
         started.model, started.prompt_tokens = self._model, self._prompt_tokens
         if self.replaced(model):
             started.model, started.prompt_tokens = model, self._replaced[model]
@@ -159,8 +162,9 @@ class Delivery:
         reader.notices = len(self._notices)
         if hidden:
             return events
-        delta = self._tokens.delta(reader.index, self._with_logprobs, self._end)
+        delta = self._tokens.delta(reader.index, self._spec.with_logprobs, self._end)
         if delta is not None:
+            self._add_resume_token(delta)
             events.append(GenerateResponse(delta=delta))
         reader.advance(len(self._tokens.token_ids[: self._end]))
         self._delivered = max(self._delivered, reader.index)
@@ -172,7 +176,8 @@ class Delivery:
 
     def stored(self, finished: Finished) -> StoredAnswer:
         """All of an answer that has ended, as far as a caller may see it."""
-        delta, lengths = self._tokens.whole(self._with_logprobs, self._end)
+        delta, lengths = self._tokens.whole(self._spec.with_logprobs, self._end)
+        self._add_resume_token(delta)
         replaced = [
             ReplacedModel(model=model, prompt_tokens=prompt_tokens)
             for model, prompt_tokens in self._replaced.items()
@@ -187,3 +192,11 @@ class Delivery:
             replaced=replaced,
             finished=finished,
         )
+
+    def _add_resume_token(self, delta: Delta) -> None:
+        """Every delta ends where the answer ends so far, so the token never has to go back."""
+        if self._resume_token is not None:
+            end = delta.index + len(delta.token_ids)
+            new = self._tokens.token_ids[self._proven : end]
+            delta.resume_token = self._resume_token.after(new)
+            self._proven = end

@@ -75,7 +75,12 @@ class Replay:
         whole, end, deltas = self._stored.delta, len(self._token_ids), []
         if index < end:
             text = whole.text[self._text_ends[index] : self._text_ends[end]]
-            delta = Delta(text=text, index=index, logprobs=whole.logprobs[index:])
+            delta = Delta(
+                text=text,
+                index=index,
+                logprobs=whole.logprobs[index:],
+                resume_token=whole.resume_token,
+            )
             put_tokens(delta, self._token_ids[index:], index)
             deltas.append(delta)
         if tail := whole.text[self._text_ends[end] :]:

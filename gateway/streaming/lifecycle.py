@@ -1,10 +1,11 @@
 """The life cycle of one answer: its states, the legal moves between them, and the times that are reported."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from gateway.streaming.resume_token import ResumeToken
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.v1.inference_pb2 import Finished, FinishReason, Started, Timings
@@ -83,6 +84,8 @@ class StreamSpec:
     """Idempotency key, empty without one."""
     fingerprint: bytes = b""
     """Equal for equal requests."""
+    resume_token: Callable[[str], ResumeToken] | None = None
+    """The resume token of an answer of the named model; None: no caller reads the answer."""
 
 
 class Lifecycle:

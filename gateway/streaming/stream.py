@@ -66,7 +66,7 @@ class Stream(Lifecycle):
         super().__init__()
         self.spec = spec
         self.cascade = CascadeState(first, cascade, outbox)
-        self.delivery = Delivery(spec.started, first, spec.with_logprobs)
+        self.delivery = Delivery(spec, first)
         self.guards = guards
         self._outbox = outbox
 

@@ -17,6 +17,7 @@ from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
+from gateway.streaming.resume_token import ResumeKey
 from gateway.streaming.stream import Stream
 from gateway.streaming.transcript import Transcript
 from gateway.telemetry.spans import CallSpans
@@ -60,15 +61,18 @@ class RequestContext:
         """Monotonic seconds."""
         return self.admitted.scheduling.deadline
 
-    def stream_spec(self) -> StreamSpec:
+    def stream_spec(self, resume_key: ResumeKey) -> StreamSpec:
         """What is fixed about its stream."""
+        request, sampling = self.request, self.admitted.first.sampling
+        seed = sampling.seed if sampling.temperature > 0 else 0
         return StreamSpec(
             started=self._started(),
             deadline=self.deadline,
-            with_logprobs=self.request.sampling.HasField("logprobs"),
+            with_logprobs=request.sampling.HasField("logprobs"),
             timings=self.timings,
-            key=self.request.key,
-            fingerprint=self.request.fingerprint,
+            key=request.key,
+            fingerprint=request.fingerprint,
+            resume_token=lambda model: resume_key.token(request.fingerprint, model, seed),
         )
 
     def _started(self) -> Started:

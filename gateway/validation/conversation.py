@@ -1,6 +1,6 @@
 """The input of a request: a prompt or a conversation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +8,8 @@ from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
 
+MESSAGES_MAX: Final = 2048
+"""Every message costs inspection and tokenization, however short it is."""
 SYSTEM: Final = "system"
 USER: Final = "user"
 ASSISTANT: Final = "assistant"
@@ -61,11 +63,11 @@ def conversation_of(
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)
 
 
-def _chat(messages: Iterable[ChatMessage], found: FieldViolations) -> Conversation:
-    turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
-    if not turns:
-        found.add("chat.messages", "needs at least one message")
+def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversation:
+    if not 1 <= len(messages) <= MESSAGES_MAX:
+        found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
         return Conversation((), raw=False)
+    turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
     for index, turn in enumerate(turns):
         _check_turn(index, turn, found)
     found.check(turns[-1].role == USER, "chat.messages", "the last message must be of ROLE_USER")

@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
 
 from gateway.models.catalog import Catalog
+from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
 from gateway.validation.violations import FieldViolations
@@ -54,7 +55,7 @@ class ValidRequest:
     key_is_shared: bool
     """Whether other gateways may get the key."""
     fingerprint: bytes
-    """Equal for requests with the same content; empty without a key."""
+    """Equal for requests with the same content."""
     resume: tuple[VisibleToken, ...]
     """Tokens of the answer that the caller has received."""
     timeout_s: float
@@ -84,6 +85,7 @@ def validate(
     remaining_s: float | None,
     default_timeout_s: float,
     tenant: str,
+    resume_key: ResumeKey,
 ) -> ValidRequest:
     """Checks all of ``request``; ``remaining_s`` is what is left until the deadline of its call.
 
@@ -104,19 +106,22 @@ def validate(
         "idempotency_key",
         f"must have at most {MAX_KEY_CHARS} characters",
     )
-    _check_resume(request, sampling, catalog, found)
+    resume = _check_resume(request, sampling, catalog, found)
+    model = _model(request.model, catalog, found)
+    fingerprint = fingerprint_of(request)
+    if resume:
+        _check_issued(request, resume, sampling, fingerprint, resume_key)
     return ValidRequest(
         conversation=conversation,
-        model=_model(request.model, catalog, found),
-        # Evaluated after the model, whose check raises what was found.
+        model=model,
         priority_class=_CLASSES[request.priority],
         sampling=sampling,
         labels=dict(request.labels),
         # Tenants do not share keys. A tenant's name has no space.
         key=request.idempotency_key and f"{tenant} {request.idempotency_key}",
         key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,
-        fingerprint=_fingerprint(request) if request.idempotency_key else b"",
-        resume=tokens_of(request.resume),
+        fingerprint=fingerprint,
+        resume=resume,
         timeout_s=default_timeout_s if remaining_s is None else remaining_s,
         tenant=tenant,
         allow_degraded=request.allow_degraded,
@@ -196,9 +201,13 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
 
 def _check_resume(
     request: GenerateRequest, sampling: SamplingParams, catalog: Catalog, found: FieldViolations
-) -> None:
-    """Also takes the seed from ``resume`` where ``sampling`` has none."""
+) -> tuple[VisibleToken, ...]:
+    """The tokens that the caller holds. Also takes the seed from ``resume`` where ``sampling`` has none."""
     resume = request.resume
+    limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
+    if len(resume.token_ids) > limit:
+        found.add("resume.token_ids", f"has more tokens than the limit of {limit}")
+        return ()
     if resume.HasField("seed") and not sampling.HasField("seed"):
         sampling.seed = resume.seed
     if resume.token_ids and sampling.temperature > 0 and not sampling.HasField("seed"):
@@ -209,25 +218,40 @@ def _check_resume(
         "resume.token_ids",
         f"must be below {vocab_size}, the vocabulary",
     )
-    limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
-    found.check(
-        len(resume.token_ids) <= limit,
-        "resume.token_ids",
-        f"has more tokens than the limit of {limit}",
-    )
     known = ", ".join(catalog.answering)
     found.check(
         resume.model in ("", *catalog.answering),
         "resume.model",
         f"there is no model of that name; known: {known}",
     )
+    return tokens_of(resume)
 
 
-def _fingerprint(request: GenerateRequest) -> bytes:
+def _check_issued(
+    request: GenerateRequest,
+    held: Sequence[VisibleToken],
+    sampling: SamplingParams,
+    fingerprint: bytes,
+    resume_key: ResumeKey,
+) -> None:
+    """Raises InvalidRequest unless this mesh sent the tokens in answer to this request."""
+    model = request.resume.model or request.model
+    seed = sampling.seed if sampling.temperature > 0 else 0
+    if not resume_key.issued(request.resume.resume_token, fingerprint, model, seed, held):
+        raise InvalidRequest.of(
+            "resume.resume_token",
+            "does not belong to these tokens of an answer to this request: take it from the last delta and model and "
+            "seed from Started, or ask again without resume",
+        )
+
+
+def fingerprint_of(request: GenerateRequest) -> bytes:
     """A hash of the content: without the key, and without what the caller has received."""
-    asked = GenerateRequest()
-    asked.CopyFrom(request)
-    asked.ClearField("idempotency_key")
-    asked.ClearField("idempotency_key_generated")
-    asked.ClearField("resume")
+    asked, held = request, request.HasField("resume")
+    if held or request.idempotency_key or request.idempotency_key_generated:
+        asked = GenerateRequest()
+        asked.CopyFrom(request)
+        asked.ClearField("idempotency_key")
+        asked.ClearField("idempotency_key_generated")
+        asked.ClearField("resume")
     return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.validation.violations import FieldViolations
-from sluice.constraints import problem_of_json_schema, problem_of_regex
 from sluice.v1.inference_pb2 import SamplingParams
 
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -24,7 +23,10 @@ MAX_STOP_TOKENS: Final = 32
 def sampling_of(
     params: SamplingParams, max_answer_tokens: int, found: FieldViolations
 ) -> SamplingParams:
-    """A copy with all defaults but those that depend on the model; what is wrong goes into ``found``."""
+    """A copy with all defaults but those that depend on the model; what is wrong goes into ``found``.
+
+    Whether a constraint can be enforced is checked after admission, because it takes longer than all else.
+    """
     sampling = SamplingParams(top_p=1.0, repetition_penalty=1.0)
     sampling.MergeFrom(params)
     _check_numbers(sampling, max_answer_tokens, found)
@@ -32,7 +34,6 @@ def sampling_of(
     _check_stops(sampling.stop, found)
     _check_stop_tokens(sampling, found)
     _check_served(sampling, found)
-    _check_constraint(sampling, found)
     return sampling
 
 
@@ -67,7 +68,7 @@ def _check_min_tokens(s: SamplingParams, max_answer_tokens: int, found: FieldVio
 
 def _check_stops(stops: Sequence[str], found: FieldViolations) -> None:
     found.check(len(stops) <= MAX_STOPS, "sampling.stop", f"has more than {MAX_STOPS} strings")
-    for index, stop in enumerate(stops):
+    for index, stop in enumerate(stops[:MAX_STOPS]):
         found.check(
             1 <= len(stop) <= MAX_STOP_CHARS,
             f"sampling.stop[{index}]",
@@ -96,12 +97,3 @@ def _check_served(s: SamplingParams, found: FieldViolations) -> None:
         "sampling.n",
         "must be 1; several answers are not served yet",
     )
-
-
-def _check_constraint(s: SamplingParams, found: FieldViolations) -> None:
-    constraint = s.WhichOneof("constraint")
-    if constraint is not None:
-        check = problem_of_json_schema if constraint == "json_schema" else problem_of_regex
-        reason = check(getattr(s, constraint))
-        if reason is not None:
-            found.add(f"sampling.{constraint}", reason)

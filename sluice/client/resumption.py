@@ -3,6 +3,7 @@
 Rules:
 - A new call repeats the request with its idempotency key and adds what the client holds: the token ids, and the seed in
   force, so that the remaining tokens are drawn as they would have been.
+- With them goes the resume token of the last delta: the gateway continues only what a gateway has sent.
 - The gateway continues after those tokens, or replays the answer from an earlier index. What the caller has seen is not
   returned again: tokens are counted by index, text by its length.
 - Text may lag behind tokens (a character or a stop string may be incomplete), but how much text is out after n tokens
@@ -43,6 +44,7 @@ class ResumableAnswer:
         self._request = request
         self._model = ""
         self._token_ids: list[VisibleToken] = []
+        self._resume_token = b""
         self._text_length = 0
         self._text_length_at = {0: 0}
         self._call_started = False
@@ -60,6 +62,7 @@ class ResumableAnswer:
         request.resume.seed = self.started.seed
         put_tokens(request.resume, self._token_ids)
         request.resume.model = self._model
+        request.resume.resume_token = self._resume_token
         return request
 
     def accept(self, response: pb.GenerateResponse) -> Event | None:
@@ -75,7 +78,7 @@ class ResumableAnswer:
             case "started":
                 return self._accept_started(started_of(response.started))
             case "delta":
-                return self._accept_delta(delta_of(response.delta))
+                return self._accept_delta(delta_of(response.delta), response.delta.resume_token)
             case "notice":
                 return self._accept_notice(notice_of(response.notice))
             case "finished":
@@ -103,13 +106,16 @@ class ResumableAnswer:
         if notice.kind is NoticeKind.ESCALATED:
             self._model = notice.model
             self._token_ids.clear()
+            self._resume_token = b""
             self._text_length = 0
             self._text_length_at = {0: 0}
             self._text_position = None
         return notice
 
-    def _accept_delta(self, delta: Delta) -> Delta | None:
+    def _accept_delta(self, delta: Delta, resume_token: bytes) -> Delta | None:
         known = self._known_tokens(delta)
+        if len(delta.token_ids) > known:
+            self._resume_token = resume_token
         if self._text_position is None:
             self._text_position = self._text_length_at.get(delta.index)
         position = self._text_position

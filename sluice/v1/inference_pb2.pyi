@@ -533,11 +533,16 @@ class Resume(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     HIDDEN_INDEXES_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """The seed of Started of the first try; needed when temperature > 0 and the request named no seed."""
     model: _builtins.str
-    """The model that produced token_ids: of Started, or of the last NOTICE_KIND_ESCALATED. It continues the answer.
-    Unset: the model that the request is routed to.
+    """The model that produced token_ids: of Started, or of the last NOTICE_KIND_ESCALATED. It continues the answer. May
+    be left out when the request names the model and no other one answered.
+    """
+    resume_token: _builtins.bytes
+    """resume_token of the last delta that had tokens; needed with token_ids. It proves that this mesh sent them in answer
+    to this request.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -556,10 +561,11 @@ class Resume(_message.Message):
         seed: _builtins.int | None = ...,
         model: _builtins.str = ...,
         hidden_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "hidden_indexes", b"hidden_indexes", "model", b"model", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "hidden_indexes", b"hidden_indexes", "model", b"model", "resume_token", b"resume_token", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -762,10 +768,13 @@ class Delta(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     HIDDEN_INDEXES_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append. May be empty while a character is incomplete or a stop string may be starting."""
     index: _builtins.int
     """Index of the first of token_ids in the answer, from 0."""
+    resume_token: _builtins.bytes
+    """Opaque; to be sent back in Resume by a client that continues the answer after this piece."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens of this piece; 0 for hidden ones."""
@@ -788,10 +797,11 @@ class Delta(_message.Message):
         index: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         hidden_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "resume_token", b"resume_token", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.constraints import problem_of_json_schema, problem_of_regex
+from sluice.constraints import problem_of
 
 SCHEMAS = [
     ('{"type": "foo"}', "Invalid type: foo"),
@@ -28,7 +28,7 @@ REGEXES = [
 
 @pytest.mark.parametrize(("schema", "reason"), SCHEMAS, ids=range(len(SCHEMAS)))
 def test_schemas_that_cannot_be_held(schema: str, reason: str) -> None:
-    problem = problem_of_json_schema(schema)
+    problem = problem_of("json_schema", schema)
     assert problem is not None
     assert reason in problem
     assert "\n" not in problem
@@ -36,7 +36,7 @@ def test_schemas_that_cannot_be_held(schema: str, reason: str) -> None:
 
 @pytest.mark.parametrize(("regex", "reason"), REGEXES, ids=range(len(REGEXES)))
 def test_regexes_that_cannot_be_held(regex: str, reason: str) -> None:
-    problem = problem_of_regex(regex)
+    problem = problem_of("regex", regex)
     assert problem is not None
     assert reason in problem
     assert "\n" not in problem
@@ -53,9 +53,9 @@ def test_regexes_that_cannot_be_held(regex: str, reason: str) -> None:
     ],
 )
 def test_schemas_that_can(schema: str) -> None:
-    assert problem_of_json_schema(schema) is None
+    assert problem_of("json_schema", schema) is None
 
 
 @pytest.mark.parametrize("regex", ["", "[0-9]{3}", "^ab$", "(?i)yes|no", "\\p{L}+", ".{0,5000}"])
 def test_regexes_that_can(regex: str) -> None:
-    assert problem_of_regex(regex) is None
+    assert problem_of("regex", regex) is None

@@ -66,7 +66,7 @@ _NO_LIMITS = TextLimits()
 
 
 class RuleSet:
-    """What a policy looks for. Immutable; a scan keeps nothing. Not for two threads at once."""
+    """What a policy looks for. Immutable; a scan keeps nothing, so several threads may scan."""
 
     def __init__(
         self,

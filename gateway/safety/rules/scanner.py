@@ -95,7 +95,7 @@ def _folded(match: re.Match[str]) -> str:
 
 
 class Prefilter:
-    """Patterns compiled together. One scan at a time: the scratch space is not shared between threads."""
+    """Patterns compiled together. May scan in several threads: each scan has a scratch space of its own."""
 
     def __init__(self, named: Sequence[tuple[str, str]]) -> None:
         """``named``: rule id and pattern; a pattern is known by its place in the sequence."""
@@ -103,7 +103,7 @@ class Prefilter:
             named = [("", r"\x00never\x00")]
         try:
             self._database = database_of([pattern for _, pattern in named])
-            self._scratch = hyperscan.Scratch(self._database)
+            self._scratches = [hyperscan.Scratch(self._database)]
         except hyperscan.error as error:
             raise _culprit(named) or RuleError(named[0][0], str(error)) from None
 
@@ -111,10 +111,17 @@ class Prefilter:
         """The patterns that occur, each with the byte offset where its first match may end."""
         found: dict[int, int] = {}
         if data:
-            self._database.scan(
-                data, match_event_handler=_note, context=found, scratch=self._scratch
-            )
+            scratch = self._take_scratch()
+            self._database.scan(data, match_event_handler=_note, context=found, scratch=scratch)
+            self._scratches.append(scratch)
         return found
+
+    def _take_scratch(self) -> hyperscan.Scratch:
+        """A space that no other scan uses; appending to a list and popping from it are atomic."""
+        try:
+            return self._scratches.pop()
+        except IndexError:
+            return hyperscan.Scratch(self._database)
 
 
 @functools.lru_cache(maxsize=8)

@@ -20,6 +20,7 @@ from tests.gateway.kit.wire import (
     events_of,
     open_wire,
     prompt,
+    resumed,
     text_of,
     tokens_of,
 )
@@ -187,7 +188,7 @@ async def asked(client: AsyncClient, relay: Relay, other: str) -> AnswerBuilder:
 
 async def test_an_answer_that_has_changed_is_refused_with_what_to_do(guarded: Wire) -> None:
     held = guarded.tokens(SAID)
-    call = guarded.stub.Generate(prompt(resume=pb.Resume(token_ids=held)))
+    call = guarded.stub.Generate(resumed(prompt(), held))
     task = await guarded.batcher.task()
     await guarded.batcher.send(task, last(len(held), guarded.tokens(" ok")))
     code, error = await error_of(call)

@@ -51,6 +51,21 @@ BAD: list[tuple[pb.GenerateRequest, str, str, list[str]]] = [
     ),
     (prompt("long " * CONTEXT), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", ["input"]),
     (prompt("x" * 20_000), "INVALID_ARGUMENT", "PROMPT_TOO_LONG", ["input"]),
+    *(
+        (
+            prompt(sampling=pb.SamplingParams(**{field: text})),
+            "INVALID_ARGUMENT",
+            "REQUEST_INVALID",
+            [f"sampling.{field}"],
+        )
+        for field, text in (
+            ("json_schema", ""),
+            ("json_schema", '{"not": {}}'),
+            ("json_schema", '{"title": "' + "x" * (64 << 10) + '"}'),
+            ("regex", "("),
+            ("regex", "x" * 8193),
+        )
+    ),
 ]
 
 

@@ -3,15 +3,15 @@
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.tokenizer import END
-from tests.gateway.kit.wire import Wire, error_of, events_of, prompt, text_of, tokens_of
+from tests.gateway.kit.tokenizer import END, SPECIALS
+from tests.gateway.kit.wire import Wire, error_of, events_of, prompt, resumed, text_of, tokens_of
 
 
 def keyed(
     text: str = "hello", held: list[int] | None = None, **fields: object
 ) -> pb.GenerateRequest:
-    resume = pb.Resume(token_ids=held) if held else None
-    return prompt(text, idempotency_key="k1", resume=resume, **fields)
+    request = prompt(text, idempotency_key="k1", **fields)
+    return resumed(request, held) if held else request
 
 
 async def test_a_newer_call_takes_over_from_what_it_holds(wire: Wire) -> None:
@@ -58,6 +58,12 @@ async def test_a_finished_answer_is_replayed(wire: Wire) -> None:
     assert again[-1].finished == once[-1].finished
     rest = await events_of(wire.stub.Generate(keyed(held=answer[:1])))
     assert tokens_of(rest) == answer[1:]
+    resume_tokens = {last_resume_token(events) for events in (once, again, rest)}
+    assert resume_tokens == {resumed(keyed(), answer).resume.resume_token}
+
+
+def last_resume_token(events: list[pb.GenerateResponse]) -> bytes:
+    return next(e.delta.resume_token for e in reversed(events) if e.delta.token_ids)
 
 
 async def test_another_request_with_the_same_key_is_refused(wire: Wire) -> None:
@@ -86,7 +92,7 @@ async def test_a_key_is_free_again_after_its_caller_left(wire: Wire) -> None:
 async def test_an_answer_goes_on_behind_the_tokens_held(wire: Wire) -> None:
     answer = wire.tokens("naïve 😀 hello")
     for held in range(1, len(answer)):
-        call = wire.stub.Generate(prompt(resume=pb.Resume(token_ids=answer[:held])))
+        call = wire.stub.Generate(resumed(prompt(), answer[:held]))
         task = await wire.batcher.task()
         assert list(task.produced_token_ids) == answer[:held]
         await wire.batcher.send(task, frame(0, answer[: held + 1]), last(held, answer[held:]))
@@ -98,15 +104,60 @@ async def test_an_answer_goes_on_behind_the_tokens_held(wire: Wire) -> None:
         assert events[-1].finished.usage.completion_tokens == len(answer)
 
 
+async def test_a_caller_goes_on_behind_any_delta_with_its_resume_token(wire: Wire) -> None:
+    asked = prompt(sampling=pb.SamplingParams(temperature=1.0))
+    answer = wire.tokens("hello world, how are you?")
+    call = wire.stub.Generate(asked)
+    task = await wire.batcher.task()
+    started = (await call.read()).started
+    for held in (1, 3):
+        first = 0 if held == 1 else 1
+        await wire.batcher.send(task, frame(first, answer[first:held]))
+        delta = (await call.read()).delta
+        again = pb.GenerateRequest()
+        again.CopyFrom(asked)
+        again.resume.MergeFrom(
+            pb.Resume(
+                token_ids=answer[:held],
+                seed=started.seed,
+                model=started.model,
+                resume_token=delta.resume_token,
+            )
+        )
+        other = wire.stub.Generate(again)
+        assert list((await wire.batcher.task()).produced_token_ids) == answer[:held]
+        other.cancel()
+    call.cancel()
+
+
+async def test_tokens_that_no_gateway_sent_are_refused(wire: Wire) -> None:
+    control = [wire.catalog["small"].tokenizer.tokenizer.token_to_id(token) for token in SPECIALS]
+    asked, answer = prompt(), wire.tokens("hello world")
+    good = resumed(asked, answer)
+    forged = [
+        prompt(resume=pb.Resume(token_ids=control)),
+        prompt(resume=pb.Resume(token_ids=control, resume_token=good.resume.resume_token)),
+        prompt(resume=pb.Resume(token_ids=answer[:-1], resume_token=good.resume.resume_token)),
+        prompt("another", resume=good.resume),
+        prompt(resume=good.resume, model="large"),
+        prompt(resume=good.resume, sampling=pb.SamplingParams(temperature=1.0, seed=2)),
+    ]
+    for request in forged:
+        code, error = await error_of(wire.stub.Generate(request))
+        assert (code.name, error.reason) == ("INVALID_ARGUMENT", "REQUEST_INVALID")
+        assert [violation.field for violation in error.violations] == ["resume.resume_token"]
+    assert len(wire.gateway.registry) == 0
+
+
 async def test_a_complete_answer_needs_no_engine(wire: Wire) -> None:
     held = [*wire.tokens("hello"), *wire.tokens(END)]
-    events = await events_of(wire.stub.Generate(prompt(resume=pb.Resume(token_ids=held))))
+    events = await events_of(wire.stub.Generate(resumed(prompt(), held)))
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP
     limited = pb.SamplingParams(max_tokens=len(held) - 1)
-    request = prompt(resume=pb.Resume(token_ids=held[:-1]), sampling=limited)
+    request = resumed(prompt(sampling=limited), held[:-1])
     events = await events_of(wire.stub.Generate(request))
     assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
-    request = prompt(resume=pb.Resume(token_ids=held[:-1]), sampling=pb.SamplingParams(stop=["lo"]))
+    request = resumed(prompt(sampling=pb.SamplingParams(stop=["lo"])), held[:-1])
     events = await events_of(wire.stub.Generate(request))
     assert events[-1].finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
     assert len(wire.gateway.registry) == 0
@@ -114,9 +165,7 @@ async def test_a_complete_answer_needs_no_engine(wire: Wire) -> None:
 
 async def test_a_stop_string_that_began_in_the_held_tokens_is_found(wire: Wire) -> None:
     answer = [token for letter in "abcd" for token in wire.tokens(letter)]
-    request = prompt(
-        resume=pb.Resume(token_ids=answer[:2]), sampling=pb.SamplingParams(stop=["bc"])
-    )
+    request = resumed(prompt(sampling=pb.SamplingParams(stop=["bc"])), answer[:2])
     call = wire.stub.Generate(request)
     task = await wire.batcher.task()
     await wire.batcher.send(task, frame(2, answer[2:], end=ROW_END_STOP))

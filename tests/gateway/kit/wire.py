@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,8 @@ from gateway.models.catalog import Catalog
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
 from gateway.server import Gateway
+from gateway.streaming.resume_token import ResumeKey
+from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
 from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
 from sluice.settings.routing import RoutingSettings
@@ -35,6 +37,7 @@ from sluice.wire import tokens
 from tests.gateway.kit.batcher import BOUND_S, WireBatcher, wire_batcher
 
 MODELS: Final = ("small", "large")
+RESUME_KEY: Final = "of all gateways of a test"
 
 
 def settings_for(
@@ -46,7 +49,7 @@ def settings_for(
     prices: Mapping[str, tuple[float, float]] | None = None,
     **gateway: Any,
 ) -> Settings:
-    values = {"address": "127.0.0.1:0", "drain_s": 1.0, **gateway}
+    values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
     return Settings(
         models=tuple(_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS),
         gateway=GatewaySettings(**values),
@@ -197,6 +200,19 @@ def text_of(events: list[GenerateResponse]) -> str:
 def tokens_of(events: list[GenerateResponse]) -> list[tokens.VisibleToken]:
     deltas = [event.delta for event in events]
     return [token for delta in deltas for token in tokens.tokens_of(delta, delta.index)]
+
+
+def resumed(
+    request: GenerateRequest, held: Sequence[tokens.VisibleToken], model: str = ""
+) -> GenerateRequest:
+    """A copy of ``request`` of a caller that was sent ``held`` of the answer of ``model``."""
+    copy = GenerateRequest()
+    copy.CopyFrom(request)
+    tokens.put_tokens(copy.resume, held)
+    copy.resume.model = model
+    token = ResumeKey(RESUME_KEY).token(fingerprint_of(request), model or request.model, 0)
+    copy.resume.resume_token = token.after(held)
+    return copy
 
 
 def prompt(text: str = "hello", **fields: Any) -> GenerateRequest:

@@ -82,7 +82,7 @@ def test_what_is_encoded_is_found() -> None:
 def test_a_trial_counts_what_it_would_do_otherwise() -> None:
     made = Inspector(compiled())
     inspection = made.begin("default", {}, ["TCK-123456"])
-    (moves,) = made.rehearse(inspection, list(inspection.results()))
+    moves = made.count(list(inspection.results()), made.rehearse(inspection))
     assert move_labels(moves) == ["custom.ticket:redact>block"]
 
 

@@ -11,14 +11,23 @@ from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.v1 import inference_pb2 as pb
 from sluice.wire import subjects
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    prompt,
+    resumed,
+    text_of,
+    tokens_of,
+)
 
 
 def keyed(
     text: str = "hello", held: list[int] | None = None, **fields: object
 ) -> pb.GenerateRequest:
-    resume = pb.Resume(token_ids=held) if held else None
-    return prompt(text, idempotency_key="k1", resume=resume, **fields)
+    request = prompt(text, idempotency_key="k1", **fields)
+    return resumed(request, held) if held else request
 
 
 @pytest.fixture

@@ -9,7 +9,16 @@ from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Logprobs
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
+from tests.gateway.kit.wire import (
+    Wire,
+    error_of,
+    events_of,
+    open_wire,
+    prompt,
+    resumed,
+    text_of,
+    tokens_of,
+)
 
 CASCADE = {"first": "small", "second": "large", "commit_tokens": 4, "mode": "hold"}
 
@@ -158,11 +167,7 @@ async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -
     await cascade.batcher.send(second, frame(0, cascade.tokens("hello world")))
     assert (await again.read()).delta.text
 
-    current = pb.GenerateRequest()
-    current.CopyFrom(asked)
-    current.resume.model = "large"
-    current.resume.token_ids.extend(cascade.tokens("hello world"))
-    third = cascade.stub.Generate(current)
+    third = cascade.stub.Generate(resumed(asked, cascade.tokens("hello world"), "large"))
     started = (await third.read()).started
     assert started.model == "large"
     count = len(cascade.tokens("hello world"))
@@ -173,10 +178,7 @@ async def test_a_reconnecting_caller_gets_the_escalation_notice(cascade: Wire) -
 
 
 async def test_on_another_gateway_the_model_of_the_held_tokens_continues(cascade: Wire) -> None:
-    resumed = prompt(model="")
-    resumed.resume.model = "large"
-    resumed.resume.token_ids.extend(cascade.tokens("hello"))
-    call = cascade.stub.Generate(resumed)
+    call = cascade.stub.Generate(resumed(prompt(model=""), cascade.tokens("hello"), "large"))
     task = await cascade.batcher.task("large")
     assert list(task.produced_token_ids) == cascade.tokens("hello")
     await cascade.batcher.send(task, last(1, cascade.tokens("hello")))
@@ -186,9 +188,8 @@ async def test_on_another_gateway_the_model_of_the_held_tokens_continues(cascade
 
 
 async def test_held_tokens_of_an_unknown_model_are_refused(cascade: Wire) -> None:
-    resumed = prompt(model="")
-    resumed.resume.model = "nobody"
-    _, error = await error_of(cascade.stub.Generate(resumed))
+    request = prompt(model="", resume=pb.Resume(model="nobody"))
+    _, error = await error_of(cascade.stub.Generate(request))
     assert error.reason == "REQUEST_INVALID"
     assert error.violations[0].field == "resume.model"
 

@@ -23,7 +23,7 @@ from sluice.v1.admin_pb2 import (
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from tests.gateway.kit.batcher import BOUND_S, frame, last
-from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed, text_of
 
 ANSWER = "hello world, how are you today?"
 UNSAFE = "unsafe\nS1"
@@ -311,8 +311,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
 async def test_a_caller_with_tokens_of_the_governed_model_continues_with_it(opened: Any) -> None:
     """Elsewhere, and although the request names the first model."""
     async with opened(action={"route": "large"}) as wire:
-        held = pb.Resume(token_ids=wire.tokens("hello"), model="large")
-        call = wire.stub.Generate(prompt(model="small", resume=held))
+        call = wire.stub.Generate(resumed(prompt(), wire.tokens("hello"), "large"))
         # The guard's model is the governed one here: its rows come in the order in which they were sent.
         task, check = [await wire.batcher.task("large") for _ in range(2)]
         assert list(task.produced_token_ids) == wire.tokens("hello")
@@ -371,8 +370,7 @@ async def test_a_call_that_takes_over_keeps_the_verdict_and_a_resumed_one_is_che
         await wire.batcher.send(task, last(1, wire.tokens(" world")))
         assert text_of(await events_of(again)) == "hello world"
 
-        resumed = prompt(resume=pb.Resume(token_ids=wire.tokens("hello")))
-        call = wire.stub.Generate(resumed)
+        call = wire.stub.Generate(resumed(prompt(), wire.tokens("hello")))
         task = await wire.batcher.task("small")
         assert list(task.produced_token_ids) == wire.tokens("hello")
         await judge(wire, await wire.batcher.task("large"), UNSAFE)
@@ -384,7 +382,7 @@ async def test_a_complete_answer_that_is_resumed_is_checked_before_it_ends(opene
     async with opened(checks=["input", "output"]) as wire:
         held = wire.tokens("hello world")
         sampling = pb.SamplingParams(max_tokens=len(held))
-        call = wire.stub.Generate(prompt(sampling=sampling, resume=pb.Resume(token_ids=held)))
+        call = wire.stub.Generate(resumed(prompt(sampling=sampling), held))
         checks = [await wire.batcher.task("large") for _ in range(2)]
         for check in checks:
             await judge(wire, check, "safe")

@@ -20,7 +20,7 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.wire.enums import word_of
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.cascades import BAD, GOOD, explained, notices, saying
-from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, text_of, tokens_of
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, resumed, text_of, tokens_of
 
 CASCADE: dict[str, Any] = {
     "first": "small",
@@ -217,10 +217,7 @@ async def test_second_rows_that_fail_open_the_breaker_and_then_none_begins(
 async def test_a_caller_that_resumes_on_another_gateway_continues_with_one_model(
     wire: Wire,
 ) -> None:
-    resumed = prompt(model="")
-    resumed.resume.model = "small"
-    resumed.resume.token_ids.extend(wire.tokens("hello"))
-    call = wire.stub.Generate(resumed)
+    call = wire.stub.Generate(resumed(prompt(model=""), wire.tokens("hello"), "small"))
     task = await wire.batcher.task("small")
     assert list(task.produced_token_ids) == wire.tokens("hello")
     await wire.batcher.send(task, last(1, wire.tokens(" world")))

@@ -50,6 +50,16 @@ def test_next_call_names_seed_and_tokens() -> None:
     assert list(request.resume.token_ids) == [100, 101]
 
 
+def test_next_call_has_the_resume_token_of_the_last_delta_with_tokens() -> None:
+    subject = exchange()
+    first, second, tail = delta(0, "ab"), delta(2, "c"), delta(3, "")
+    first.delta.resume_token, second.delta.resume_token = b"first", b"second"
+    play(subject, [started(), first, second, tail])
+    assert subject.next_request().resume.resume_token == b"second"
+    play(subject, [started(), first])
+    assert subject.next_request().resume.resume_token == b"second"
+
+
 def test_next_call_of_a_request_that_never_started_is_the_same() -> None:
     subject = exchange()
     subject.next_request()
