@@ -15,7 +15,8 @@ has 160 tokens), one fault follows the other, and one line says what the callers
     full rate   from the fault until callers get 80 % of the tokens a second of the calm time before the first fault
 
     python bench/chaos.py [--faults batcher-kill,nats-stop] [--seconds 180] [--every 10] [--callers 32] [--json]
-        [--gateways N] [--batchers N] [--workers N] [--nats 1|3] [--client sdk|plain] [--limit 30] [--keep DIR]
+        [--gateways N] [--batchers N] [--workers N] [--standby N] [--nats 1|3] [--client sdk|plain]
+        [--limit 30] [--keep DIR]
 
 The exit code is 1 when an answer was different, lost or doubled, or when a fault could not be done. docs/faults.md has
 the figures and says what each process promises; `--list` names the faults.
@@ -52,7 +53,9 @@ DEFAULT: Final = tuple(
 
 async def main(options: argparse.Namespace) -> int:
     """Runs the faults that were asked for; returns the exit code."""
-    topology = Topology(options.gateways, options.batchers, options.workers, options.nats)
+    topology = Topology(
+        options.gateways, options.batchers, options.workers, options.standby, options.nats
+    )
     plan = Plan(
         topology, options.client, options.callers, options.seconds, options.every, options.limit
     )
@@ -116,6 +119,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--batchers", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="Triton processes with the model")
+    parser.add_argument("--standby", type=int, default=0, help="of the workers, standbys")
     parser.add_argument("--nats", type=int, choices=(1, 3), default=1)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep files and logs there")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -52,7 +52,8 @@ async def check_batcher(nats_url: str, batcher: str) -> None:
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            client = await nats.connect(nats_url, allow_reconnect=False, connect_timeout=1)
+            servers = nats_url.split(",")
+            client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1)
             try:
                 await _await_report(await client.subscribe(REPORTS), batcher)
             finally:

@@ -75,14 +75,14 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
 
 
 async def wait_for_nats(url: str, bound_s: float) -> None:
-    """Returns when the server at ``url`` takes connections and its JetStream answers.
+    """Returns when a server at ``url`` takes connections and its JetStream answers.
 
     Raises:
         TimeoutError: not within ``bound_s`` seconds.
     """
     async with asyncio.timeout(bound_s):
         client = await nats.connect(
-            url,
+            url.split(","),
             error_cb=_ignore,  # refused connections are what we are waiting through
             reconnect_time_wait=_RETRY_S,
             max_reconnect_attempts=-1,

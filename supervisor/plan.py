@@ -213,7 +213,7 @@ def _own_address(key: str, address: str, taken: set[int]) -> str:
 
 def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConfig | None:
     if settings.nats.url is not None:
-        _check_external("nats.url", settings.nats.url)
+        _check_external("nats.url", *settings.nats.url.split(","))
         return None
     find_nats_server()
     port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
@@ -244,10 +244,13 @@ def _worker_ports(settings: Settings, taken: set[int]) -> Iterator[int]:
         yield checked_port("triton.port", LOOPBACK, port, taken)
 
 
-def _check_external(key: str, url: str) -> None:
-    host, port = split_address(url.rpartition("://")[2].rpartition("@")[2].rstrip("/"), key)
-    if not answers(host, port, EXTERNAL_BOUND_S):
-        raise SetupError(f"{key}: nothing answers at {host}:{port}; start it, or remove {key}")
+def _check_external(key: str, *urls: str) -> None:
+    """One of several servers is enough."""
+    addresses = [url.rpartition("://")[2].rpartition("@")[2].rstrip("/") for url in urls]
+    hosts = [split_address(address, key) for address in addresses]
+    if not any(answers(host, port, EXTERNAL_BOUND_S) for host, port in hosts):
+        where = ", ".join(addresses)
+        raise SetupError(f"{key}: nothing answers at {where}; start it, or remove {key}")
 
 
 def _resolve(

@@ -98,7 +98,7 @@ class SdkCaller(Caller):
 
     def __init__(self, addresses: Sequence[str], limit_s: float) -> None:
         super().__init__(addresses, limit_s)
-        self._client = AsyncClient(target_of(addresses))
+        self._client = AsyncClient(",".join(addresses))
 
     async def _read(self, call: Call, question: Question, tally: Tally) -> None:
         try:
@@ -138,7 +138,7 @@ class PlainCaller(Caller):
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        self._channel = grpc.aio.insecure_channel(target_of(addresses), options)
+        self._channel = grpc.aio.insecure_channel(f"ipv4:{','.join(addresses)}", options)
         self._stub: InferenceServiceAsyncStub = InferenceServiceStub(self._channel)
 
     def open(self, question: Question) -> Any:
@@ -171,11 +171,6 @@ class PlainCaller(Caller):
 
     async def close(self) -> None:
         await self._channel.close()
-
-
-def target_of(addresses: Sequence[str]) -> str:
-    """What gRPC calls several addresses."""
-    return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
 
 
 def described(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:

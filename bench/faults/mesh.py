@@ -2,8 +2,7 @@
 
 But there may be several of each, each with a configuration of its own, so that a proxy stands between any two of them.
 
-Processes are named "nats", "triton", "batcher", "gateway", and with a number from the second on ("gateway.1"). Each
-Triton serves every model: workers in one Triton die together.
+Processes are named "nats", "triton", "batcher", "gateway", and with a number from the second on ("gateway.1").
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Final
@@ -58,7 +57,8 @@ class Topology:
     """What a mesh consists of.
 
     Attributes:
-        workers: Triton processes; each serves every model.
+        workers: each in a Triton of its own.
+        standby: how many of the workers only take the place of lost ones.
         nats: servers; three form a cluster.
         proxied: links that go through a proxy.
         disk_mib: size of the file system that JetStream stores on; None: an ordinary folder.
@@ -69,6 +69,7 @@ class Topology:
     gateways: int = 1
     batchers: int = 1
     workers: int = 1
+    standby: int = 0
     nats: int = 1
     proxied: frozenset[str] = frozenset()
     disk_mib: int | None = None
@@ -253,8 +254,10 @@ class FaultMesh:
             await client.close()
 
     async def all_serving(self, bound_s: float) -> None:
-        """Returns when every gateway says SERVING; SetupError when one does not in time."""
-        await asyncio.gather(*(wait_until_serving(each, bound_s) for each in self.addresses))
+        """Returns when every gateway serves the model; SetupError when one does not in time."""
+        models = [self.settings.models[0].name]
+        waits = (wait_until_serving(address, models, bound_s) for address in self.addresses)
+        await asyncio.gather(*waits)
 
 
 def _signal(pid: int | None, sent: signal.Signals) -> None:
@@ -385,14 +388,14 @@ async def _routes(mesh: FaultMesh, stack: AsyncExitStack, names: list[str]) -> d
 
 
 def _start_triton(mesh: FaultMesh, name: str) -> int:
-    root, port = mesh.root / name, free_port()
-    config = plan_triton(mesh.settings, root, LOOPBACK, port)
+    port, models = free_port(), mesh.settings.models[0].triton_models
+    config = plan_triton(mesh.settings, mesh.root / name, name, models, LOOPBACK, port)
     render_repository(mesh.settings, config.repository)
     if mesh.topology.poison:
         for script in config.repository.glob("*/1/model.py"):
             script.write_text(_POISONED_MODEL, encoding="utf-8")
     spec = triton_spec(config, mesh.root / "logs" / f"{name}.log")
-    mesh.supervisor.start(replace(spec, name=name), triton_watcher(config, mesh.settings))
+    mesh.supervisor.start(spec, triton_watcher(config, mesh.settings.triton.start_s))
     return port
 
 
@@ -409,7 +412,10 @@ def _start_python(
     workers = tuple(f"{LOOPBACK}:{triton}" for triton in tritons)
     update: dict[str, object] = {
         "nats": settings.nats.model_copy(update={"url": ",".join(urls)}),
-        "models": tuple(m.model_copy(update={"triton_url": workers}) for m in settings.models),
+        "models": tuple(
+            model.model_copy(update={"triton_url": workers, "standby": mesh.topology.standby})
+            for model in settings.models
+        ),
     }
     if port is not None:
         update["gateway"] = settings.gateway.model_copy(update={"address": f"{LOOPBACK}:{port}"})

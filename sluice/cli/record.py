@@ -143,7 +143,7 @@ async def _connect(url: str) -> "Client":
 
     try:
         async with asyncio.timeout(CONNECT_S):
-            return await nats.connect(url, name="sluice-record", error_cb=on_error)
+            return await nats.connect(url.split(","), name="sluice-record", error_cb=on_error)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         message = f"no NATS server answered at {url}: {error or 'no answer in time'}"
         raise failure.CommandFailed("NATS_UNREACHABLE", message) from error

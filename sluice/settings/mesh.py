@@ -106,6 +106,7 @@ class NatsSettings(Section):
     """NATS: an external server when ``url`` is set, else the embedded one."""
 
     url: str | None = None
+    """One server, or those of a cluster with commas between them."""
     port: Port = 0
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)

@@ -64,7 +64,7 @@ async def connect(
     try:
         async with asyncio.timeout(connect_s):
             await client.connect(
-                url,
+                url.split(","),
                 name=name,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work

@@ -32,6 +32,13 @@ async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
         await connect(NatsSettings(url=url, connect_s=0.2), "test", nothing, ping_interval_s=2)
 
 
+async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
+    urls = f"nats://127.0.0.1:{free_port()},{nats_url}"
+    client = await connect(NatsSettings(url=urls), "test", nothing, ping_interval_s=2)
+    assert client.is_connected
+    await disconnect(client)
+
+
 async def test_a_server_that_comes_back_may_have_lost_something(tmp_path: Path) -> None:
     lost = asyncio.Event()
     async with running_nats(tmp_path) as url:
