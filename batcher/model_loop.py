@@ -156,28 +156,25 @@ class ModelLoop:
                 self._requests.resend(message.resend.request_id, message.resend.from_index)
         self.wake()
 
-    def on_live(self, worker: str) -> None:
-        """See `batcher.workers.worker.WorkerEvents`."""
-        self._requests.worker(worker).live = True
-        self._process.on_readiness()
-        self.wake()
-
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
         self.wake()
         self._requests.step(worker, report, time.monotonic())
 
-    def on_admission(self, worker: str, batch_id: str, admission: worker_pb2.Admission) -> None:
+    def on_live(self, worker: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
-        self._requests.admitted(worker, batch_id, admission, time.monotonic())
+        self._process.on_readiness()
+
+    def on_queued(self, worker: str, batch_id: str) -> None:
+        """See `batcher.workers.worker.WorkerEvents`."""
+        self._requests.queued(worker, batch_id, time.monotonic())
         self.wake()
 
-    def on_lost(self, worker: str) -> list[str]:
+    def on_lost(self, worker: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
-        lost = self._requests.lost(worker, time.monotonic())
+        self._requests.lost(worker, time.monotonic())
         self._process.on_readiness()
         self.wake()
-        return lost
 
     # The loop.
 
@@ -186,7 +183,7 @@ class ModelLoop:
             self._woken.clear()
             now = time.monotonic()
             share = self._process.peers.share(self._model, now)
-            self._requests.advance(now, self._requests.capacities(share))
+            self._requests.advance(now, self._requests.capacities(share, now))
             await self._carry_out(self._requests.take())
             self.inbox.nudge()
             if not len(self._requests) and not self._woken.is_set():

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
 from model_workers.process import build_engine, exit_with_parent
-from model_workers.worker import Worker
+from model_workers.worker import InboxFull, Worker
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
 from sluice.telemetry.names import SERVICE_WORKER
@@ -33,15 +33,11 @@ class TritonResponseSender:
     def __init__(self, sender: Any) -> None:
         self._sender = sender
 
-    def send(self, response: worker_pb2.WorkerResponse, *, last: bool = False) -> None:
+    def send(self, report: worker_pb2.StepReport) -> None:
         """Blocks for one round trip through shared memory."""
-        payload = np.frombuffer(response.SerializeToString(), dtype=np.uint8)
+        payload = np.frombuffer(report.SerializeToString(), dtype=np.uint8)
         tensor = pb_utils.Tensor(RESPONSE, payload)
-        message = pb_utils.InferenceResponse(output_tensors=[tensor])
-        if last:
-            self._sender.send(message, flags=FINAL)
-        else:
-            self._sender.send(message)
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=[tensor]))
 
     def close(self) -> None:
         """Sends the FINAL flag alone."""
@@ -51,9 +47,9 @@ class TritonResponseSender:
         """Whether the client has cancelled its stream."""
         return bool(self._sender.is_cancelled())
 
-    def refuse(self, message: str) -> None:
-        """Ends the request with INVALID_ARGUMENT."""
-        error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+    def refuse(self, message: str, code: int) -> None:
+        """Ends the request with an error."""
+        error = pb_utils.TritonError(message, code)
         self._sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
 
@@ -71,7 +67,7 @@ class TritonPythonModel:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
         engine = build_engine(settings)
         self._provider = start_tracing(SERVICE_WORKER)
-        # A process without an engine is of no use; the supervisor restarts it.
+        # A process whose engine has ended or hangs is of no use; the supervisor restarts it.
         self._worker = Worker(
             settings.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1)
         )
@@ -85,7 +81,9 @@ class TritonPythonModel:
             try:
                 self._worker.handle(_message(request), responses, _traceparent(request))
             except MalformedMessage as error:
-                responses.refuse(str(error))
+                responses.refuse(str(error), pb_utils.TritonError.INVALID_ARG)
+            except InboxFull as error:
+                responses.refuse(str(error), pb_utils.TritonError.UNAVAILABLE)
 
     def finalize(self) -> None:
         """Ends the threads, then sends the spans that are left."""

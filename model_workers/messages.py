@@ -111,7 +111,7 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
         message.final.end = frame_pb2.RowEnd.ValueType(step.end)
         message.final.timings.CopyFrom(timings or frame_pb2.RowTimings())
         message.final.cached_prompt_tokens = step.cached_prompt_tokens
-    if step.end is RowEnd.FAILED:
+    if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
         message.final.error.reason = ENGINE_FAILED
         message.final.error.message = step.error
     return message

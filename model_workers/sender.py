@@ -1,4 +1,4 @@
-"""Sends responses to batchers: answers to their requests, and reports of steps on their channels.
+"""Sends reports to batchers on their channels, and ends their other requests.
 
 Sending blocks for a round trip through shared memory, which must not delay the engine: so it has a thread of its own.
 
@@ -9,11 +9,14 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - Every ``heartbeat_s`` a heartbeat is sent, with or without frames; before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share
-  the worker.
+  the worker. Admissions are sent as soon, at once when rows were refused.
 - A second channel of the same batcher replaces the first, and its waiting frames are dropped: a batcher that lost its
-  channel sends its rows again.
+  channel sends its rows again. Until the engine has taken note of the second one it carries heartbeats only.
+- When the engine hangs its channels are ended: batchers send their rows elsewhere. The engine may go on and serve new
+  channels; if it does not, the process is of no use.
 """
 
+import faulthandler
 import logging
 import math
 from collections import deque
@@ -21,8 +24,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Condition
+from types import MappingProxyType
 from typing import Final, Protocol
 
+from model_workers.watchdog import TICK_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
 REPORT_FRAMES_MAX: Final = 1024
@@ -39,11 +44,11 @@ LOAD_UPDATE_S: Final = 0.05
 class ResponseSender(Protocol):
     """Sends the responses to one request of a batcher. `send` may block for a moment."""
 
-    def send(self, response: worker_pb2.WorkerResponse, *, last: bool = False) -> None:
-        """Sends ``response``; after the last one the request is over."""
+    def send(self, report: worker_pb2.StepReport) -> None:
+        """Sends a report."""
 
     def close(self) -> None:
-        """Ends the request without another response."""
+        """Ends the request."""
 
     def is_cancelled(self) -> bool:
         """Whether the batcher has cancelled the request."""
@@ -54,12 +59,15 @@ class Channel:
     """The open channel of one batcher. Times are monotonic seconds."""
 
     batcher: str
+    opening: int
     responses: ResponseSender
     heartbeat_s: float
     heartbeat_at: float
     load_update_at: float = math.inf
     sequence: int = 0
+    ready: bool = False
     waiting: list[frame_pb2.Frame] = field(default_factory=list)
+    admissions: list[worker_pb2.Admission] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -84,16 +92,27 @@ class Channels:
         """Frames that wait to be sent."""
         return sum(len(channel.waiting) for channel in self._channels.values())
 
-    def __contains__(self, batcher: str) -> bool:
-        return batcher in self._channels
+    def get(self, batcher: str, opening: int) -> Channel | None:
+        """The open channel of a batcher, unless it is another one by now."""
+        channel = self._channels.get(batcher)
+        return channel if channel is not None and channel.opening == opening else None
 
     def open(
-        self, batcher: str, responses: ResponseSender, heartbeat_s: float, now: float
+        self, opening: worker_pb2.OpenChannel, responses: ResponseSender, now: float
     ) -> ResponseSender | None:
-        """Opens a channel, first heartbeat due at once; returns the sender of the one it replaces, to be closed."""
-        old = self._channels.get(batcher)
-        self._channels[batcher] = Channel(batcher, responses, heartbeat_s, heartbeat_at=now)
-        return None if old is None else old.responses
+        """Opens a channel, first heartbeat due at once; returns the sender of the older one, to be closed."""
+        batcher, heartbeat_s = opening.batcher, opening.heartbeat_ms / 1000
+        other = self._channels.get(batcher)
+        if other is not None and other.opening > opening.opening:
+            return responses  # It was overtaken.
+        self._channels[batcher] = Channel(
+            batcher, opening.opening, responses, heartbeat_s, heartbeat_at=now
+        )
+        return None if other is None else other.responses
+
+    def ready(self) -> list[Channel]:
+        """Channels that the engine serves."""
+        return [channel for channel in self._channels.values() if channel.ready]
 
     def drop(self, channel: Channel) -> bool:
         """Removes a channel; False when it was replaced or removed before."""
@@ -117,10 +136,20 @@ class Channels:
                 channel.load_update_at = min(channel.load_update_at, now + LOAD_UPDATE_S)
 
     def post(self, batcher: str, frames: Iterable[frame_pb2.Frame]) -> None:
-        """Adds frames; dropped when the batcher has no channel."""
+        """Adds frames; dropped when the batcher has no channel, or a newer one than they are for."""
         channel = self._channels.get(batcher)
-        if channel is not None:
+        if channel is not None and channel.ready:
             channel.waiting.extend(frames)
+
+    def admit(self, batcher: str, admissions: Iterable[worker_pb2.Admission], now: float) -> None:
+        """Adds admissions."""
+        channel = self._channels.get(batcher)
+        if channel is None or not channel.ready:
+            return
+        for admission in admissions:
+            channel.admissions.append(admission)
+            due_at = now if admission.refused else now + LOAD_UPDATE_S
+            channel.load_update_at = min(channel.load_update_at, due_at)
 
     def due(self, now: float) -> list[DueReport]:
         """The reports to send now."""
@@ -148,8 +177,14 @@ class Channels:
         frames = list(islice(channel.waiting, REPORT_FRAMES_MAX))
         del channel.waiting[: len(frames)]
         report = worker_pb2.StepReport(
-            worker=self.worker, sequence=channel.sequence, frames=frames, load=self._load
+            worker=self.worker,
+            sequence=channel.sequence,
+            frames=frames,
+            load=self._load,
+            admissions=channel.admissions,
+            ready=channel.ready,
         )
+        channel.admissions = []
         channel.sequence += 1
         return DueReport(channel, report, is_heartbeat)
 
@@ -158,49 +193,81 @@ log = logging.getLogger(__name__)
 
 BACKLOG_WAIT_S: Final = 1.0
 """Longest wait of the engine for the sender before it looks for commands again, seconds."""
+HANG_S: Final = 10.0
+"""An engine that exceeds its limit by this much does not come back, seconds."""
+
+
+@dataclass(frozen=True)
+class SenderCallbacks:
+    """What the sender finds out. Called by its thread.
+
+    Attributes:
+        on_lost: a batcher's channel is gone since a moment.
+        on_hang: the engine does not come back.
+    """
+
+    on_lost: Callable[[str, float], None]
+    on_hang: Callable[[], None]
 
 
 class Sender:
-    """Owns the channels; every method may be called from any thread. `run` is the thread.
-
-    ``on_lost`` is called with a batcher's id and the time when its channel was found cancelled.
-    """
+    """Owns the channels; every method may be called from any thread. `run` is the thread."""
 
     def __init__(
-        self, channels: Channels, clock: Callable[[], float], on_lost: Callable[[str, float], None]
+        self,
+        channels: Channels,
+        watchdog: Watchdog,
+        clock: Callable[[], float],
+        callbacks: SenderCallbacks,
     ) -> None:
         self._channels = channels
+        self._watchdog = watchdog
         self._clock = clock
-        self._on_lost = on_lost
-        self._answers: deque[tuple[ResponseSender, worker_pb2.WorkerResponse | None]] = deque()
+        self._callbacks = callbacks
+        self._ends: deque[ResponseSender] = deque()
         self._changed = Condition()
         self._stopping = False
 
-    def open(self, batcher: str, responses: ResponseSender, heartbeat_s: float) -> None:
-        """Opens the channel of a batcher; ends the one it replaces."""
+    def open(self, opening: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
+        """Opens the channel of a batcher; ends the older one."""
         with self._changed:
-            replaced = self._channels.open(batcher, responses, heartbeat_s, self._clock())
-            if replaced is not None:
-                self._answers.append((replaced, None))
+            older = self._channels.open(opening, responses, self._clock())
+            if older is not None:
+                self._ends.append(older)
             self._changed.notify_all()
 
-    def has_channel(self, batcher: str) -> bool:
-        """Whether this batcher has an open channel."""
+    def make_ready(self, batcher: str, opening: int) -> None:
+        """The engine serves this channel from now on; nothing happens when there is another one by now."""
         with self._changed:
-            return batcher in self._channels
+            channel = self._channels.get(batcher, opening)
+            if channel is not None:
+                channel.ready = True
+                channel.load_update_at = -math.inf
+                self._changed.notify_all()
 
-    def answer(self, responses: ResponseSender, response: worker_pb2.WorkerResponse) -> None:
-        """Sends the only response to a request."""
+    def has_channel(self, batcher: str, opening: int) -> bool:
+        """Whether this channel is open."""
         with self._changed:
-            self._answers.append((responses, response))
+            return self._channels.get(batcher, opening) is not None
+
+    def end(self, responses: ResponseSender) -> None:
+        """Ends a request that is no channel."""
+        with self._changed:
+            self._ends.append(responses)
             self._changed.notify_all()
 
     def post(
-        self, frames: Mapping[str, Sequence[frame_pb2.Frame]], load: worker_pb2.WorkerLoad
+        self,
+        frames: Mapping[str, Sequence[frame_pb2.Frame]],
+        load: worker_pb2.WorkerLoad,
+        admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
     ) -> None:
-        """Takes the frames of a step, by batcher, and the load after it."""
+        """Takes the frames of a step and what was admitted before it, by batcher, and the load after it."""
+        now = self._clock()
         with self._changed:
-            self._channels.set_load(load, self._clock())
+            self._channels.set_load(load, now)
+            for batcher, admitted in admissions.items():
+                self._channels.admit(batcher, admitted, now)
             for batcher, messages in frames.items():
                 self._channels.post(batcher, messages)
             self._changed.notify_all()
@@ -224,41 +291,55 @@ class Sender:
             with self._changed:
                 self._changed.wait_for(self._has_work, self._seconds_until_due())
                 stopping = self._stopping
-                answers, self._answers = self._answers, deque()
+                ends, self._ends = self._ends, deque()
                 reports = self._channels.due(self._clock())
                 self._changed.notify_all()
-            for responses, response in answers:
-                self._try(lambda p=responses, r=response: _answer(p, r))  # type: ignore[misc]
+            for responses in ends:
+                self._try(responses.close)
             for due in reports:
-                self._try(lambda p=due: self._deliver(p))  # type: ignore[misc]
-            if stopping and not answers and not reports:
+                self._deliver(due)
+            self._look_at_engine()
+            if stopping and not ends and not reports:
                 break
         self._close_all()
 
     def _has_work(self) -> bool:
-        waits = bool(self._answers) or self._channels.backlog > 0
+        waits = bool(self._ends) or self._channels.backlog > 0
         return self._stopping or waits or self._seconds_until_due() == 0
 
-    def _seconds_until_due(self) -> float | None:
-        """Seconds until the next report is due; None without channels."""
+    def _seconds_until_due(self) -> float:
+        """Seconds until the next report is due, or the engine is looked at."""
         due_at = self._channels.next_due()
-        return None if due_at is None else max(0.0, due_at - self._clock())
+        return TICK_S if due_at is None else min(max(0.0, due_at - self._clock()), TICK_S)
+
+    def _look_at_engine(self) -> None:
+        overdue_s = self._watchdog.overdue_s(self._clock())
+        if not overdue_s:
+            return
+        with self._changed:
+            served = self._channels.ready()
+        for channel in served:
+            log.error("the engine hangs: the channel of batcher %s is ended", channel.batcher)
+            self._lose(channel)
+        if overdue_s > HANG_S:
+            log.error("the engine does not come back; its stack:")
+            faulthandler.dump_traceback()
+            self._callbacks.on_hang()
 
     def _deliver(self, due: DueReport) -> None:
         channel = due.channel
-        if due.is_heartbeat and channel.responses.is_cancelled():
+        gone = due.is_heartbeat and channel.responses.is_cancelled()
+        if gone or not self._try(lambda: channel.responses.send(due.report)):
+            log.info("the channel of batcher %s was cancelled", channel.batcher)
             self._lose(channel)
-        else:
-            channel.responses.send(worker_pb2.WorkerResponse(step=due.report))
 
     def _lose(self, channel: Channel) -> None:
         with self._changed:
             lost_at = self._clock()
             was_open = self._channels.drop(channel)
         if was_open:
-            log.info("the channel of batcher %s was cancelled", channel.batcher)
-            self._on_lost(channel.batcher, lost_at)
-            channel.responses.close()
+            self._callbacks.on_lost(channel.batcher, lost_at)
+            self._try(channel.responses.close)
 
     def _close_all(self) -> None:
         with self._changed:
@@ -266,16 +347,11 @@ class Sender:
         for channel in channels:
             self._try(channel.responses.close)
 
-    def _try(self, send: Callable[[], None]) -> None:
-        # Triton refuses a response whose request is gone; the thread must continue.
+    def _try(self, send: Callable[[], None]) -> bool:
+        """Whether Triton took it; it refuses a response whose request is gone, and the thread must continue."""
         try:
             send()
         except Exception:
             log.exception("a response could not be sent")
-
-
-def _answer(responses: ResponseSender, response: worker_pb2.WorkerResponse | None) -> None:
-    if response is None:
-        responses.close()
-    else:
-        responses.send(response, last=True)
+            return False
+        return True

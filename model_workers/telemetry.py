@@ -45,11 +45,11 @@ class RowTelemetry:
             self._record(old, now, REPLACED)
         self._rows[spec.request_id] = RowTimes(spec, traceparent, now)
 
-    def owned(self, owner: str, before: float = math.inf) -> list[str]:
-        """Requests of one batcher that were accepted before a moment."""
+    def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
+        """Rows of one batcher that were accepted before a moment."""
         return [
-            request_id
-            for request_id, row in self._rows.items()
+            row.spec
+            for row in self._rows.values()
             if row.spec.owner == owner and row.accepted_at < before
         ]
 
@@ -62,7 +62,9 @@ class RowTelemetry:
         if step.end is None:
             return None
         del self._rows[step.request_id]
-        self._record(row, now, step.end.name.lower(), failed=step.end is RowEnd.FAILED)
+        self._record(
+            row, now, step.end.name.lower(), failed=step.end in (RowEnd.FAILED, RowEnd.RETURNED)
+        )
         first_at = now if row.first_at is None else row.first_at
         return frame_pb2.RowTimings(
             prefill_ms=(first_at - row.accepted_at) * 1000, decode_ms=(now - first_at) * 1000

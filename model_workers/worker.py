@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread, current_thread
 from typing import Final
@@ -15,16 +15,11 @@ from typing import Final
 from opentelemetry.trace import Tracer
 
 from model_workers import messages
-from model_workers.engine.protocol import (
-    Engine,
-    Refused,
-    RowSpec,
-    RowStep,
-    WorkerUnavailable,
-)
+from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
 from model_workers.messages import row_spec
-from model_workers.sender import Channels, ResponseSender, Sender
+from model_workers.sender import Channels, ResponseSender, Sender, SenderCallbacks
 from model_workers.telemetry import RowTelemetry
+from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.wire.codec import MalformedMessage
 
@@ -32,25 +27,35 @@ log = logging.getLogger(__name__)
 
 INBOX_MAX: Final = 1024
 """Commands that may wait for the engine's thread."""
+FAULTS_MAX: Final = 3
+"""An engine whose steps raise so many times in succession is given up: its device may be lost."""
+
+
+@dataclass(frozen=True)
+class OpenCommand:
+    """A batcher has opened a channel: the rows of the one before are cancelled, then it is ready."""
+
+    batcher: str
+    opening: int
 
 
 @dataclass(frozen=True)
 class AdmitCommand:
-    """Rows (with their traceparents) to take; ``refused`` rows were invalid. Answered on ``responses``."""
+    """A batch with its valid rows and their traceparents; ``refused`` rows were invalid."""
 
+    batch: worker_pb2.Batch
     rows: tuple[tuple[RowSpec, str], ...]
     refused: tuple[worker_pb2.Refusal, ...]
-    responses: ResponseSender
     arrived_at: float
 
 
 @dataclass(frozen=True)
 class CancelCommand:
-    """Rows of ``batcher`` to stop; answered on ``responses``."""
+    """Rows of ``batcher`` to stop."""
 
     batcher: str
-    request_ids: tuple[str, ...]
-    responses: ResponseSender
+    attempts: Mapping[str, int]
+    """By request, the highest attempt to stop."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class AbandonCommand:
     at: float
 
 
-Command = AdmitCommand | CancelCommand | AbandonCommand
+Command = OpenCommand | AdmitCommand | CancelCommand | AbandonCommand
 
 
 class InboxFull(Exception):
@@ -75,15 +80,22 @@ class EngineLoop:
     """Drives one engine. `submit` and `stop` may be called from any thread, `run` is the thread."""
 
     def __init__(
-        self, engine: Engine, sender: Sender, telemetry: RowTelemetry, clock: Callable[[], float]
+        self,
+        engine: Engine,
+        sender: Sender,
+        telemetry: RowTelemetry,
+        watchdog: Watchdog,
+        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._sender = sender
         self._telemetry = telemetry
+        self._watchdog = watchdog
         self._clock = clock
         self._inbox: deque[Command] = deque()
         self._changed = Condition()
         self._stopping = False
+        self._faults = 0
 
     def submit(self, command: Command) -> None:
         """Queues a command, to be executed between two steps.
@@ -93,7 +105,7 @@ class EngineLoop:
         """
         with self._changed:
             if self._stopping or len(self._inbox) >= INBOX_MAX:
-                raise InboxFull
+                raise InboxFull("the worker is overloaded or closing")
             self._inbox.append(command)
             self._changed.notify()
 
@@ -105,73 +117,92 @@ class EngineLoop:
 
     def run(self) -> None:
         """Executes commands and steps until `stop`."""
-        self._sender.post({}, self._engine.load())
-        while self._execute_commands():
+        load = self._engine.load()
+        self._sender.post({}, load)
+        while (commands := self._next_commands()) is not None:
+            if commands:
+                load = self._execute_all(commands)
             if self._engine.has_rows() and self._sender.has_room():
-                self._step()
+                load = self._step(load)
 
-    def _execute_commands(self) -> bool:
-        """Executes the commands of the inbox; sleeps while there are neither commands nor rows. False after `stop`."""
+    def _next_commands(self) -> Sequence[Command] | None:
+        """Takes the commands of the inbox; sleeps while there are neither commands nor rows. None after `stop`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._inbox or self._engine.has_rows())
             commands, self._inbox = self._inbox, deque()
-            stopping = self._stopping
+            return None if self._stopping else commands
+
+    def _execute_all(self, commands: Sequence[Command]) -> worker_pb2.WorkerLoad:
+        self._watchdog.begin(0, self._clock())
+        admissions: defaultdict[str, list[worker_pb2.Admission]] = defaultdict(list)
         for command in commands:
-            self._execute(command)
-        return not stopping
+            match command:
+                case OpenCommand():
+                    self._serve(command)
+                case AdmitCommand():
+                    if self._sender.has_channel(command.batch.batcher, command.batch.opening):
+                        admissions[command.batch.batcher].append(self._admit(command))
+                case CancelCommand():
+                    self._cancel(command)
+                case AbandonCommand():
+                    rows = self._telemetry.owned(command.batcher, command.at)
+                    self._engine.cancel([row.request_id for row in rows])
+        load = self._engine.load()
+        self._sender.post({}, load, admissions)
+        self._watchdog.end(self._clock(), is_step=False)
+        return load
 
-    def _execute(self, command: Command) -> None:
-        match command:
-            case AdmitCommand():
-                self._admit(command)
-            case CancelCommand():
-                mine = set(self._telemetry.owned(command.batcher))
-                self._engine.cancel(mine.intersection(command.request_ids))
-                self._answer(command.responses, worker_pb2.Admission())
-            case AbandonCommand():
-                self._engine.cancel(self._telemetry.owned(command.batcher, command.at))
+    def _serve(self, command: OpenCommand) -> None:
+        if self._sender.has_channel(command.batcher, command.opening):
+            rows = self._telemetry.owned(command.batcher)
+            self._engine.cancel([row.request_id for row in rows])
+            self._sender.make_ready(command.batcher, command.opening)
 
-    def _admit(self, batch: AdmitCommand) -> None:
-        admission = worker_pb2.Admission(refused=batch.refused)
-        for spec, traceparent in batch.rows:
+    def _cancel(self, command: CancelCommand) -> None:
+        attempts = command.attempts
+        rows = self._telemetry.owned(command.batcher)
+        self._engine.cancel(
+            [row.request_id for row in rows if row.attempt <= attempts.get(row.request_id, -1)]
+        )
+
+    def _admit(self, command: AdmitCommand) -> worker_pb2.Admission:
+        admission = worker_pb2.Admission(batch_id=command.batch.batch_id, refused=command.refused)
+        for spec, traceparent in command.rows:
             try:
-                self._take(spec, traceparent, batch.arrived_at)
+                self._engine.add(spec, command.arrived_at)
             except Refused as refused:
                 admission.refused.append(messages.refusal(spec.request_id, refused))
             else:
-                admission.accepted.append(spec.request_id)
-        self._answer(batch.responses, admission)
+                self._telemetry.accept(spec, traceparent, command.arrived_at)
+        return admission
 
-    def _take(self, spec: RowSpec, traceparent: str, arrived_at: float) -> None:
-        if not self._sender.has_channel(spec.owner):
-            raise WorkerUnavailable("this batcher has no open channel to the worker")
-        self._engine.add(spec, arrived_at)
-        self._telemetry.accept(spec, traceparent, arrived_at)
-
-    def _answer(self, responses: ResponseSender, admission: worker_pb2.Admission) -> None:
-        load = self._engine.load()
-        admission.load.CopyFrom(load)
-        self._sender.post({}, load)
-        self._sender.answer(responses, worker_pb2.WorkerResponse(admission=admission))
-
-    def _step(self) -> None:
+    def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
+        """Computes one step; ``load`` is that before it. Returns the one after it."""
+        began_at = self._clock()
+        self._watchdog.begin(load.running + load.waiting + load.waiting_tokens, began_at)
         try:
-            steps = self._engine.step(self._clock())
+            steps = self._engine.step(began_at)
+            self._faults = 0
         except Exception as error:
-            # A fault of one step must not end the worker: its rows fail, later ones may succeed.
-            log.exception("a step failed; all rows end")
+            self._faults += 1
+            if self._faults == FAULTS_MAX:
+                raise
+            # A fault of one step must not end the worker: its rows go elsewhere, later ones may succeed.
+            log.exception("a step failed; all rows are returned")
             steps = self._engine.abort(f"the engine failed: {type(error).__name__}")
-        self._report(steps, self._clock())
+        now = self._clock()
+        self._watchdog.end(now, is_step=True)
+        return self._report(steps, now)
 
-    def _report(self, steps: list[RowStep], now: float) -> None:
+    def _report(self, steps: Sequence[RowStep], now: float) -> worker_pb2.WorkerLoad:
         by_batcher: defaultdict[str, list[frame_pb2.Frame]] = defaultdict(list)
         for step in steps:
             timings = self._telemetry.add_step(step, now)
             by_batcher[step.owner].append(messages.frame(step, timings))
-        self._sender.post(by_batcher, self._engine.load())
+        load = self._engine.load()
+        self._sender.post(by_batcher, load)
+        return load
 
-
-log = logging.getLogger(__name__)
 
 JOIN_S: Final = 5.0
 """How long `Worker.stop` waits for each of its threads, seconds."""
@@ -180,17 +211,19 @@ JOIN_S: Final = 5.0
 class Worker:
     """Serves the requests of batchers. ``worker_id`` is new with every start.
 
-    ``on_fault`` is called by a thread that ends by an unexpected exception, after it is logged.
+    ``on_fault`` is called by a thread that ends by an unexpected exception, after it is logged, and when the engine
+    hangs.
     """
 
     def __init__(
         self, model: str, engine: Engine, tracer: Tracer, on_fault: Callable[[], None]
     ) -> None:
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
-        clock = time.monotonic
-        self._sender = Sender(Channels(self.worker_id), clock, self._lost)
+        clock, watchdog = time.monotonic, Watchdog()
+        callbacks = SenderCallbacks(self._lost, on_fault)
+        self._sender = Sender(Channels(self.worker_id), watchdog, clock, callbacks)
         telemetry = RowTelemetry(tracer, model, self.worker_id)
-        self._loop = EngineLoop(engine, self._sender, telemetry, clock)
+        self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock)
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)
             for name, run in (("engine", self._loop.run), ("sender", self._sender.run))
@@ -212,56 +245,52 @@ class Worker:
     def handle(
         self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""
     ) -> None:
-        """Handles ``request``; answers go to ``responses``.
+        """Queues ``request``. The responses of a channel go to ``responses``; others end without one.
 
-        Rows without a traceparent of their own take ``traceparent``.
+        Never waits for the engine: a step may take long. Rows without a traceparent of their own take ``traceparent``.
 
         Raises:
             MalformedMessage: the request is incomplete; nothing was sent to ``responses``.
+            InboxFull: it was not taken; nothing was sent to ``responses``.
         """
         match request.WhichOneof("message"):
             case "open_channel":
                 self._open(request.open_channel, responses)
+                return
             case "batch":
-                self._batch(request.batch, responses, traceparent)
+                self._loop.submit(_checked(request.batch, traceparent, time.monotonic()))
             case "cancel_rows":
-                cancel = request.cancel_rows
-                self._submit(CancelCommand(cancel.batcher, tuple(cancel.request_ids), responses))
+                attempts = {row.request_id: row.attempt for row in request.cancel_rows.rows}
+                self._loop.submit(CancelCommand(request.cancel_rows.batcher, attempts))
             case _:
                 raise MalformedMessage("not a WorkerRequest: no message is set")
+        self._sender.end(responses)
 
     def _open(self, channel: worker_pb2.OpenChannel, responses: ResponseSender) -> None:
         if not channel.batcher or not channel.heartbeat_ms:
             raise MalformedMessage("OpenChannel needs batcher and heartbeat_ms")
         log.info("batcher %s opens a channel", channel.batcher)
-        self._sender.open(channel.batcher, responses, channel.heartbeat_ms / 1000)
-
-    def _batch(self, batch: worker_pb2.Batch, responses: ResponseSender, traceparent: str) -> None:
-        if not batch.batcher or not batch.rows:
-            raise MalformedMessage("Batch needs batcher and rows")
-        now = time.monotonic()
-        rows: list[tuple[RowSpec, str]] = []
-        refused: list[worker_pb2.Refusal] = []
-        for row in batch.rows:
-            try:
-                rows.append((row_spec(row, batch.batcher, now), row.traceparent or traceparent))
-            except Refused as refusal:
-                refused.append(messages.refusal(row.task.request_id, refusal))
-        self._submit(AdmitCommand(tuple(rows), tuple(refused), responses, now))
-
-    def _submit(self, command: AdmitCommand | CancelCommand) -> None:
-        try:
-            self._loop.submit(command)
-        except InboxFull:
-            self._sender.answer(
-                command.responses, worker_pb2.WorkerResponse(admission=_unavailable(command))
-            )
+        self._sender.open(channel, responses)
+        self._loop.submit(OpenCommand(channel.batcher, channel.opening))
 
     def _lost(self, batcher: str, at: float) -> None:
         try:
             self._loop.submit(AbandonCommand(batcher, at))
         except InboxFull:
             log.warning("the inbox is full: the rows of a lost batcher are not cancelled")
+
+
+def _checked(batch: worker_pb2.Batch, traceparent: str, now: float) -> AdmitCommand:
+    if not batch.batcher or not batch.rows:
+        raise MalformedMessage("Batch needs batcher and rows")
+    rows: list[tuple[RowSpec, str]] = []
+    refused: list[worker_pb2.Refusal] = []
+    for row in batch.rows:
+        try:
+            rows.append((row_spec(row, batch.batcher, now), row.traceparent or traceparent))
+        except Refused as refusal:
+            refused.append(messages.refusal(row.task.request_id, refusal))
+    return AdmitCommand(batch, tuple(rows), tuple(refused), now)
 
 
 def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:
@@ -271,12 +300,3 @@ def _guarded(run: Callable[[], None], on_fault: Callable[[], None]) -> None:
         # The thread would end silently while heartbeats are still sent.
         log.exception("the %s thread ended by a fault", current_thread().name)
         on_fault()
-
-
-def _unavailable(command: AdmitCommand | CancelCommand) -> worker_pb2.Admission:
-    """The answer of a worker that takes no commands now."""
-    if isinstance(command, CancelCommand):
-        return worker_pb2.Admission()
-    error = WorkerUnavailable("the worker is overloaded or closing")
-    refused = [messages.refusal(spec.request_id, error) for spec, _ in command.rows]
-    return worker_pb2.Admission(refused=[*command.refused, *refused])

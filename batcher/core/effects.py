@@ -62,6 +62,15 @@ class Move:
     after: RowState
 
 
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A row that its worker shall drop, up to an attempt: a later one goes on."""
+
+    worker: str
+    request_id: str
+    attempt: int
+
+
 @dataclass(slots=True)
 class Effects:
     """All pending effects, each list in order."""
@@ -70,8 +79,7 @@ class Effects:
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)
     """Gateway and frame."""
     batches: list[FormedBatch] = field(default_factory=list)
-    cancels: list[tuple[str, str]] = field(default_factory=list)
-    """Worker and request: rows that workers shall drop."""
+    cancels: list[Cancelled] = field(default_factory=list)
     settled: list[tuple[str, Settlement]] = field(default_factory=list)
     questions: list[Row] = field(default_factory=list)
     """Rows whose gateway is to be asked whether it still waits."""

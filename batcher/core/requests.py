@@ -7,6 +7,8 @@ docs/wire.md:
 - A row is settled in JetStream when its end is confirmed, when it is cancelled, or when no gateway waits for it.
 - When a worker is lost, its rows go back to the head of the queue with their tokens and a higher attempt; another
   worker may get them.
+- A worker that returns rows, or is lost with rows in it, several times in succession gets one row at a time, after
+  growing pauses, until a row brings a token: see `Breaker`.
 - A row that returned `NO_PROGRESS_MAX` times in succession without a new token ends as failed: it may be the cause of
   the workers' failures.
 - An end that is not confirmed is sent again, see `Outbox`; then the gateway is asked.
@@ -18,13 +20,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from batcher.core.effects import Effects, FormedBatch, Move, Settlement
+from batcher.core.effects import Cancelled, Effects, FormedBatch, Move, Settlement
 from batcher.core.frames import Merge, Outbox, classify, final_frame, merge
 from batcher.core.row import IN_FLIGHT, Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import Batch
-from batcher.core.workers import ChannelBroken, WorkerShare, WorkerState, without_standby
+from batcher.core.workers import (
+    Breaker,
+    ChannelBroken,
+    WorkerShare,
+    WorkerState,
+    without_standby,
+)
 from sluice.errors import EngineFailed
 from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
@@ -59,11 +67,13 @@ class Requests:
         self._rows: dict[str, Row] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._workers: dict[str, WorkerState] = {}
+        self._breakers: dict[str, Breaker] = {}
         self._outbox = Outbox(final_retry_s)
         self._tombstones: OrderedDict[str, None] = OrderedDict()
         self._effects = Effects()
         self._batches = 0
         self._wake_at: float | None = None
+        self._probe_at: float | None = None
         self._draining = False
 
     def __len__(self) -> int:
@@ -161,19 +171,28 @@ class Requests:
         live = {name: state for name, state in self._workers.items() if state.live}
         if not self._standby:
             return live
-        return {name: live[name] for name in without_standby(live, self._ranked, self._standby)}
+        # One that fails is replaced too, and tried again beside the standby.
+        failing = {name for name in live if self._breaker(name).open_until}
+        chosen = without_standby(live.keys() - failing, self._ranked, self._standby)
+        return {name: live[name] for name in live if name in failing or name in chosen}
 
-    def capacities(self, share: WorkerShare) -> list[Capacity]:
+    def capacities(self, share: WorkerShare, now: float) -> list[Capacity]:
         """What fits in each worker that gets rows."""
-        return [state.capacity(name, share) for name, state in self.active_workers().items()]
+        return [
+            state.capacity(name, share, self._breaker(name).rows_max(now))
+            for name, state in self.active_workers().items()
+        ]
 
     def step(self, worker: str, report: worker_pb2.StepReport, now: float) -> None:
-        """Takes the frames of a step.
+        """Takes a report.
 
         Raises:
             ChannelBroken: a report or a frame before it is missing: the channel must be opened again.
         """
         self.worker(worker).report(report, now)
+        for admission in report.admissions:
+            self._admitted(worker, admission, now)
+        returned = False
         for frame in report.frames:
             row = self._rows.get(frame.request_id)
             if row is None or row.state not in IN_FLIGHT or row.worker != worker:
@@ -182,33 +201,26 @@ class Requests:
             if kind is Merge.GAP:
                 raise ChannelBroken("frames are missing")
             if kind is Merge.NEW:
+                returned |= frame.final.end == frame_pb2.ROW_END_RETURNED
                 self._take_frame(row, frame, now)
+        if returned:
+            self._breaker(worker).failed(now)
 
-    def admitted(
-        self, worker: str, batch_id: str, admission: worker_pb2.Admission, now: float
-    ) -> None:
-        """A worker has answered a batch."""
-        members = self.worker(worker).admitted(batch_id, admission)
-        for request_id in admission.accepted:
-            if request_id in members:  # Otherwise its first frame came before the answer.
-                self._accept(worker, members.pop(request_id), now)
-        for refusal in admission.refused:
-            if refusal.request_id in members:
-                self._refuse(worker, members.pop(refusal.request_id), refusal, now)
-        # A row that the answer does not mention was not taken.
-        for row in members.values():
-            self._refuse(worker, row, worker_pb2.Refusal(retryable=True), now)
+    def queued(self, worker: str, batch_id: str, now: float) -> None:
+        """A worker has queued a batch, to be taken before its next step."""
+        for row in self.worker(worker).queued(batch_id):
+            if self._has(row, batch_id):
+                self._run(row, now)
+            else:  # It ended on its way: cancelled, or too late.
+                self._cancel(worker, row)
 
-    def lost(self, worker: str, now: float) -> list[str]:
-        """A worker is lost: its rows wait again. Returns them: if it is still alive, it must drop them."""
+    def lost(self, worker: str, now: float) -> None:
+        """A worker is lost: its rows wait again."""
         rows = list(self._workers.pop(worker, WorkerState()).rows.values())
+        if rows:
+            self._breaker(worker).failed(now)
         for row in rows:
-            row.next_attempt()
-            if row.no_progress >= NO_PROGRESS_MAX:
-                self._fail(row, _no_progress(row), now)
-            else:
-                self._wait_again(row, now)
-        return [row.request_id for row in rows]
+            self._send_again(row, "the worker was lost", now)
 
     # Time.
 
@@ -224,16 +236,18 @@ class Requests:
                 self._end(self._rows[request_id], _deadline(), now)
             if decision.batch is None:
                 self._wake_at = decision.wake_at
-                return
+                break
             self._send(decision.batch, now)
             capacities = [capacity.after(decision.batch) for capacity in capacities]
+        pauses = (breaker.open_until for breaker in self._breakers.values() if len(self.queue))
+        self._probe_at = min((until for until in pauses if until > now), default=None)
 
     def wake_at(self) -> float | None:
         """When `advance` must be called if no event comes before; None: never."""
         while self._deadlines and self._deadlines[0][1] not in self._rows:
             heappop(self._deadlines)
         deadline = self._deadlines[0][0] if self._deadlines else None
-        moments = (deadline, self._outbox.next_at(), self._wake_at)
+        moments = (deadline, self._outbox.next_at(), self._wake_at, self._probe_at)
         return min((at for at in moments if at is not None), default=None)
 
     # The end of the batcher.
@@ -284,28 +298,41 @@ class Requests:
         worker.sent(formed.batch_id, rows)
         self._effects.batches.append(formed)
 
-    def _sent_to(self, worker: str, request_id: str) -> Row | None:
-        """The row, if it was sent to ``worker`` and is not running yet."""
-        row = self._rows.get(request_id)
-        if row is None or row.state is not RowState.SENT or row.worker != worker:
-            return None
-        return row
+    def _breaker(self, worker: str) -> Breaker:
+        return self._breakers.setdefault(worker, Breaker())
 
-    def _accept(self, worker: str, row: Row, now: float) -> None:
-        held = self._sent_to(worker, row.request_id)
-        if held is None:  # It ended on its way: cancelled, or too late.
-            self._effects.cancels.append((worker, row.request_id))
-        elif held is row:
+    def _has(self, row: Row, batch_id: str) -> bool:
+        """Whether the worker of a batch still has a row of it."""
+        held = self._rows.get(row.request_id) is row and row.state in IN_FLIGHT
+        return held and row.batch.batch_id == batch_id
+
+    def _admitted(self, worker: str, admission: worker_pb2.Admission, now: float) -> None:
+        self.queued(worker, admission.batch_id, now)
+        for refusal in admission.refused:
+            row = self._rows.get(refusal.request_id)
+            if row is None or not self._has(row, admission.batch_id):
+                continue
+            if refusal.retryable:
+                self._wait_again(row, now)
+            else:
+                end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
+                self._end(row, end, now)
+
+    def _run(self, row: Row, now: float) -> None:
+        if row.state is RowState.SENT:
             self._move(row, RowState.RUNNING, now)
 
-    def _refuse(self, worker: str, row: Row, refusal: worker_pb2.Refusal, now: float) -> None:
-        if self._sent_to(worker, row.request_id) is not row:
-            return
-        if refusal.retryable:
-            self._wait_again(row, now)
+    def _cancel(self, worker: str, row: Row) -> None:
+        self._effects.cancels.append(Cancelled(worker, row.request_id, row.attempt))
+
+    def _send_again(self, row: Row, why: str, now: float) -> None:
+        """Its worker could not go on with it."""
+        row.next_attempt()
+        row.avoid = row.worker
+        if row.no_progress >= NO_PROGRESS_MAX:
+            self._fail(row, _no_progress(row, why), now)
         else:
-            end = frame_pb2.Final(end=frame_pb2.ROW_END_REFUSED, error=refusal.error)
-            self._end(row, end, now)
+            self._wait_again(row, now)
 
     def _wait_again(self, row: Row, now: float) -> None:
         if self._draining:
@@ -316,11 +343,13 @@ class Requests:
             self.queue.requeue(row.request_id, len(row.produced), now)
 
     def _take_frame(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
-        if row.state is RowState.SENT:
-            self.worker(row.worker).heard(row)
-            self._move(row, RowState.RUNNING, now)
+        self._run(row, now)
         frame = merge(row, frame)
-        if frame.HasField("final"):
+        if frame.token_ids:
+            self._breaker(row.worker).succeeded()
+        if frame.final.end == frame_pb2.ROW_END_RETURNED:
+            self._send_again(row, frame.final.error.message, now)
+        elif frame.HasField("final"):
             self._end(row, frame.final, now, frame)
         else:
             self._outbox.publish(row, frame)
@@ -359,7 +388,7 @@ class Requests:
     def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
         """Removes a row from queue and worker; with ``stop`` the worker that computes it must drop it."""
         if stop and row.state is RowState.RUNNING:
-            self._effects.cancels.append((row.worker, row.request_id))
+            self._cancel(row.worker, row)
         if row.state in IN_FLIGHT:
             self.queue.finish(row.request_id, len(row.produced), now, whole=whole)
         else:
@@ -376,8 +405,8 @@ def _deadline() -> frame_pb2.Final:
     return frame_pb2.Final(end=frame_pb2.ROW_END_DEADLINE)
 
 
-def _no_progress(row: Row) -> frame_pb2.RowError:
+def _no_progress(row: Row, why: str) -> frame_pb2.RowError:
     return frame_pb2.RowError(
         reason=EngineFailed.reason,
-        message=f"its worker was lost {row.no_progress} times while it computed this request",
+        message=f"{row.no_progress} times in succession no worker got on with this request: {why}",
     )

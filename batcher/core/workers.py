@@ -14,6 +14,11 @@ from sluice.wire.subjects import RANKS
 
 MEAN_SHARE: Final = 0.1
 """What one observation weighs in running means."""
+FAILURES_MAX: Final = 2
+"""Failures in succession after which a worker is tried with single rows."""
+BREAK_S: Final = 0.5
+BREAK_S_MAX: Final = 10.0
+"""The pause before the first try, and the longest; seconds."""
 EXPIRY_S: Final = 3.5
 """A batcher that was silent for this long is forgotten, seconds."""
 
@@ -117,6 +122,35 @@ def _mean(known: float, seen: float) -> float:
     return known + MEAN_SHARE * (seen - known) if known else seen
 
 
+class Breaker:
+    """Keeps rows from a worker that fails again and again: one that fails fast looks idle.
+
+    Attributes:
+        open_until: no row is sent before; 0: nothing is known against the worker.
+    """
+
+    def __init__(self) -> None:
+        self.open_until = 0.0
+        self._failures = 0
+
+    def failed(self, now: float) -> None:
+        """The worker returned rows, or was lost with some."""
+        self._failures += 1
+        if self._failures >= FAILURES_MAX:
+            pause_s = min(BREAK_S * 2 ** (self._failures - FAILURES_MAX), BREAK_S_MAX)
+            self.open_until = now + pause_s
+
+    def succeeded(self) -> None:
+        """A row got a token."""
+        self.open_until, self._failures = 0.0, 0
+
+    def rows_max(self, now: float) -> float:
+        """Rows that may be in the worker: after a pause one, to try."""
+        if not self.open_until:
+            return math.inf
+        return 1 if self.open_until <= now else 0
+
+
 class ChannelBroken(Exception):
     """Responses are missing, or come from another process: rows of this channel must be sent again."""
 
@@ -126,7 +160,7 @@ class WorkerState:
 
     Attributes:
         worker_id: as the worker reports it; empty: no report yet.
-        live: whether batches may be sent.
+        live: whether the engine serves the channel: batches may be sent.
         rows: in the worker, or in flight to it, by request.
     """
 
@@ -140,8 +174,10 @@ class WorkerState:
         self._refused = False
         self._ours = [0] * len(RANKS)
         """How many of `rows`, by class, the most urgent first."""
-        self._unanswered: dict[str, dict[str, Row]] = {}
-        """Batches that the worker has not answered, without the rows that were heard of."""
+        self._unqueued: dict[str, Sequence[Row]] = {}
+        """Batches that are on their way."""
+        self._uncounted: dict[str, Sequence[Row]] = {}
+        """Batches that the worker's reports do not count yet."""
 
     @property
     def slots(self) -> int:
@@ -167,33 +203,28 @@ class WorkerState:
             raise ChannelBroken(f"worker {report.worker} instead of {self.worker_id}")
         self.worker_id = report.worker
         self._next_sequence += 1
-        self._refused = False
+        self.live = report.ready
         self._load = report.load
         self._times.note(report.load, now)
-
-    def admitted(self, batch_id: str, admission: worker_pb2.Admission) -> dict[str, Row]:
-        """Takes the answer to a batch; returns its rows that had no frame before."""
+        for admission in report.admissions:
+            self._uncounted.pop(admission.batch_id, None)
         # After a refusal nothing is sent until the worker's next report: it would be refused again.
-        self._refused = any(refusal.retryable for refusal in admission.refused)
-        if admission.HasField("load"):
-            self._load = admission.load
-        return self._unanswered.pop(batch_id, {})
+        refusals = (refusal for admission in report.admissions for refusal in admission.refused)
+        self._refused = any(refusal.retryable for refusal in refusals)
+
+    def queued(self, batch_id: str) -> Sequence[Row]:
+        """The worker has queued a batch; returns its rows, once."""
+        return self._unqueued.pop(batch_id, ())
 
     # Rows sent to it.
 
     def sent(self, batch_id: str, rows: Sequence[Row]) -> None:
         """A batch was sent."""
-        self._unanswered[batch_id] = {row.request_id: row for row in rows}
+        self._unqueued[batch_id] = self._uncounted[batch_id] = rows
         for row in rows:
             if row.request_id not in self.rows:
                 self._ours[RANKS[row.priority_class]] += 1
             self.rows[row.request_id] = row
-
-    def heard(self, row: Row) -> None:
-        """A frame of a row came before the answer to its batch."""
-        members = self._unanswered.get(row.batch.batch_id)
-        if members is not None:
-            members.pop(row.request_id, None)
 
     def landed(self, row: Row) -> None:
         """The row has left the worker."""
@@ -202,8 +233,12 @@ class WorkerState:
 
     # Capacity.
 
-    def capacity(self, name: str, share: WorkerShare) -> Capacity:
-        """This batcher's share of the worker's free capacity; ``name`` is the worker's."""
+    def capacity(self, name: str, share: WorkerShare, rows_max: float = math.inf) -> Capacity:
+        """This batcher's share of the worker's free capacity; ``name`` is the worker's.
+
+        Args:
+            rows_max: rows of this batcher that may be in it.
+        """
         load = self._load
         in_flight = self._in_flight()
         flying = sum(usage.rows for usage in in_flight)
@@ -213,10 +248,13 @@ class WorkerState:
             free_tokens=self._free_tokens(in_flight),
             waiting_tokens=load.waiting_tokens + sum(usage.waiting_tokens for usage in in_flight),
             running_rows=load.running + load.waiting,
-            batches_in_flight=len(self._unanswered),
+            batches_in_flight=len(self._uncounted),
             step_s=self._times.step_s,
             prefill_token_s=self._times.prefill_token_s,
         )
+        if rows_max < math.inf:
+            free_rows = min(capacity.free_rows, max(0, int(rows_max) - len(self.rows)))
+            return replace(capacity, free_rows=free_rows)
         if self.worker_id and not self._refused and len(load.ranks) == len(RANKS):
             usages = self._usages(in_flight)
             capacity = capacity.with_preemption(usages, load.slots, load.places)
@@ -225,8 +263,8 @@ class WorkerState:
     def _in_flight(self) -> list[Usage]:
         """By class, rows that the worker's reports may not count yet."""
         found = [Usage()] * len(RANKS)
-        for batch in self._unanswered.values():
-            for row in batch.values():
+        for batch in self._uncounted.values():
+            for row in batch:
                 rank = RANKS[row.priority_class]
                 rows, prefill, cache = found[rank]
                 found[rank] = Usage(

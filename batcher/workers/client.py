@@ -13,7 +13,7 @@ from sluice.telemetry.tracing import TRACEPARENT
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
 STREAM_END_S: Final = 1.0
-"""How long an answered batch's stream may take to end by itself, so that Triton's spans are complete."""
+"""How long a queued batch's stream may take to end by itself, so that Triton's spans are complete."""
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 """A batch of long prompts may be large; it never crosses NATS."""
 
@@ -74,25 +74,27 @@ class WorkerClient:
         await self._grpc.close()
 
 
-async def next_response(call: Call) -> worker_pb2.WorkerResponse:
-    """The worker's next message on a stream; raises one of `FAULTS`."""
-    while True:
-        streamed = await call.read()
-        if streamed is grpc.aio.EOF:
-            raise ChannelBroken("the worker closed the channel")
-        response = worker_response(streamed)
-        if response is not None:
-            return response
+async def next_report(call: Call) -> worker_pb2.StepReport:
+    """The next report on a channel; raises one of `FAULTS`."""
+    report = await _next(call)
+    if report is None:
+        raise ChannelBroken("the worker closed the channel")
+    return report
+
+
+async def read_receipt(call: Call) -> None:
+    """Waits until the worker has queued the only request of a stream; raises one of `FAULTS`."""
+    await _next(call)
 
 
 async def read_to_end(call: Call) -> None:
-    """Lets an answered batch's stream end by itself."""
+    """Lets the stream of a queued batch end by itself."""
     try:
         async with asyncio.timeout(STREAM_END_S):
             while await call.read() is not grpc.aio.EOF:
                 pass
     except (TimeoutError, grpc.aio.AioRpcError):
-        pass  # The batch was answered; how its stream ends changes nothing.
+        pass  # The batch was queued; how its stream ends changes nothing.
 
 
 def reason_of(error: BaseException) -> str:
@@ -110,19 +112,26 @@ def infer_request(model: str, request: worker_pb2.WorkerRequest) -> service_pb2.
     infer = service_pb2.ModelInferRequest(model_name=model)
     infer.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
     infer.raw_input_contents.append(payload)
-    # So that the end of a request is seen even when its last response had gone before.
-    infer.parameters["triton_enable_empty_final_response"].bool_param = True
+    # The ends of channels and batches have to be seen; a cancel shares a channel's stream, its end would look the same.
+    if not request.HasField("cancel_rows"):
+        infer.parameters["triton_enable_empty_final_response"].bool_param = True
     return infer
 
 
-def worker_response(
-    streamed: service_pb2.ModelStreamInferResponse,
-) -> worker_pb2.WorkerResponse | None:
-    """The worker's message; None for Triton's own response that a request is complete.
+async def _next(call: Call) -> worker_pb2.StepReport | None:
+    """None when a request on the stream is complete."""
+    streamed = await call.read()
+    if streamed is grpc.aio.EOF:
+        raise ChannelBroken("the worker closed the stream")
+    return step_report(streamed)
+
+
+def step_report(streamed: service_pb2.ModelStreamInferResponse) -> worker_pb2.StepReport | None:
+    """The worker's report; None for Triton's own response that a request is complete.
 
     Raises:
         WorkerRefused: Triton reports an error.
-        MalformedMessage: it is not a `WorkerResponse`.
+        MalformedMessage: it is not a `StepReport`.
     """
     if streamed.error_message:
         raise WorkerRefused(streamed.error_message)
@@ -131,4 +140,4 @@ def worker_response(
         return None
     if len(infer.raw_output_contents) != 1:
         raise MalformedMessage("a worker's response has exactly one tensor")
-    return unpack(worker_pb2.WorkerResponse, infer.raw_output_contents[0])
+    return unpack(worker_pb2.StepReport, infer.raw_output_contents[0])

@@ -1,9 +1,9 @@
-"""The workers of one model. Each has one long-lived channel for frames and cancels, one stream per batch.
+"""The workers of one model. Each has one long-lived channel for its reports and for cancels, one stream per batch.
 
-A worker is lost when its channel breaks, when it sent nothing for ``stall_s``, when responses are missing, or when a
-batch was not answered. Then every row it had is requeued, and a new channel is opened, with growing pauses. Rows of the
-previous channel are cancelled on the new one before anything else is sent: a worker that only stalled must not compute
-rows that another one has by now.
+A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
+when a batch was not queued in that time. Then every row it had is requeued, and a new channel is opened, with growing
+pauses. Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that another one
+has by now. A step may take long: nothing here waits for the engine.
 """
 
 import asyncio
@@ -12,15 +12,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from batcher.core.effects import Cancelled
 from batcher.workers.client import (
     FAULTS,
     Call,
     WorkerClient,
-    next_response,
+    next_report,
+    read_receipt,
     read_to_end,
     reason_of,
 )
-from sluice.internal.v1 import worker_pb2
+from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import BatcherSettings, ModelSettings
 
 log = logging.getLogger(__name__)
@@ -32,21 +34,21 @@ BACKOFF_MAX_S: Final = 2.0
 class WorkerEvents(Protocol):
     """Receives the events of workers. A worker has a name, which stays the same when its process restarts."""
 
-    def on_live(self, worker: str) -> None:
-        """The channel is open: batches may be sent."""
-
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
-        """Frames or a heartbeat.
+        """A report.
 
         Raises:
-            ChannelBroken: earlier frames are missing.
+            ChannelBroken: earlier ones are missing.
         """
 
-    def on_admission(self, worker: str, batch_id: str, admission: worker_pb2.Admission) -> None:
-        """A batch was answered."""
+    def on_live(self, worker: str) -> None:
+        """The engine serves the channel."""
 
-    def on_lost(self, worker: str) -> list[str]:
-        """The worker is lost; returns the rows it had."""
+    def on_queued(self, worker: str, batch_id: str) -> None:
+        """The worker has queued a batch."""
+
+    def on_lost(self, worker: str) -> None:
+        """The worker is lost, and its rows with it."""
 
 
 class Worker:
@@ -73,7 +75,7 @@ class Worker:
         self._limit: asyncio.Timeout | None = None
         self._fault = ""
         self._writing = asyncio.Lock()
-        self._orphans: set[str] = set()
+        self._opening = 0
         self._sending: set[asyncio.Task[None]] = set()
         self._missed = False
 
@@ -92,74 +94,60 @@ class Worker:
         await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """Sends a batch; its answer, or the loss of the worker, comes as an event."""
+        """Sends a batch; that it was queued, or the loss of the worker, comes as an event."""
+        batch.opening = self._opening
         task = asyncio.create_task(self._send(batch, traceparent))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def cancel(self, request_ids: list[str]) -> None:
-        """Makes the worker drop rows; one that is lost drops them when it comes back."""
+    async def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
+        """Makes the worker drop rows; one that is lost drops all of them when it comes back."""
         if self._call is None:
             return
+        cancel = worker_pb2.CancelRows(batcher=self._batcher, rows=rows)
         try:
             async with asyncio.timeout(self._settings.stall_s):
-                await self._write(self._call, self._cancel_rows(request_ids))
+                await self._write(self._call, worker_pb2.WorkerRequest(cancel_rows=cancel))
         except (TimeoutError, *FAULTS) as error:
             self._reset(f"cancel: {reason_of(error)}")
 
     async def _serve(self) -> tuple[str, bool]:
-        """Runs one channel until it breaks: returns why, and whether it was ever open."""
-        self._fault = ""
+        """Runs one channel until it breaks: returns why, and whether the engine ever served it."""
+        self._fault = fault = ""
         call = self._client.stream()
-        stood = False
         try:
             async with asyncio.timeout(self._settings.stall_s) as self._limit:
-                await self._open(call)
-                stood = True
                 await self._read(call)
-            fault = "the worker closed the channel"
         except TimeoutError:
             fault = self._fault or f"silent for {self._settings.stall_s:g} s"
         except FAULTS as error:
             fault = reason_of(error)
         finally:
+            stood = self._call is not None
             self._limit = self._call = None
             call.cancel()
             self._end_sending()
-            self._orphans.update(self._events.on_lost(self.name))
+            self._events.on_lost(self.name)
         return fault, stood
 
-    async def _open(self, call: Call) -> None:
+    async def _read(self, call: Call) -> None:
+        """Opens a channel and takes its reports until it breaks."""
+        self._opening += 1
         opening = worker_pb2.OpenChannel(
-            batcher=self._batcher, heartbeat_ms=self._settings.heartbeat_ms
+            batcher=self._batcher,
+            heartbeat_ms=self._settings.heartbeat_ms,
+            opening=self._opening,
         )
         await self._write(call, worker_pb2.WorkerRequest(open_channel=opening))
-        cancelled, worker_id = not self._orphans, ""
-        if self._orphans:
-            await self._write(call, self._cancel_rows(sorted(self._orphans)))
-        while not (cancelled and worker_id):
-            response = await next_response(call)
-            if response.HasField("admission"):
-                cancelled = True
-            else:
-                self._events.on_step(self.name, response.step)
-                worker_id = response.step.worker
-        self._orphans.clear()
-        self._call = call
-        self._missed = False
-        log.info("worker %s at %s is live", worker_id, self.name)
-        self._events.on_live(self.name)
-
-    async def _read(self, call: Call) -> None:
-        # Only here the time limit is extended: while the channel opens, heartbeats do not replace missing answers.
         while True:
-            response = await next_response(call)
-            if response.HasField("step"):
-                self._events.on_step(self.name, response.step)
-                if self._limit is not None:
-                    self._limit.reschedule(
-                        asyncio.get_running_loop().time() + self._settings.stall_s
-                    )
+            report = await next_report(call)
+            self._extend()
+            self._events.on_step(self.name, report)
+            if report.ready and self._call is None:
+                self._call = call
+                self._missed = False
+                log.info("worker %s at %s is live", report.worker, self.name)
+                self._events.on_live(self.name)
 
     async def _send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         call = self._client.stream(traceparent)
@@ -167,8 +155,8 @@ class Worker:
             async with asyncio.timeout(self._settings.stall_s):
                 await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
                 await call.done_writing()
-                response = await next_response(call)
-            self._events.on_admission(self.name, batch.batch_id, response.admission)
+                await read_receipt(call)
+            self._events.on_queued(self.name, batch.batch_id)
             await read_to_end(call)
         except (TimeoutError, *FAULTS) as error:
             self._reset(f"batch {batch.batch_id}: {reason_of(error)}")
@@ -179,13 +167,13 @@ class Worker:
         async with self._writing:
             await self._client.write(call, request)
 
-    def _cancel_rows(self, request_ids: list[str]) -> worker_pb2.WorkerRequest:
-        rows = worker_pb2.CancelRows(batcher=self._batcher, request_ids=request_ids)
-        return worker_pb2.WorkerRequest(cancel_rows=rows)
+    def _extend(self) -> None:
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._settings.stall_s)
 
     def _reset(self, fault: str) -> None:
         """Closes the channel, because the worker's rows are no longer certain."""
-        if self._limit is not None:
+        if self._limit is not None and not self._limit.expired():
             self._fault = fault
             self._limit.reschedule(asyncio.get_running_loop().time())
 
@@ -242,11 +230,12 @@ class Fleet:
         """See `Worker.send`."""
         self._workers[worker].send(batch, traceparent)
 
-    async def cancel(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Makes workers drop rows: worker and request."""
-        by_worker: defaultdict[str, list[str]] = defaultdict(list)
-        for worker, request_id in rows:
-            by_worker[worker].append(request_id)
+    async def cancel(self, rows: Iterable[Cancelled]) -> None:
+        """Makes workers drop rows."""
+        by_worker: defaultdict[str, list[frame_pb2.RowRef]] = defaultdict(list)
+        for row in rows:
+            message = frame_pb2.RowRef(request_id=row.request_id, attempt=row.attempt)
+            by_worker[row.worker].append(message)
         async with asyncio.TaskGroup() as group:
-            for name, request_ids in by_worker.items():
-                group.create_task(self._workers[name].cancel(request_ids))
+            for name, messages in by_worker.items():
+                group.create_task(self._workers[name].cancel(messages))

@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from batcher.workers.client import infer_request, worker_response
+from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import task_pb2, worker_pb2
 
 ANSWER_S = 120.0
@@ -53,7 +53,8 @@ class DirectWorker:
             open_channel=worker_pb2.OpenChannel(batcher=self._id, heartbeat_ms=1000)
         )
         self._frames = self._stub.ModelStreamInfer(self._requests(opening, hold=True))
-        await self._next()
+        while not (await self._next()).ready:
+            pass
         return self
 
     async def __aexit__(
@@ -66,13 +67,13 @@ class DirectWorker:
         await self._channel.close()
 
     async def send(self, batch: list[worker_pb2.Row]) -> None:
-        """Sends the batch, and returns when the worker has taken it."""
+        """Sends the batch, and returns when the worker has queued it."""
         await self._send(batch)
         self._open += len(batch)
 
     async def report(self) -> worker_pb2.StepReport:
         """The next report of the channel."""
-        step = (await self._next()).step
+        step = await self._next()
         self._open -= sum(frame.HasField("final") for frame in step.frames)
         return step
 
@@ -106,23 +107,24 @@ class DirectWorker:
         )
         call = self._stub.ModelStreamInfer(self._requests(request, hold=False))
         try:
-            admission = (await self._read_from(call)).admission
-            assert len(admission.accepted) == len(batch), f"refused: {admission.refused}"
+            assert await self._read_from(call) is None
         finally:
             call.cancel()
 
-    async def _next(self) -> worker_pb2.WorkerResponse:
-        return await self._read_from(self._frames)
+    async def _next(self) -> worker_pb2.StepReport:
+        report = await self._read_from(self._frames)
+        if report is None:
+            raise ConnectionError("the worker closed the channel")
+        refused = [refusal for admission in report.admissions for refusal in admission.refused]
+        assert not refused, f"refused: {refused}"
+        return report
 
-    async def _read_from(self, call: Any) -> worker_pb2.WorkerResponse:
-        """The next response; Triton's note that a request is complete is none."""
-        while True:
-            reply = await asyncio.wait_for(call.read(), ANSWER_S)
-            if reply is grpc.aio.EOF:
-                raise ConnectionError("Triton closed the stream")
-            response = worker_response(reply)
-            if response is not None:
-                return response
+    async def _read_from(self, call: Any) -> worker_pb2.StepReport | None:
+        """The next report; None: the request is complete."""
+        reply = await asyncio.wait_for(call.read(), ANSWER_S)
+        if reply is grpc.aio.EOF:
+            raise ConnectionError("Triton closed the stream")
+        return step_report(reply)
 
     async def _requests(
         self, message: worker_pb2.WorkerRequest, hold: bool

@@ -28,7 +28,7 @@ class CachelessEngine:
         rows = self._scheduler.rows()
         for row in rows:
             self._scheduler.finish(row)
-        return [row.end_step(RowEnd.FAILED, message) for row in rows]
+        return [row.end_step(RowEnd.RETURNED, message) for row in rows]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""

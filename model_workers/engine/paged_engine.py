@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from model_workers.engine.blocks import BlockManager
-from model_workers.engine.paged_model import FaultIsolator, PagedModel, RowChunk
+from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowLimits
 from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
@@ -97,7 +97,7 @@ class PagedEngine:
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
-        return [self._fail(row, message) for row in self._scheduler.rows()]
+        return [self._fail(row, Fault(message)) for row in self._scheduler.rows()]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
@@ -131,7 +131,7 @@ class PagedEngine:
         if self._scheduler.copies:
             self._runner.model.copy_blocks(self._scheduler.copies)
         logits, broken = self._runner.forward([item.chunk() for item in work])
-        steps = [self._fail(work[place].row, error) for place, error in broken.items()]
+        steps = [self._fail(work[place].row, fault) for place, fault in broken.items()]
         whole = [item for place, item in enumerate(work) if place not in broken]
         drawing = [item for item in whole if item.count == item.row.pending]
         for item in whole:
@@ -145,7 +145,7 @@ class PagedEngine:
     def _take(self, item: PlannedRow, drawn: DrawResult) -> RowStep:
         row = item.row
         if drawn.error:
-            return self._fail(row, drawn.error, drawn)
+            return self._fail(row, Fault(drawn.error, of_row=True), drawn)
         step = row.take(drawn.token_ids, drawn.logprobs)
         self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
         if self._speculator is not None:
@@ -154,12 +154,13 @@ class PagedEngine:
             self._scheduler.finish(row)
         return step
 
-    def _fail(self, row: Row, error: str, drawn: DrawResult = NO_TOKENS) -> RowStep:
-        """Ends a row as FAILED. What it left in the cache may be anything, so its blocks are cleared and not shared."""
-        log.warning("request %s failed: %s", row.spec.request_id, error)
+    def _fail(self, row: Row, fault: Fault, drawn: DrawResult = NO_TOKENS) -> RowStep:
+        """Ends a row. What it left in the cache may be anything, so its blocks are cleared and not shared."""
+        log.warning("request %s failed: %s", row.spec.request_id, fault.message)
         step = row.take(drawn.token_ids, drawn.logprobs)
         if freed := self._scheduler.discard(row):
             self._runner.model.clear_blocks(freed)
             if self._speculator is not None:
                 self._speculator.clear(freed)
-        return replace(step, end=RowEnd.FAILED, error=error)
+        end = RowEnd.FAILED if fault.of_row else RowEnd.RETURNED
+        return replace(step, end=end, error=fault.message)

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +60,22 @@ class PagedModel(Protocol):
 
 log = logging.getLogger(__name__)
 
+SPLIT_TOKENS_MIN: Final = 16
+"""A chunk that memory does not suffice for is computed in parts of at least so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a chunk could not be computed.
+
+    Attributes:
+        message: one sentence.
+        of_row: the row is at fault: others were computed in the same step. Else it may be the worker.
+    """
+
+    message: str
+    of_row: bool = False
+
 
 class FaultIsolator:
     """Runs a paged model. A step that raises is computed again in halves, until only the chunks that break it fail."""
@@ -67,26 +83,32 @@ class FaultIsolator:
     def __init__(self, model: PagedModel) -> None:
         self.model = model
 
-    def forward(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, str]]:
+    def forward(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, Fault]]:
         """See `PagedModel.forward`.
 
         Returns:
-            Logits of the chunks that could be computed, in their order; and by place those that could not, with one
-            sentence each.
+            Logits of the chunks that could be computed, in their order; and by place those that could not.
+
+        Raises:
+            Exception: the device fails at everything.
         """
         try:
             return self.model.forward(chunks), {}
         except Exception as error:
             # The other rows must not fail with it. Computing a chunk twice writes the same values again.
             log.exception("a step of %d chunks failed", len(chunks))
-            return self._isolate(chunks, error)
+            logits, errors = self._isolate(chunks, error)
+        others = len(errors) < len(chunks)
+        return logits, {place: _fault(error, others) for place, error in errors.items()}
 
     def _isolate(
         self, chunks: Sequence[RowChunk], error: Exception
-    ) -> tuple[Tensor, dict[int, str]]:
+    ) -> tuple[Tensor, dict[int, Exception]]:
+        # Raises when the device is lost.
         torch.cuda.empty_cache()
         if len(chunks) == 1:
-            return torch.empty(0, self.model.vocab_size), {0: _reason(error)}
+            smaller = _halves(chunks[0]) if _is_out_of_memory(error) else None
+            return self._in_turn(*smaller) if smaller else (self._no_logits(), {0: error})
         middle = len(chunks) // 2
         first, broken = self._retry(chunks[:middle])
         first = first.clone()  # valid until the next call only
@@ -95,14 +117,34 @@ class FaultIsolator:
         parts = [part for part in (first, second) if len(part)]
         return torch.cat(parts) if parts else first, broken
 
-    def _retry(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, str]]:
+    def _in_turn(self, first: RowChunk, rest: RowChunk) -> tuple[Tensor, dict[int, Exception]]:
+        """Computes one chunk as two, which needs less memory."""
+        _, broken = self._retry([first])
+        return (self._no_logits(), broken) if broken else self._retry([rest])
+
+    def _retry(self, chunks: Sequence[RowChunk]) -> tuple[Tensor, dict[int, Exception]]:
         try:
             return self.model.forward(chunks), {}
         except Exception as error:  # logged by the first attempt
             return self._isolate(chunks, error)
 
+    def _no_logits(self) -> Tensor:
+        return torch.empty(0, self.model.vocab_size)
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
-        return "the worker has not enough memory to compute this row"
-    return f"the model failed on this row: {type(error).__name__}"
+
+def _halves(chunk: RowChunk) -> tuple[RowChunk, RowChunk] | None:
+    middle = min(len(chunk.tokens) // 2, len(chunk.tokens) - chunk.logits)
+    if middle < SPLIT_TOKENS_MIN:
+        return None
+    rest = replace(chunk, tokens=chunk.tokens[middle:], start=chunk.start + middle)
+    return replace(chunk, tokens=chunk.tokens[:middle], logits=0), rest
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error)
+
+
+def _fault(error: Exception, others_computed: bool) -> Fault:
+    if _is_out_of_memory(error):
+        return Fault("the worker has not enough memory to compute this row")
+    return Fault(f"the model failed on this row: {type(error).__name__}", others_computed)

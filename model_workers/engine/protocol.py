@@ -20,6 +20,9 @@ class RowEnd(IntEnum):
     CANCELLED = frame_pb2.ROW_END_CANCELLED
     DEADLINE = frame_pb2.ROW_END_DEADLINE
     FAILED = frame_pb2.ROW_END_FAILED
+    """The row cannot be computed, by this engine or another."""
+    RETURNED = frame_pb2.ROW_END_RETURNED
+    """This engine cannot compute it now; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class RowStep:
         start_index: index of the first of ``token_ids`` in the answer.
         logprobs: one per token when asked for, else empty.
         end: set in the last step of a row, and only there.
-        error: one sentence when ``end`` is FAILED.
+        error: one sentence when ``end`` is FAILED or RETURNED.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
@@ -141,13 +144,6 @@ class EngineFull(Refused):
     retryable = True
 
 
-class WorkerUnavailable(Refused):
-    """The worker cannot take rows now: it is closing, or the batcher has no channel to it."""
-
-    reason = "MODEL_UNAVAILABLE"
-    retryable = True
-
-
 class Engine(Protocol):
     """Computes rows. Not thread-safe: one thread drives it."""
 
@@ -165,7 +161,7 @@ class Engine(Protocol):
         """Drops what is cancelled or past its deadline, then computes all rows it has room for, in one forward pass."""
 
     def abort(self, message: str) -> list[RowStep]:
-        """Ends all rows as FAILED, after `step` has raised. The engine is empty and usable afterwards."""
+        """Ends all rows as RETURNED, after `step` has raised. The engine is empty afterwards."""
 
     def has_rows(self) -> bool:
         """Whether `step` has anything to do."""

@@ -9,7 +9,7 @@ keys override the preset:
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,6 @@ _ALL_OFF: Final[Mapping[str, Any]] = {
     "by_deadline": False,
     "by_tenant": False,
     "takes_slots": False,
-    "wait_adapts": False,
     "sends_to_idle": False,
     "waiting_tokens_max": math.inf,
 }
@@ -53,8 +52,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 class ClassPolicy(Section):
     """The objectives of one class."""
 
-    ttft_target_s: float = Field(gt=0)
-    """Time to the first token that its callers expect; the wait window stays well below it."""
     aging_s: float = Field(math.inf, gt=0)
     """While tasks of the class wait, some of them go at least this often, before more urgent classes."""
     spare_rows: int = Field(0, ge=0)
@@ -68,11 +65,9 @@ class ClassPolicy(Section):
 class ClassPolicies(Section):
     """The classes, most urgent first."""
 
-    interactive: ClassPolicy = ClassPolicy(ttft_target_s=0.5)
-    standard: ClassPolicy = ClassPolicy(ttft_target_s=5.0, aging_s=2.0)
-    bulk: ClassPolicy = ClassPolicy(
-        ttft_target_s=60.0, aging_s=10.0, spare_rows=8, prefill_s_max=0.002
-    )
+    interactive: ClassPolicy = ClassPolicy()
+    standard: ClassPolicy = ClassPolicy(aging_s=2.0)
+    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.002)
 
     @model_validator(mode="before")
     @classmethod
@@ -122,12 +117,9 @@ class Policy(Section):
     """If set, batches grow while they are answered well within this, and shrink when they take longer."""
 
     # When it goes.
-    wait_s: float = Field(0.02, ge=0)
-    """Longest wait for more rows."""
-    wait_adapts: bool = True
-    """Upper limit of the wait, as a share of the class's TTFT target less the worker's own delay."""
-    wait_share: float = Field(0.1, ge=0, le=1)
-    """That share."""
+    wait_s: float = Field(0.0, ge=0, le=10)
+    """Longest wait for more rows. An engine that takes rows at every step gains nothing from it: while a step runs,
+    rows gather anyway."""
     sends_to_idle: bool = True
     """No wait while a worker would idle."""
 
@@ -155,16 +147,6 @@ class Policy(Section):
             return values
         preset = PRESETS.get(str(values.get("name", _DEFAULT)), {})
         return {**preset, **values}
-
-    @model_validator(mode="after")
-    def _can_work(self) -> Self:
-        for name in ClassPolicies.model_fields:
-            target_s = self.of_class(name).ttft_target_s
-            if self.wait_s > target_s:
-                raise ValueError(
-                    f"wait_s: {self.wait_s:g} s is longer than classes.{name}.ttft_target_s, {target_s:g} s"
-                )
-        return self
 
     def of_class(self, priority_class: str) -> ClassPolicy:
         """The objectives of the class."""

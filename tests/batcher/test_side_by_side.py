@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from batcher.workers.client import infer_request, worker_response
+from batcher.workers.client import infer_request, step_report
 from sluice.internal.v1 import task_pb2, worker_pb2
 from sluice.wire import jetstream
 from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
@@ -41,9 +41,9 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
 
     async def listen(call: grpc.aio.StreamStreamCall) -> None:
         async for streamed in call:
-            response = worker_response(streamed)
-            if response is not None:
-                loads.append(response.step.load)
+            report = step_report(streamed)
+            if report is not None:
+                loads.append(report.load)
 
     async with grpc.aio.insecure_channel(address) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()

@@ -54,7 +54,7 @@ class Scene:
         return effects.batches[0].batch_id if effects.batches else ""
 
     def run(self, *rows: str) -> None:
-        self.requests.admitted("w", self.advance(), worker_pb2.Admission(accepted=rows), 0.0)
+        self.requests.queued("w", self.advance(), 0.0)
         self.advance()
 
     def end(self, name: str, attempt: int = 0) -> None:

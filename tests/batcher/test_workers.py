@@ -45,10 +45,10 @@ async def test_a_lost_response_makes_rows_go_on_behind_their_tokens(
     (again,) = (await worker.batch(1)).rows
     assert list(again.task.produced_token_ids) == [1, 2]
     assert again.attempt == 1
-    # It may still be computed there: first of all it must stop.
-    assert worker.cancels == [[task.request_id]]
-    kinds = [request.WhichOneof("message") for request in worker.received[2:]]
-    assert kinds == ["open_channel", "cancel_rows", "batch"]
+    # It may still be computed there: a new channel ends it.
+    openings = [r.open_channel.opening for r in worker.received if r.HasField("open_channel")]
+    assert openings == [1, 2]
+    assert [batch.opening for batch in worker.batches] == openings
     await worker.step(frame(again, 2, [3], frame_pb2.ROW_END_STOP))
     assert (await gateway.finished(task)).token_ids == [1, 2, 3]
 
@@ -72,11 +72,11 @@ async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
     await worker.step(frame(row, 0, [1]))
     await gateway.has_tokens(task, 1)
     worker.silent = True
-    await worker.until(lambda: bool(worker.cancels))
+    await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
     worker.silent = False
     (again,) = (await worker.batch(1)).rows
     assert again.attempt == 1
-    # What it computed before it heard of the cancel.
+    # What it computed before its engine took note of the new channel.
     await worker.step(frame(row, 1, [99], frame_pb2.ROW_END_CANCELLED))
     await worker.step(frame(again, 1, [2], frame_pb2.ROW_END_STOP))
     answer = await gateway.finished(task)
@@ -85,16 +85,54 @@ async def test_a_worker_that_stalls_and_comes_back_confuses_nobody(
     assert answer.final.end == frame_pb2.ROW_END_STOP
 
 
-async def test_heartbeats_do_not_stand_for_the_answer_to_a_cancel(
+async def test_nothing_is_sent_before_the_engine_serves_the_channel(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
     await gateway.ask()
     await worker.batch(0)
-    worker.answers_cancels = False
-    worker.worker = "w2"
-    await worker.until(lambda: len(worker.cancels) == 2)
-    worker.answers_cancels = True
+    worker.ready, worker.worker = False, "w2"
+    await gateway.until(lambda: not gateway.reports[-1].models[0].workers)
+    await worker.opened(2)
+    for _ in range(3):
+        await worker.step()
+    assert len(worker.batches) == 1
+    worker.ready = True
     await worker.batch(1)
+
+
+async def test_a_channel_that_the_worker_ends_is_lost_at_once(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    """As a worker does whose engine hangs; heartbeats would go on."""
+    task = await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1]))
+    await gateway.has_tokens(task, 1)
+    await worker.end_channel()
+    (again,) = (await worker.batch(1)).rows
+    assert (again.attempt, list(again.task.produced_token_ids)) == (1, [1])
+
+
+async def test_a_step_that_takes_longer_than_any_limit_loses_nothing(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    worker.steps_slowly = True
+    tasks = [await gateway.ask()]
+    batches = [await worker.batch(0)]
+    tasks.append(await gateway.ask())
+    batches.append(await worker.batch(1))
+    await gateway.cancel(tasks[1].request_id)
+    await worker.until(lambda: worker.cancels == [[tasks[1].request_id]])
+    # As many heartbeats as fit into several times the silence after which a worker is lost.
+    for _ in range(30):
+        await worker.beaten()
+    for batch in batches:
+        await worker.admit(batch)
+    (row,) = batches[0].rows
+    await worker.step(frame(row, 0, [1], frame_pb2.ROW_END_STOP))
+    answer = await gateway.finished(tasks[0])
+    assert (answer.token_ids, answer.attempt) == ([1], 0)
+    assert len(worker.batches) == 2
 
 
 async def test_a_worker_with_another_id_has_none_of_the_rows(
@@ -116,6 +154,22 @@ async def test_a_batch_without_an_answer_is_sent_again(
     worker.silent = False
     (again,) = (await worker.batch(1)).rows
     assert again.attempt == 1
+
+
+async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
+    worker: WorkerDouble, gateway: GatewayDouble
+) -> None:
+    task = await gateway.ask()
+    (row,) = (await worker.batch(0)).rows
+    await worker.step(frame(row, 0, [1]))
+    await worker.step(frame(row, 1, [], frame_pb2.ROW_END_RETURNED))
+    (again,) = (await worker.batch(1)).rows
+    assert (again.attempt, list(again.task.produced_token_ids)) == (1, [1])
+    await worker.step(frame(again, 1, [2], frame_pb2.ROW_END_STOP))
+    answer = await gateway.finished(task)
+    assert answer.token_ids == [1, 2]
+    assert answer.final is not None
+    assert answer.final.end == frame_pb2.ROW_END_STOP
 
 
 async def test_a_refused_row_is_sent_again_after_the_workers_next_word(

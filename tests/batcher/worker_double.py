@@ -1,7 +1,7 @@
 """A worker that does what a test says, behind Triton's gRPC protocol in the test's own loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,10 +23,11 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         worker: the id in its reports.
         received: what came, in order.
         streams: metadata of each stream, in order.
-        silent: nothing is sent on the channel, and batches get no answer.
-        answers_cancels: whether cancels are answered.
+        silent: nothing is sent on the channel, and batches are not queued.
+        steps_slowly: batches are queued, and heartbeats sent; nothing else, as in a step that takes long.
         refuse: rows that are refused, retryable.
         busy: slots that are taken, as its reports say.
+        ready: whether the engine serves channels.
     """
 
     def __init__(self) -> None:
@@ -35,13 +36,15 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.received: list[worker_pb2.WorkerRequest] = []
         self.streams: list[dict[str, str]] = []
         self.silent = False
-        self.answers_cancels = True
+        self.steps_slowly = False
         self.refuse: set[str] = set()
         self.busy = 0
+        self.ready = True
         self._channel: Any = None
         self._sequence = 0
         self._changed = asyncio.Condition()
         self._writing = asyncio.Lock()
+        self._beaten = asyncio.Event()
 
     @staticmethod
     @asynccontextmanager
@@ -66,19 +69,37 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     @property
     def cancels(self) -> list[list[str]]:
         """The cancels that came."""
-        return [list(r.cancel_rows.request_ids) for r in self.received if r.HasField("cancel_rows")]
+        return [
+            [row.request_id for row in request.cancel_rows.rows]
+            for request in self.received
+            if request.HasField("cancel_rows")
+        ]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something that came makes ``holds`` true."""
         async with asyncio.timeout(BOUND_S), self._changed:
             await self._changed.wait_for(holds)
 
+    async def opened(self, number: int) -> None:
+        """Waits for the ``number``-th channel, from 1."""
+        await self.until(lambda: sum(r.HasField("open_channel") for r in self.received) >= number)
+
+    async def beaten(self) -> None:
+        """Waits for the next heartbeat."""
+        async with asyncio.timeout(BOUND_S):
+            await self._beaten.wait()
+
     async def batch(self, number: int) -> worker_pb2.Batch:
         """Waits for the ``number``-th batch, from 0."""
         await self.until(lambda: len(self.batches) > number)
         return self.batches[number]
 
-    async def step(self, *frames: frame_pb2.Frame, skip: int = 0) -> None:
+    async def step(
+        self,
+        *frames: frame_pb2.Frame,
+        skip: int = 0,
+        admissions: Sequence[worker_pb2.Admission] = (),
+    ) -> None:
         """Sends a report on the channel, ``skip`` numbers late."""
         async with self._writing:  # gRPC takes one write at a time, and heartbeats come between
             self._sequence += skip
@@ -87,9 +108,25 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
                 sequence=self._sequence,
                 frames=frames,
                 load=worker_pb2.WorkerLoad(slots=SLOTS, running=self.busy),
+                admissions=admissions,
+                ready=self.ready,
             )
             self._sequence += 1
-            await _write(self._channel, worker_pb2.WorkerResponse(step=report))
+            await _write(self._channel, report.SerializeToString())
+
+    async def admit(self, batch: worker_pb2.Batch, refuse: Collection[str] = ()) -> None:
+        """The engine takes a batch, without the rows in ``refuse``."""
+        refused = [
+            worker_pb2.Refusal(request_id=row.task.request_id, retryable=True)
+            for row in batch.rows
+            if row.task.request_id in refuse
+        ]
+        await self.step(admissions=[worker_pb2.Admission(batch_id=batch.batch_id, refused=refused)])
+
+    async def end_channel(self) -> None:
+        """Ends the channel, as a worker does whose engine hangs."""
+        async with self._writing:
+            await _write(self._channel)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> None:
         """See Triton's GRPCInferenceService."""
@@ -106,25 +143,19 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             self._channel, self._sequence = context, 0
             if not self.silent:
                 await self.step()
-        elif not self.silent and (request.HasField("batch") or self.answers_cancels):
-            await _write(context, worker_pb2.WorkerResponse(admission=self._admit(request.batch)))
-
-    def _admit(self, batch: worker_pb2.Batch) -> worker_pb2.Admission:
-        names = [row.task.request_id for row in batch.rows]
-        return worker_pb2.Admission(
-            accepted=[name for name in names if name not in self.refuse],
-            refused=[
-                worker_pb2.Refusal(request_id=name, retryable=True)
-                for name in names
-                if name in self.refuse
-            ],
-        )
+        elif not self.silent and request.HasField("batch"):
+            refuse = self.refuse
+            await _write(context)
+            if not self.steps_slowly:
+                await self.admit(request.batch, refuse)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self._channel is not None and not self.silent and not self._channel.done():
                 await self.step()
+                self._beaten.set()
+                self._beaten.clear()
 
 
 def frame(
@@ -142,6 +173,7 @@ def frame(
     return made
 
 
-async def _write(context: Any, response: worker_pb2.WorkerResponse) -> None:
-    infer = service_pb2.ModelInferResponse(raw_output_contents=[response.SerializeToString()])
+async def _write(context: Any, *contents: bytes) -> None:
+    """Without contents: Triton's response that a request is complete."""
+    infer = service_pb2.ModelInferResponse(raw_output_contents=contents)
     await context.write(service_pb2.ModelStreamInferResponse(infer_response=infer))

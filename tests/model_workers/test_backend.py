@@ -59,7 +59,7 @@ class Channel:
     """The channel of one batcher as the batcher sees it."""
 
     def __init__(self, stream: WorkerStream) -> None:
-        self._responses = stream.responses()
+        self._reports = stream.reports()
         self.reports: list[worker_pb2.StepReport] = []
 
     @property
@@ -75,9 +75,20 @@ class Channel:
 
     async def read(self) -> None:
         """Takes one report, and checks its number."""
-        response = await asyncio.wait_for(anext(self._responses), 10.0)
-        assert response.step.sequence == len(self.reports)
-        self.reports.append(response.step)
+        report = await asyncio.wait_for(anext(self._reports), 10.0)
+        assert report.sequence == len(self.reports)
+        self.reports.append(report)
+
+    async def wait_ready(self) -> None:
+        while not (self.reports and self.reports[-1].ready):
+            await self.read()
+
+    async def admission(self, batch_id: str) -> worker_pb2.Admission:
+        while not (found := [a for r in self.reports for a in r.admissions]) or (
+            found[-1].batch_id != batch_id
+        ):
+            await self.read()
+        return found[-1]
 
     async def wait_ends(self, request_ids: Iterable[str]) -> None:
         wanted = set(request_ids)
@@ -98,8 +109,16 @@ class Batcher:
     stream: WorkerStream
     channel: Channel
 
-    async def ask(self, *rows: worker_pb2.Row, traceparent: str = "") -> worker_pb2.Admission:
-        return await self.client.ask(batch(rows, self.name), traceparent)
+    async def ask(self, *rows: worker_pb2.Row, traceparent: str = "") -> list[str]:
+        """The rows that the engine took, of a batch named after the first."""
+        batch_id = rows[0].task.request_id
+        await self.client.ask(batch(rows, self.name, batch_id), traceparent)
+        refused = (await self.channel.admission(batch_id)).refused
+        assert all(refusal.retryable for refusal in refused)
+        names = {row.task.request_id: None for row in rows}
+        for refusal in refused:
+            del names[refusal.request_id]
+        return list(names)
 
 
 class Opened:
@@ -114,7 +133,7 @@ class Opened:
     async def __aenter__(self) -> Batcher:
         await self._stream.send(self._request)
         channel = Channel(self._stream)
-        await channel.read()
+        await channel.wait_ready()
         return Batcher(self._name, self._client, self._stream, channel)
 
     async def __aexit__(self, *error: object) -> None:
@@ -137,8 +156,7 @@ async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served
     async with Opened(served.address, TINY, "many") as batcher:
         for half in (list(prompts)[:32], list(prompts)[32:]):
             rows = [wire_row(name, prompts[name], max_tokens=12) for name in half]
-            admission = await batcher.ask(*rows)
-            assert list(admission.accepted) == half
+            assert await batcher.ask(*rows) == half
         await batcher.channel.wait_ends(prompts)
         answers = {name: batcher.channel.tokens(name) for name in prompts}
         assert set(batcher.channel.ends.values()) == {frame_pb2.ROW_END_LENGTH}
@@ -151,11 +169,10 @@ async def test_64_rows_over_32_slots_answer_what_the_engine_answers_alone(served
 async def test_rows_over_the_waiting_places_are_refused(served: Served) -> None:
     async with Opened(served.address, ECHO, "full") as batcher:
         rows = [wire_row(f"r{i}", max_tokens=LONG) for i in range(70)]
-        admission = await batcher.ask(*rows)
-        assert (len(admission.accepted), len(admission.refused)) == (64, 6)
-        assert all(refusal.retryable for refusal in admission.refused)
-        await batcher.client.ask(cancel_rows(*admission.accepted, batcher="full"))
-        await batcher.channel.wait_ends(admission.accepted)
+        accepted = await batcher.ask(*rows)
+        assert accepted == [f"r{i}" for i in range(64)]
+        await batcher.client.ask(cancel_rows(*accepted, batcher="full"))
+        await batcher.channel.wait_ends(accepted)
 
 
 async def test_cancel_and_deadline_end_rows(served: Served) -> None:
@@ -213,7 +230,7 @@ async def test_a_malformed_request_is_an_error_and_nothing_else_changes(tmp_path
                 continue
             assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * len(MALFORMED)
             async with Opened(running.address, ECHO, "after") as batcher:
-                assert (await batcher.ask(wire_row("r", max_tokens=1))).accepted == ["r"]
+                assert await batcher.ask(wire_row("r", max_tokens=1)) == ["r"]
             return
         finally:
             await asyncio.to_thread(server.__exit__, None, None, None)

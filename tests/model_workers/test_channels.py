@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_workers.sender import LOAD_UPDATE_S, REPORT_FRAMES_MAX, Channels, DueReport
+from model_workers.sender import (
+    LOAD_UPDATE_S,
+    REPORT_FRAMES_MAX,
+    Channels,
+    DueReport,
+    ResponseSender,
+)
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -11,9 +17,21 @@ def frames(count: int, first: int = 0) -> list[frame_pb2.Frame]:
     return [frame_pb2.Frame(request_id="r", start_index=first + i) for i in range(count)]
 
 
-def channels(heartbeat_s: float = 1.0) -> Channels:
+def open_one(
+    opened: Channels, batcher: str = "b", opening: int = 0, *, now: float = 0.0, ready: bool = True
+) -> ResponseSender | None:
+    """Opens a channel with a heartbeat a second; returns the sender of the older one."""
+    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=1000, opening=opening)
+    older = opened.open(message, FakePort(), now)
+    channel = opened.get(batcher, opening)
+    if channel is not None:
+        channel.ready = ready
+    return older
+
+
+def channels() -> Channels:
     opened = Channels("worker-1")
-    opened.open("b", FakePort(), heartbeat_s, now=0.0)
+    open_one(opened)
     return opened
 
 
@@ -31,7 +49,7 @@ def test_a_new_channel_says_hello() -> None:
 
 
 def test_heartbeats_go_out_with_and_without_frames() -> None:
-    opened = channels(heartbeat_s=1.0)
+    opened = channels()
     opened.due(0.0)
     opened.post("b", frames(1))
     (report,) = opened.due(0.5)
@@ -44,7 +62,7 @@ def test_heartbeats_go_out_with_and_without_frames() -> None:
 
 def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> None:
     opened = channels()
-    opened.open("other", FakePort(), 1.0, now=0.0)
+    open_one(opened, "other")
     opened.due(0.0)
     opened.set_load(worker_pb2.WorkerLoad(slots=3, running=1), 0.1)
     opened.post("b", frames(1))
@@ -82,7 +100,7 @@ def test_all_frames_leave_in_order_and_reports_are_numbered(steps: list[int]) ->
 
 def test_each_batcher_gets_its_own_frames() -> None:
     opened = channels()
-    opened.open("other", FakePort(), 1.0, 0.0)
+    open_one(opened, "other")
     opened.due(0.0)
     opened.post("other", frames(1))
     (report,) = opened.due(0.1)
@@ -92,16 +110,48 @@ def test_each_batcher_gets_its_own_frames() -> None:
 def test_frames_without_a_channel_are_dropped() -> None:
     opened = Channels("worker-1")
     opened.post("b", frames(2))
-    assert (opened.backlog, opened.next_due(), "b" in opened) == (0, None, False)
+    assert (opened.backlog, opened.next_due(), opened.get("b", 0)) == (0, None, None)
 
 
 def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
     opened = channels()
     (old,) = opened.due(0.0)
     opened.post("b", frames(5))
-    assert opened.open("b", FakePort(), 1.0, 0.1) is old.channel.responses
+    assert open_one(opened, opening=1, now=0.1) is old.channel.responses
     (new,) = opened.due(0.1)
     assert (new.report.sequence, len(new.report.frames)) == (0, 0)
     assert not opened.drop(old.channel)
     assert opened.drop(new.channel)
-    assert "b" not in opened
+    assert opened.get("b", 1) is None
+
+
+def test_a_channel_that_a_newer_one_overtook_is_ended() -> None:
+    opened = Channels("worker-1")
+    open_one(opened, opening=2)
+    late = FakePort()
+    message = worker_pb2.OpenChannel(batcher="b", heartbeat_ms=1000, opening=1)
+    assert opened.open(message, late, 0.1) is late
+    assert opened.get("b", 2) is not None
+
+
+def test_a_channel_that_the_engine_does_not_serve_yet_carries_heartbeats_only() -> None:
+    opened = Channels("worker-1")
+    open_one(opened, ready=False)
+    opened.post("b", frames(2))
+    opened.admit("b", [worker_pb2.Admission(batch_id="old")], 0.0)
+    (report,) = reports(opened.due(0.0))
+    assert not report.ready
+    assert not report.frames
+    assert not report.admissions
+
+
+def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
+    opened = channels()
+    opened.due(0.0)
+    opened.admit("b", [worker_pb2.Admission(batch_id="taken")], 0.1)
+    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
+    refusal = worker_pb2.Refusal(request_id="r", retryable=True)
+    opened.admit("b", [worker_pb2.Admission(batch_id="not", refused=[refusal])], 0.11)
+    (report,) = reports(opened.due(0.11))
+    assert [admission.batch_id for admission in report.admissions] == ["taken", "not"]
+    assert opened.due(0.2) == []

@@ -6,7 +6,8 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
-from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Sender
+from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Sender, SenderCallbacks
+from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
@@ -28,10 +29,10 @@ class SlowPort(FakePort):
         super().__init__()
         self.go_on = Event()
 
-    def send(self, response: worker_pb2.WorkerResponse, *, last: bool = False) -> None:
-        """Blocks, then keeps the response."""
+    def send(self, report: worker_pb2.StepReport) -> None:
+        """Blocks, then keeps the report."""
         assert self.go_on.wait(10.0)
-        super().send(response, last=last)
+        super().send(report)
 
 
 @pytest.fixture
@@ -45,8 +46,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sender(lost: list[tuple[str, float]], clock: Clock) -> Iterator[Sender]:
-    sender = Sender(Channels("worker-1"), clock, lambda *gone: lost.append(gone))
+def watchdog() -> Watchdog:
+    return Watchdog()
+
+
+@pytest.fixture
+def hung() -> Event:
+    return Event()
+
+
+@pytest.fixture
+def sender(
+    lost: list[tuple[str, float]], clock: Clock, watchdog: Watchdog, hung: Event
+) -> Iterator[Sender]:
+    callbacks = SenderCallbacks(lambda *gone: lost.append(gone), hung.set)
+    sender = Sender(Channels("worker-1"), watchdog, clock, callbacks)
     thread = Thread(target=sender.run)
     thread.start()
     yield sender
@@ -55,18 +69,24 @@ def sender(lost: list[tuple[str, float]], clock: Clock) -> Iterator[Sender]:
     assert not thread.is_alive()
 
 
+def opened(sender: Sender, port: FakePort, heartbeat_s: float) -> None:
+    """Opens the channel of batcher "b", served by the engine."""
+    sender.open(worker_pb2.OpenChannel(batcher="b", heartbeat_ms=int(heartbeat_s * 1000)), port)
+    sender.make_ready("b", 0)
+
+
 def frames(count: int) -> list[frame_pb2.Frame]:
     return [frame_pb2.Frame(request_id="r", start_index=i) for i in range(count)]
 
 
 def test_steps_share_a_report_when_sending_is_slow(sender: Sender) -> None:
     port = SlowPort()
-    sender.open("b", port, 60.0)
+    opened(sender, port, 60.0)
     for frame in frames(5):
         sender.post({"b": [frame]}, worker_pb2.WorkerLoad())
     port.go_on.set()
     port.wait_frames(5)
-    assert len(port.responses) <= 2
+    assert len(port.reports) <= 2
     assert [frame.start_index for frame in port.frames] == list(range(5))
 
 
@@ -74,7 +94,7 @@ def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = SlowPort()
-    sender.open("b", port, 60.0)
+    opened(sender, port, 60.0)
     assert sender.has_room()
     sender.post({"b": frames(2 * BACKLOG_FRAMES_MAX)}, worker_pb2.WorkerLoad())
     with monkeypatch.context() as patch:
@@ -87,30 +107,50 @@ def test_a_full_backlog_holds_the_engine_up_until_it_has_gone(
 
 def test_heartbeats_come_by_the_clock_and_carry_the_load(sender: Sender, clock: Clock) -> None:
     port = FakePort()
-    sender.open("b", port, 5.0)
-    port.wait_responses(1)
+    opened(sender, port, 5.0)
+    port.wait_reports(1)
     clock.now = 5.0
     sender.post({}, worker_pb2.WorkerLoad(steps=7))
-    port.wait_responses(2)
-    assert port.responses[1].step.load.steps == 7
-    assert not port.responses[1].step.frames
+    port.wait_reports(2)
+    assert port.reports[1].load.steps == 7
+    assert not port.reports[1].frames
 
 
 def test_who_has_gone_is_noticed_with_a_heartbeat(
     sender: Sender, clock: Clock, lost: list[tuple[str, float]]
 ) -> None:
     port = FakePort()
-    sender.open("b", port, 5.0)
-    port.wait_responses(1)
+    opened(sender, port, 5.0)
+    port.wait_reports(1)
     port.cancelled = True
     clock.now = 5.0
     sender.post({}, worker_pb2.WorkerLoad())
     port.wait_ended()
-    assert not sender.has_channel("b")
+    assert not sender.has_channel("b", 0)
     assert lost == [("b", 5.0)]
 
 
-def test_an_answer_ends_its_request(sender: Sender) -> None:
+def test_a_request_that_is_no_channel_ends_without_a_report(sender: Sender) -> None:
     port = FakePort()
-    sender.answer(port, worker_pb2.WorkerResponse(admission=worker_pb2.Admission(accepted=["r"])))
-    assert list(port.admission().accepted) == ["r"]
+    sender.end(port)
+    port.wait_ended()
+    assert not port.reports
+
+
+def test_a_hanging_engine_ends_the_channels_that_it_served_and_then_the_process(
+    sender: Sender, clock: Clock, watchdog: Watchdog, lost: list[tuple[str, float]], hung: Event
+) -> None:
+    served, opening = FakePort(), FakePort()
+    opened(sender, served, 5.0)
+    sender.open(worker_pb2.OpenChannel(batcher="other", heartbeat_ms=5000), opening)
+    opening.wait_reports(1)
+    watchdog.begin(1, clock.now)
+    while not hung.is_set():
+        clock.now += 0.2
+        sender.post({}, worker_pb2.WorkerLoad(running=int(5 * clock.now)))
+        hung.wait(0.001)
+    assert served.ended
+    assert not opening.ended
+    assert lost[0][0] == "b"
+    assert FIRST_LIMIT_S < lost[0][1] < clock.now
+    watchdog.end(clock.now, is_step=True)

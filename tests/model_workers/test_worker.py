@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Event
 
 import pytest
@@ -10,7 +11,7 @@ from opentelemetry.trace import NoOpTracer
 from model_workers import worker as worker_module
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import RowStep
-from model_workers.worker import Worker
+from model_workers.worker import InboxFull, Worker
 from sluice.errors import BY_REASON
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -21,16 +22,31 @@ FOREVER = 1_000_000
 
 
 class Engine(EchoEngine):
-    """An echo that can be told to break in its next step."""
+    """An echo that can be told to break in its next ``faults`` steps, or to stay in one."""
 
     def __init__(self) -> None:
         super().__init__(slots=4, max_waiting=2, context_tokens=2 * FOREVER)
-        self.broken = False
+        self.faults = 0
+        self.in_step = Event()
+        self._go_on = Event()
+        self._go_on.set()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Steps that begin meanwhile end afterwards."""
+        self._go_on.clear()
+        try:
+            yield
+        finally:
+            self._go_on.set()
 
     def step(self, now: float) -> list[RowStep]:
-        if self.broken:
-            self.broken = False
+        if self.faults:
+            self.faults -= 1
             raise RuntimeError("out of memory")
+        if not self._go_on.is_set():
+            self.in_step.set()
+            self._go_on.wait(10.0)
         return super().step(now)
 
 
@@ -47,25 +63,35 @@ def worker(engine: Engine) -> Iterator[Worker]:
     worker.stop()
 
 
-def opened(worker: Worker, batcher: str = "batcher-1") -> FakePort:
+def opened(worker: Worker, batcher: str = "batcher-1", opening: int = 0) -> FakePort:
     port = FakePort()
-    worker.handle(open_channel(batcher), port)
-    port.wait_responses()
+    worker.handle(open_channel(batcher, opening=opening), port)
+    port.wait_ready()
     return port
 
 
-def asked(worker: Worker, request: worker_pb2.WorkerRequest) -> worker_pb2.Admission:
+def queued(worker: Worker, request: worker_pb2.WorkerRequest) -> None:
+    """Sends a request, and returns when the worker has queued it."""
     port = FakePort()
     worker.handle(request, port)
-    return port.admission()
+    port.wait_ended()
+    assert not port.reports
+
+
+def asked(
+    worker: Worker, channel: FakePort, request: worker_pb2.WorkerRequest
+) -> worker_pb2.Admission:
+    """Sends a batch, and returns when the engine has taken it."""
+    queued(worker, request)
+    return channel.admission(request.batch.batch_id)
 
 
 def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     channel = opened(worker)
-    hello = channel.responses[0].step
+    hello = channel.reports[0]
     assert (hello.worker, hello.sequence, hello.load.slots) == (worker.worker_id, 0, 4)
-    admission = asked(worker, batch([wire_row("r", [5, 6, 7], max_tokens=5, attempt=2)]))
-    assert (list(admission.accepted), len(admission.refused)) == (["r"], 0)
+    admission = asked(worker, channel, batch([wire_row("r", [5, 6, 7], max_tokens=5, attempt=2)]))
+    assert not admission.refused
     channel.wait_ends("r")
     assert channel.tokens("r") == [5, 6, 7, 5, 6]
     assert [frame.start_index for frame in channel.frames] == list(range(5))
@@ -74,17 +100,16 @@ def test_a_row_from_admission_to_its_final_frame(worker: Worker) -> None:
     assert final.end == frame_pb2.ROW_END_LENGTH
     assert final.HasField("timings")
     assert not final.HasField("error")
-    sequences = [response.step.sequence for response in channel.responses]
+    sequences = [report.sequence for report in channel.reports]
     assert sequences == list(range(len(sequences)))
 
 
 def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -> None:
-    opened(worker)
+    channel = opened(worker)
     rows = [wire_row(f"r{i}", max_tokens=FOREVER) for i in range(7)]
     bad = wire_row("bad")
     bad.task.sampling.max_tokens = 0
-    admission = asked(worker, batch([bad, wire_row("empty", []), *rows]))
-    assert list(admission.accepted) == [f"r{i}" for i in range(6)]
+    admission = asked(worker, channel, batch([bad, wire_row("empty", []), *rows]))
     refused = {refusal.request_id: refusal for refusal in admission.refused}
     assert {name: r.retryable for name, r in refused.items()} == {
         "bad": False,
@@ -92,80 +117,133 @@ def test_refusals_name_a_known_reason_and_whether_to_try_again(worker: Worker) -
         "r6": True,
     }
     assert all(refusal.error.reason in BY_REASON for refusal in refused.values())
-    assert (admission.load.running + admission.load.waiting, admission.load.slots) == (6, 4)
+    counting = next(report for report in channel.reports if report.admissions)
+    assert (counting.load.running + counting.load.waiting, counting.load.slots) == (6, 4)
 
 
-def test_rows_of_a_batcher_without_a_channel_are_refused(worker: Worker) -> None:
-    admission = asked(worker, batch([wire_row("r")]))
-    assert admission.refused[0].error.reason == "MODEL_UNAVAILABLE"
-    assert admission.refused[0].retryable
+def test_a_batch_of_another_channel_is_not_taken(worker: Worker) -> None:
+    queued(worker, batch([wire_row("nobody", max_tokens=FOREVER)], "nobody"))
+    channel = opened(worker, opening=2)
+    queued(worker, batch([wire_row("late", max_tokens=FOREVER)], opening=1, batch_id="late"))
+    asked(worker, channel, batch([wire_row("r", max_tokens=1)], opening=2))
+    channel.wait_ends("r")
+    assert "late" not in channel.admissions
+    assert {frame.request_id for frame in channel.frames} == {"r"}
+
+
+def test_a_batch_is_queued_while_a_step_takes_long(worker: Worker, engine: Engine) -> None:
+    channel = opened(worker)
+    asked(worker, channel, batch([wire_row("slow", max_tokens=1)], batch_id="slow"))
+    channel.wait_ends("slow")
+    with engine.held():
+        queued(worker, batch([wire_row("r", max_tokens=1)], batch_id="step"))
+        assert engine.in_step.wait(10.0)
+        queued(worker, batch([wire_row("meanwhile", max_tokens=1)], batch_id="meanwhile"))
+        queued(worker, cancel_rows("r"))
+        late = FakePort()
+        worker.handle(open_channel("other"), late)
+        late.wait_reports(3)
+        assert not late.reports[-1].ready
+        assert not channel.ended
+    late.wait_ready()
+    channel.wait_ends("r", "meanwhile")
 
 
 def test_cancel_stops_the_callers_rows_only(worker: Worker) -> None:
     mine, other = opened(worker, "mine"), opened(worker, "other")
-    asked(worker, batch([wire_row("a", max_tokens=FOREVER)], "mine"))
-    asked(worker, batch([wire_row("b", max_tokens=FOREVER)], "other"))
-    admission = asked(worker, cancel_rows("a", "b", "unknown", batcher="mine"))
-    assert not admission.accepted
+    asked(worker, mine, batch([wire_row("a", max_tokens=FOREVER)], "mine"))
+    asked(worker, other, batch([wire_row("b", max_tokens=FOREVER)], "other"))
+    queued(worker, cancel_rows("a", "b", "unknown", batcher="mine"))
     mine.wait_ends("a")
     assert mine.ends == {"a": frame_pb2.ROW_END_CANCELLED}
     assert {frame.request_id for frame in mine.frames} == {"a"}
-    asked(worker, cancel_rows("b", batcher="other"))
+    queued(worker, cancel_rows("b", batcher="other"))
     other.wait_ends("b")
+
+
+def test_a_cancel_of_an_earlier_attempt_does_not_stop_a_row(worker: Worker) -> None:
+    channel = opened(worker)
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, attempt=2)]))
+    queued(worker, cancel_rows("r", attempt=1))
+    channel.wait_frames(len(channel.frames) + 10)
+    assert not channel.ends
+    queued(worker, cancel_rows("r", attempt=2))
+    channel.wait_ends("r")
 
 
 def test_the_deadline_counts_from_the_arrival(worker: Worker) -> None:
     channel = opened(worker)
-    asked(worker, batch([wire_row("r", max_tokens=FOREVER, timeout_ms=20)]))
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, timeout_ms=20)]))
     channel.wait_ends("r")
     assert channel.ends == {"r": frame_pb2.ROW_END_DEADLINE}
 
 
 def test_a_channel_that_is_cancelled_ends_with_its_rows(worker: Worker, engine: Engine) -> None:
     channel = opened(worker)
-    asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     channel.cancelled = True
     channel.wait_ended()
-    again = opened(worker)
-    again.wait_responses(2)
-    assert asked(worker, batch([wire_row("r", max_tokens=1)])).accepted == ["r"]
+    again = opened(worker, opening=1)
+    admission = asked(worker, again, batch([wire_row("r", max_tokens=1, attempt=1)], opening=1))
+    assert not admission.refused
     again.wait_ends("r")
 
 
 def test_a_lost_channel_takes_only_rows_along_that_came_before(worker: Worker) -> None:
     """The batcher may be back with a new channel and new rows before the loss of the old one is dealt with."""
     channel = opened(worker)
-    asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=0.0))
-    asked(worker, cancel_rows())
+    queued(worker, cancel_rows())
     channel.wait_frames(len(channel.frames) + 10)
     assert not channel.ends
     worker._loop.submit(worker_module.AbandonCommand("batcher-1", at=math.inf))
     channel.wait_ends("r")
 
 
-def test_a_second_channel_takes_over_and_rows_go_on(worker: Worker) -> None:
+def test_a_second_channel_ends_the_rows_of_the_first(worker: Worker) -> None:
+    """A process that was stopped comes back: by now its rows are elsewhere, or come again with a higher attempt."""
     first = opened(worker)
-    asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
-    second = opened(worker)
+    rows = [wire_row(name, max_tokens=FOREVER) for name in ("elsewhere", "again")]
+    asked(worker, first, batch(rows))
+    second = opened(worker, opening=1)
     first.wait_ended()
-    asked(worker, cancel_rows("r"))
-    second.wait_ends("r")
+    again = wire_row("again", max_tokens=9, attempt=1, produced=[5, 6])
+    asked(worker, second, batch([again], batch_id="again", opening=1))
+    while "again" not in second.ends or second.ends["again"] != frame_pb2.ROW_END_LENGTH:
+        second.wait_frames(len(second.frames) + 1)
+    frames = [frame for frame in second.frames if frame.attempt == 1]
+    assert [frame.start_index for frame in frames] == list(range(2, 9))
+    assert second.reports[-1].load.running == 0
 
 
-def test_a_step_that_raises_fails_its_rows_and_nothing_else(
+def test_a_step_that_raises_returns_its_rows_and_nothing_else(
     worker: Worker, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel = opened(worker)
-    engine.broken = True
-    asked(worker, batch([wire_row("r", max_tokens=FOREVER)]))
+    engine.faults = 1
+    asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER)]))
     channel.wait_ends("r")
     final = channel.frames[-1].final
-    assert (final.end, final.error.reason) == (frame_pb2.ROW_END_FAILED, "ENGINE_FAILED")
+    assert (final.end, final.error.reason) == (frame_pb2.ROW_END_RETURNED, "ENGINE_FAILED")
     assert "RuntimeError" in final.error.message
     assert "out of memory" in caplog.text
-    asked(worker, batch([wire_row("next", max_tokens=2)]))
+    asked(worker, channel, batch([wire_row("next", max_tokens=2)], batch_id="next"))
     channel.wait_ends("next")
+
+
+def test_an_engine_whose_steps_always_raise_is_given_up(engine: Engine) -> None:
+    fault = Event()
+    worker = Worker("small", engine, NoOpTracer(), on_fault=fault.set)
+    worker.start()
+    channel = opened(worker)
+    engine.faults = worker_module.FAULTS_MAX
+    for number in range(worker_module.FAULTS_MAX):
+        queued(worker, batch([wire_row(f"r{number}")]))
+        if number + 1 < worker_module.FAULTS_MAX:
+            channel.wait_ends(f"r{number}")
+    assert fault.wait(10.0)
+    worker.stop()
 
 
 def test_a_fault_of_ours_is_not_silent(
@@ -176,7 +254,7 @@ def test_a_fault_of_ours_is_not_silent(
     monkeypatch.setattr(worker_module.EngineLoop, "_report", lambda *_: 1 / 0)
     worker.start()
     opened(worker)
-    asked(worker, batch([wire_row("r")]))
+    queued(worker, batch([wire_row("r")]))
     assert fault.wait(10.0)
     assert "engine thread ended by a fault" in caplog.text
     worker.stop()
@@ -189,7 +267,7 @@ def test_a_port_that_breaks_does_not_end_the_sender(
     broken.broken = True
     worker.handle(open_channel("broken"), broken)
     channel = opened(worker)
-    asked(worker, batch([wire_row("r")]))
+    asked(worker, channel, batch([wire_row("r")]))
     channel.wait_ends("r")
     assert "could not be sent" in caplog.text
 
@@ -210,7 +288,7 @@ def test_requests_without_sense_are_malformed(
     port = FakePort()
     with pytest.raises(MalformedMessage):
         worker.handle(request_, port)
-    assert not port.responses
+    assert not port.reports
 
 
 def test_stop_ends_all_requests() -> None:
@@ -224,7 +302,8 @@ def test_stop_ends_all_requests() -> None:
 def test_a_full_inbox_refuses_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(worker)
     monkeypatch.setattr(worker_module, "INBOX_MAX", 0)
-    admission = asked(worker, batch([wire_row("r")]))
-    assert admission.refused[0].error.reason == "MODEL_UNAVAILABLE"
-    assert admission.refused[0].retryable
-    assert asked(worker, cancel_rows("r")) == worker_pb2.Admission()
+    for request in (batch([wire_row("r")]), cancel_rows("r")):
+        port = FakePort()
+        with pytest.raises(InboxFull):
+            worker.handle(request, port)
+        assert not port.ended

@@ -49,7 +49,7 @@ async def heartbeats(address: str, model: str, count: int) -> list[str]:
         async for result, error in stream:
             assert error is None, error
             payload = result.as_numpy("response").tobytes()
-            workers.append(worker_pb2.WorkerResponse.FromString(payload).step.worker)
+            workers.append(worker_pb2.StepReport.FromString(payload).worker)
             if len(workers) == count:
                 break
         stream.cancel()

@@ -11,22 +11,21 @@ class FakePort:
     """See `model_workers.sender.ResponseSender`. Thread-safe."""
 
     def __init__(self) -> None:
-        self.responses: list[worker_pb2.WorkerResponse] = []
+        self.reports: list[worker_pb2.StepReport] = []
         self.ended = False
         self.cancelled = False
         self.broken = False
         self._changed = Condition()
 
-    def send(self, response: worker_pb2.WorkerResponse, *, last: bool = False) -> None:
+    def send(self, report: worker_pb2.StepReport) -> None:
         """Keeps a copy."""
         if self.broken:
             raise RuntimeError("the request is gone")
         with self._changed:
-            assert not self.ended, "a response behind the last one"
-            kept = worker_pb2.WorkerResponse()
-            kept.CopyFrom(response)
-            self.responses.append(kept)
-            self.ended = last
+            assert not self.ended, "a report behind the end"
+            kept = worker_pb2.StepReport()
+            kept.CopyFrom(report)
+            self.reports.append(kept)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -43,7 +42,12 @@ class FakePort:
     @property
     def frames(self) -> list[frame_pb2.Frame]:
         """All frames so far."""
-        return [frame for response in list(self.responses) for frame in response.step.frames]
+        return [frame for report in list(self.reports) for frame in report.frames]
+
+    @property
+    def admissions(self) -> dict[str, worker_pb2.Admission]:
+        """Admissions so far, by batch."""
+        return {a.batch_id: a for report in list(self.reports) for a in report.admissions}
 
     @property
     def ends(self) -> dict[str, int]:
@@ -54,10 +58,15 @@ class FakePort:
         """Tokens of one request so far."""
         return [t for f in self.frames if f.request_id == request_id for t in f.token_ids]
 
-    def wait_responses(self, count: int = 1) -> None:
-        """Returns when ``count`` responses have come."""
+    def wait_reports(self, count: int = 1) -> None:
+        """Returns when ``count`` reports have come."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.responses) >= count, WAIT_S)
+            assert self._changed.wait_for(lambda: len(self.reports) >= count, WAIT_S)
+
+    def wait_ready(self) -> None:
+        """Returns when the engine serves this channel."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(r.ready for r in self.reports), WAIT_S)
 
     def wait_frames(self, count: int) -> None:
         """Returns when ``count`` frames have come."""
@@ -74,7 +83,8 @@ class FakePort:
         with self._changed:
             assert self._changed.wait_for(lambda: self.ended, WAIT_S)
 
-    def admission(self) -> worker_pb2.Admission:
-        """Waits for the only response."""
-        self.wait_ended()
-        return self.responses[0].admission
+    def admission(self, batch_id: str = "batch") -> worker_pb2.Admission:
+        """Waits until the engine has taken a batch."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: batch_id in self.admissions, WAIT_S)
+        return self.admissions[batch_id]

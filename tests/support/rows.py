@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from model_workers.engine.protocol import Engine, RowEnd, RowSpec, RowStep, Sampling
-from sluice.internal.v1 import task_pb2, worker_pb2
+from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 
 
 def row_spec(
@@ -54,22 +54,30 @@ def wire_row(
 
 
 def batch(
-    rows: Iterable[worker_pb2.Row], batcher: str = "batcher-1", batch_id: str = "batch"
+    rows: Iterable[worker_pb2.Row],
+    batcher: str = "batcher-1",
+    batch_id: str = "batch",
+    opening: int = 0,
 ) -> worker_pb2.WorkerRequest:
     """A batch request."""
-    message = worker_pb2.Batch(batch_id=batch_id, batcher=batcher, rows=rows)
+    message = worker_pb2.Batch(batch_id=batch_id, batcher=batcher, rows=rows, opening=opening)
     return worker_pb2.WorkerRequest(batch=message)
 
 
-def open_channel(batcher: str = "batcher-1", heartbeat_ms: int = 200) -> worker_pb2.WorkerRequest:
+def open_channel(
+    batcher: str = "batcher-1", heartbeat_ms: int = 200, opening: int = 0
+) -> worker_pb2.WorkerRequest:
     """The request that opens a channel."""
-    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=heartbeat_ms)
+    message = worker_pb2.OpenChannel(batcher=batcher, heartbeat_ms=heartbeat_ms, opening=opening)
     return worker_pb2.WorkerRequest(open_channel=message)
 
 
-def cancel_rows(*request_ids: str, batcher: str = "batcher-1") -> worker_pb2.WorkerRequest:
+def cancel_rows(
+    *request_ids: str, batcher: str = "batcher-1", attempt: int = 0
+) -> worker_pb2.WorkerRequest:
     """The request that stops rows."""
-    message = worker_pb2.CancelRows(batcher=batcher, request_ids=request_ids)
+    rows = [frame_pb2.RowRef(request_id=name, attempt=attempt) for name in request_ids]
+    message = worker_pb2.CancelRows(batcher=batcher, rows=rows)
     return worker_pb2.WorkerRequest(cancel_rows=message)
 
 

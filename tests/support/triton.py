@@ -71,7 +71,7 @@ def running_triton(
 
 
 class WorkerClient:
-    """One gRPC channel to Triton, speaking WorkerRequest and WorkerResponse."""
+    """One gRPC channel to Triton, speaking WorkerRequest and StepReport."""
 
     def __init__(self, address: str, model: str) -> None:
         self._channel = grpc.aio.insecure_channel(
@@ -93,16 +93,13 @@ class WorkerClient:
             metadata.append(("traceparent", traceparent))
         return WorkerStream(self._stub.ModelStreamInfer(metadata=metadata), self._model)
 
-    async def ask(
-        self, request: worker_pb2.WorkerRequest, traceparent: str = ""
-    ) -> worker_pb2.Admission:
-        """Sends one request on a stream of its own, and returns the admission."""
+    async def ask(self, request: worker_pb2.WorkerRequest, traceparent: str = "") -> None:
+        """Sends one request on a stream of its own, and returns when the worker has queued it."""
         async with self.stream(traceparent) as stream:
             await stream.send(request)
             await stream.half_close()
             # To the end: streams that end by themselves leave nothing behind in the server.
-            (response,) = [response async for response in stream.responses()]
-            return response.admission
+            assert not [report async for report in stream.reports()]
 
 
 class WorkerStream:
@@ -139,14 +136,14 @@ class WorkerStream:
         async for reply in self._call:
             yield reply
 
-    async def responses(self) -> AsyncIterator[worker_pb2.WorkerResponse]:
+    async def reports(self) -> AsyncIterator[worker_pb2.StepReport]:
         """What the worker answers."""
         async for reply in self.replies():
             assert not reply.error_message, reply.error_message
             contents = reply.infer_response.raw_output_contents
             if contents:
                 assert reply.infer_response.outputs[0].name == RESPONSE
-                yield worker_pb2.WorkerResponse.FromString(contents[0])
+                yield worker_pb2.StepReport.FromString(contents[0])
 
 
 async def _ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:

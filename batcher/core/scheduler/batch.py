@@ -2,8 +2,7 @@
 
 The first row is the first in order (`batcher.core.scheduler.order`). No row is skipped: while it fits no worker,
 nothing is sent, or small tasks would starve a large one. It is sent at once when it is urgent, when the worker would
-idle, or when the batch is full; otherwise it waits for more rows, at most `wait_s` and at most a share of the time that
-the worker leaves of its class's target.
+idle, or when the batch is full; otherwise it waits for more rows, at most `wait_s`.
 
 Where padding is limited the batch is filled from the first row's length bucket and then from its neighbours; and
 while the first row may still wait, a bucket that is full goes before it.
@@ -83,11 +82,10 @@ class BatchFormer:
         waiting, tokens_max = self._waiting, self._policy.batch_tokens_max
         if waiting.count >= self._rows_max(capacity, quota) or waiting.prefill_tokens >= tokens_max:
             return BatchCause.FULL, first
-        due_at = min(
-            members.passed_since + self._window_s(members, first, capacity)
-            for members in waiting.classes
-            if members.waiting
-        )
+        if not self._policy.wait_s:
+            return BatchCause.SLOT_FREE, first
+        passed_since = min(members.passed_since for members in waiting.classes if members.waiting)
+        due_at = passed_since + self._policy.wait_s
         return (BatchCause.WINDOW_OVER if due_at <= now else due_at), first
 
     def _choose_by_length(
@@ -97,7 +95,7 @@ class BatchFormer:
         members = quotas[0].members
         if quotas[0].overdue or members.is_pressing(first, now):
             return BatchCause.URGENT, first
-        due_at = first.waiting_since + self._window_s(members, first, capacity)
+        due_at = first.waiting_since + self._policy.wait_s
         if due_at <= now:
             return BatchCause.WINDOW_OVER, first
         full = self._first_of_full(quotas, capacity)
@@ -120,13 +118,6 @@ class BatchFormer:
                 if is_full and self._placement.choose(task, [capacity], quota) is not None:
                     return task
         return None
-
-    def _window_s(self, members: WaitingClass, first: QueuedTask, capacity: Capacity) -> float:
-        policy = self._policy
-        if not policy.wait_adapts:
-            return policy.wait_s
-        left_s = members.policy.ttft_target_s - capacity.first_token_s(first.prefill_tokens)
-        return min(policy.wait_s, max(0.0, policy.wait_share * left_s))
 
     def _rows_max(self, capacity: Capacity, quota: ClassQuota) -> int:
         return min(self._open_batches.max_rows, self._placement.free_rows(capacity, quota))

@@ -1,6 +1,7 @@
 """Chooses the worker of a batch: the one with the soonest first token, or one with the prompt in its prefix cache.
 
-Only workers with room for the first row count. A worker that computed a prompt with the same beginning is preferred to
+Only workers with room for the first row count; one that could not go on with it before is the last choice.
+A worker that computed a prompt with the same beginning is preferred to
 the soonest one while the difference is at most the time to compute the prompt, which its prefix cache may save.
 """
 
@@ -75,6 +76,7 @@ class Placement:
     ) -> Capacity | None:
         """The worker for a batch that begins with ``task``; None: none has the room that ``quota`` asks for."""
         able = [capacity for capacity in capacities if self._fits(capacity, task, quota)]
+        able = [capacity for capacity in able if capacity.worker != task.avoid] or able
         if len(able) < 2:
             return able[0] if able else None
         soonest = min(able, key=lambda capacity: _wait(capacity, task))

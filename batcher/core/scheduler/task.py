@@ -55,9 +55,11 @@ class QueuedTask:
         share: its tenant's in its class.
         bucket: the number of its length bucket.
         open_batch: the batch it was handed out with.
+        avoid: the worker that could not go on with it; others are preferred.
     """
 
     __slots__ = (
+        "avoid",
         "bucket",
         "cache_tokens",
         "charged",
@@ -116,6 +118,7 @@ class QueuedTask:
         self.prefix = prefix
         self.prefill_tokens = prompt_tokens + produced_tokens
         self.returned = False
+        self.avoid = ""
         self.charged = 0
         self.number = 0
 
@@ -133,7 +136,9 @@ class BatchCause(Enum):
     FULL = "full"
     """As many rows or tokens waited as a batch, or the worker, takes."""
     WINDOW_OVER = "window_over"
-    """The wait for more rows was over, or the policy has none."""
+    """The wait for more rows was over."""
+    SLOT_FREE = "slot_free"
+    """The worker had room, and the policy waits for no more rows."""
     URGENT = "urgent"
     """A row came back from a lost worker, is close to its deadline, or its class is overdue."""
 

@@ -39,6 +39,8 @@ class _RowEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowEnd.ValueTy
     """The engine could not compute it."""
     ROW_END_REFUSED: _RowEnd.ValueType  # 6
     """No worker could take it."""
+    ROW_END_RETURNED: _RowEnd.ValueType  # 7
+    """Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far."""
 
 class RowEnd(_RowEnd, metaclass=_RowEndEnumTypeWrapper):
     """Why a row ended."""
@@ -57,6 +59,8 @@ ROW_END_FAILED: RowEnd.ValueType  # 5
 """The engine could not compute it."""
 ROW_END_REFUSED: RowEnd.ValueType  # 6
 """No worker could take it."""
+ROW_END_RETURNED: RowEnd.ValueType  # 7
+"""Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far."""
 Global___RowEnd: _TypeAlias = RowEnd  # noqa: Y015
 
 @_typing.final
@@ -158,7 +162,7 @@ class Final(_message.Message):
     """Tokens of the prompt that the worker found in its prefix cache."""
     @_builtins.property
     def error(self) -> Global___RowError:
-        """Set when end is ROW_END_FAILED or ROW_END_REFUSED."""
+        """Set when end is ROW_END_FAILED, ROW_END_REFUSED or ROW_END_RETURNED."""
 
     @_builtins.property
     def timings(self) -> Global___RowTimings:
@@ -290,6 +294,32 @@ class RowTimings(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowTimings: _TypeAlias = RowTimings  # noqa: Y015
+
+@_typing.final
+class RowRef(_message.Message):
+    """Names a row, or what a process knows of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request."""
+    attempt: _builtins.int
+    """The attempt."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowRef: _TypeAlias = RowRef  # noqa: Y015
 
 @_typing.final
 class FrameBundle(_message.Message):

@@ -26,7 +26,7 @@ from sluice.internal.v1 import frame_pb2 as sluice_dot_internal_dot_v1_dot_frame
 from sluice.internal.v1 import task_pb2 as sluice_dot_internal_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice/internal/v1/worker.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\x1a\x1dsluice/internal/v1/task.proto\"\xb6\x01\n\rWorkerRequest\x12\x37\n\x0copen_channel\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.OpenChannelH\x00\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x19.sluice.internal.v1.BatchH\x00\x12\x35\n\x0b\x63\x61ncel_rows\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.CancelRowsH\x00\x42\t\n\x07message\"4\n\x0bOpenChannel\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\"Q\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tcher\x18\x02 \x01(\t\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.sluice.internal.v1.Row\"g\n\x03Row\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.sluice.internal.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\"2\n\nCancelRows\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"\x7f\n\x0eWorkerResponse\x12\x32\n\tadmission\x18\x01 \x01(\x0b\x32\x1d.sluice.internal.v1.AdmissionH\x00\x12.\n\x04step\x18\x02 \x01(\x0b\x32\x1e.sluice.internal.v1.StepReportH\x00\x42\t\n\x07message\"y\n\tAdmission\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\t\x12,\n\x07refused\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.Refusal\x12,\n\x04load\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.WorkerLoad\"]\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.sluice.internal.v1.RowError\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\x87\x01\n\nStepReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12,\n\x04load\x18\x04 \x01(\x0b\x32\x1e.sluice.internal.v1.WorkerLoad\"\x92\x02\n\nWorkerLoad\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r\x12\x16\n\x0erunning_tokens\x18\t \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\n \x01(\x04\x12+\n\x05ranks\x18\x0b \x03(\x0b\x32\x1c.sluice.internal.v1.RankLoad\x12\x0e\n\x06places\x18\x0c \x01(\r\"\\\n\x08RankLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0erunning_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice/internal/v1/worker.proto\x12\x12sluice.internal.v1\x1a\x1esluice/internal/v1/frame.proto\x1a\x1dsluice/internal/v1/task.proto\"\xb6\x01\n\rWorkerRequest\x12\x37\n\x0copen_channel\x18\x01 \x01(\x0b\x32\x1f.sluice.internal.v1.OpenChannelH\x00\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x19.sluice.internal.v1.BatchH\x00\x12\x35\n\x0b\x63\x61ncel_rows\x18\x03 \x01(\x0b\x32\x1e.sluice.internal.v1.CancelRowsH\x00\x42\t\n\x07message\"E\n\x0bOpenChannel\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x0f\n\x07opening\x18\x03 \x01(\r\"b\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61tcher\x18\x02 \x01(\t\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.sluice.internal.v1.Row\x12\x0f\n\x07opening\x18\x04 \x01(\r\"g\n\x03Row\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.sluice.internal.v1.Task\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\"G\n\nCancelRows\x12\x0f\n\x07\x62\x61tcher\x18\x01 \x01(\t\x12(\n\x04rows\x18\x02 \x03(\x0b\x32\x1a.sluice.internal.v1.RowRef\"K\n\tAdmission\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12,\n\x07refused\x18\x02 \x03(\x0b\x32\x1b.sluice.internal.v1.Refusal\"]\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1c.sluice.internal.v1.RowError\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\xc9\x01\n\nStepReport\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x19.sluice.internal.v1.Frame\x12,\n\x04load\x18\x04 \x01(\x0b\x32\x1e.sluice.internal.v1.WorkerLoad\x12\x31\n\nadmissions\x18\x05 \x03(\x0b\x32\x1d.sluice.internal.v1.Admission\x12\r\n\x05ready\x18\x06 \x01(\x08\"\x92\x02\n\nWorkerLoad\x12\r\n\x05slots\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x63\x61\x63he_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r\x12\x16\n\x0erunning_tokens\x18\t \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\n \x01(\x04\x12+\n\x05ranks\x18\x0b \x03(\x0b\x32\x1c.sluice.internal.v1.RankLoad\x12\x0e\n\x06places\x18\x0c \x01(\r\"\\\n\x08RankLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0erunning_tokens\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERREQUEST']._serialized_start=119
   _globals['_WORKERREQUEST']._serialized_end=301
   _globals['_OPENCHANNEL']._serialized_start=303
-  _globals['_OPENCHANNEL']._serialized_end=355
-  _globals['_BATCH']._serialized_start=357
-  _globals['_BATCH']._serialized_end=438
-  _globals['_ROW']._serialized_start=440
-  _globals['_ROW']._serialized_end=543
-  _globals['_CANCELROWS']._serialized_start=545
-  _globals['_CANCELROWS']._serialized_end=595
-  _globals['_WORKERRESPONSE']._serialized_start=597
-  _globals['_WORKERRESPONSE']._serialized_end=724
-  _globals['_ADMISSION']._serialized_start=726
-  _globals['_ADMISSION']._serialized_end=847
-  _globals['_REFUSAL']._serialized_start=849
-  _globals['_REFUSAL']._serialized_end=942
-  _globals['_STEPREPORT']._serialized_start=945
-  _globals['_STEPREPORT']._serialized_end=1080
-  _globals['_WORKERLOAD']._serialized_start=1083
-  _globals['_WORKERLOAD']._serialized_end=1357
-  _globals['_RANKLOAD']._serialized_start=1359
-  _globals['_RANKLOAD']._serialized_end=1451
+  _globals['_OPENCHANNEL']._serialized_end=372
+  _globals['_BATCH']._serialized_start=374
+  _globals['_BATCH']._serialized_end=472
+  _globals['_ROW']._serialized_start=474
+  _globals['_ROW']._serialized_end=577
+  _globals['_CANCELROWS']._serialized_start=579
+  _globals['_CANCELROWS']._serialized_end=650
+  _globals['_ADMISSION']._serialized_start=652
+  _globals['_ADMISSION']._serialized_end=727
+  _globals['_REFUSAL']._serialized_start=729
+  _globals['_REFUSAL']._serialized_end=822
+  _globals['_STEPREPORT']._serialized_start=825
+  _globals['_STEPREPORT']._serialized_end=1026
+  _globals['_WORKERLOAD']._serialized_start=1029
+  _globals['_WORKERLOAD']._serialized_end=1303
+  _globals['_RANKLOAD']._serialized_start=1305
+  _globals['_RANKLOAD']._serialized_end=1397
 # @@protoc_insertion_point(module_scope)

@@ -1,8 +1,11 @@
 import math
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from batcher.core.effects import Effects, Settlement
+from batcher.core.effects import Cancelled, Effects, Settlement
 from batcher.core.frames import FINAL_TRIES
 from batcher.core.requests import NO_PROGRESS_MAX, Requests
 from batcher.core.row import Row, RowState
@@ -45,8 +48,12 @@ class Desk:
         """Adds rows and has the worker take them."""
         for name in names:
             self.add(name)
-        self.requests.admitted(WORKER, self.send(), worker_pb2.Admission(accepted=names), self.now)
+        self.requests.queued(WORKER, self.send(), self.now)
         self.requests.take()
+
+    def admit(self, batch_id: str, *refused: worker_pb2.Refusal, worker: str = WORKER) -> None:
+        """The worker's engine has taken a batch."""
+        self.report(worker, admissions=[worker_pb2.Admission(batch_id=batch_id, refused=refused)])
 
     def step(self, name: str, start: int, count: int, *, attempt: int = 0, end: int = 0) -> bool:
         frame = frame_pb2.Frame(
@@ -57,16 +64,45 @@ class Desk:
             frame.final.timings.prefill_ms = 3
         return self.take(WORKER, frame)
 
+    def report(
+        self,
+        worker: str,
+        frames: Sequence[frame_pb2.Frame] = (),
+        admissions: Sequence[worker_pb2.Admission] = (),
+    ) -> None:
+        """A report of the worker."""
+        state = self.requests.worker(worker)
+        self.requests.step(
+            worker,
+            worker_pb2.StepReport(
+                worker=state.worker_id or worker,
+                sequence=state._next_sequence,
+                frames=frames,
+                admissions=admissions,
+                load=worker_pb2.WorkerLoad(slots=8),
+                ready=True,
+            ),
+            self.now,
+        )
+
     def take(self, worker: str, frame: frame_pb2.Frame) -> bool:
         """Whether nothing before the frame is missing."""
-        sequence = self.requests.worker(worker)._next_sequence
-        own_id = self.requests.worker(worker).worker_id or worker
-        report = worker_pb2.StepReport(worker=own_id, sequence=sequence, frames=[frame])
         try:
-            self.requests.step(worker, report, self.now)
+            self.report(worker, [frame])
         except ChannelBroken:
             return False
         return True
+
+    def returned(self, name: str, *, attempt: int, worker: str = WORKER) -> None:
+        """The worker could not go on with a row."""
+        self.report(worker, [returned(name, attempt=attempt)])
+
+
+def returned(name: str, *, attempt: int) -> frame_pb2.Frame:
+    frame = frame_pb2.Frame(request_id=name, attempt=attempt)
+    frame.final.end = frame_pb2.ROW_END_RETURNED
+    frame.final.error.message = "not enough memory"
+    return frame
 
 
 @pytest.fixture
@@ -102,22 +138,36 @@ def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> 
     desk.now += 2.0
     batch = desk.send()
     desk.now += 0.5
-    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.queued(WORKER, batch, desk.now)
     desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
     ((_, frame),) = desk.advance().frames
     timings = frame.final.timings
     assert (timings.queue_ms, timings.batch_ms, timings.prefill_ms) == (2000, 500, 3)
 
 
-def test_frames_may_come_before_the_admission(desk: Desk) -> None:
+@given(st.permutations(["queued", "admitted", "token", "end"]))
+def test_that_a_batch_is_queued_may_be_heard_at_any_time(order: list[str]) -> None:
+    """It comes on a stream of its own; what comes over the channel is in order."""
+    desk = Desk()
     desk.add()
     batch = desk.send()
-    desk.step("r", 0, 1)
-    desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP)
-    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
+    over_the_channel = iter(
+        [
+            lambda: desk.admit(batch),
+            lambda: desk.step("r", 0, 1),
+            lambda: desk.step("r", 1, 1, end=frame_pb2.ROW_END_STOP),
+        ]
+    )
+    for event in order:
+        if event == "queued":
+            desk.requests.queued(WORKER, batch, desk.now)
+        else:
+            next(over_the_channel)()
     effects = desk.advance()
     assert ends(effects) == [frame_pb2.ROW_END_STOP]
     assert effects.cancels == []
+    (capacity,) = desk.requests.capacities(WorkerShare(), desk.now)
+    assert (capacity.idle, capacity.free_rows) == (True, 8)
 
 
 def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
@@ -126,7 +176,7 @@ def test_rows_of_a_lost_worker_go_first_with_their_tokens_and_a_higher_attempt(
     desk.run("r")
     desk.step("r", 0, 4)
     desk.add("later")
-    assert desk.requests.lost(WORKER, desk.now) == ["r"]
+    desk.requests.lost(WORKER, desk.now)
     (batch,) = desk.advance(room=8).batches
     assert [row.request_id for row in batch.rows] == ["r", "later"]
     row = batch.rows[0]
@@ -158,22 +208,68 @@ def test_a_row_refused_for_now_waits_at_the_head_under_the_same_attempt(desk: De
     batch = desk.send()
     desk.add("second")
     refusal = worker_pb2.Refusal(request_id="first", retryable=True)
-    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.admit(batch, refusal)
     (again,) = desk.advance(room=8).batches
     assert [(row.request_id, row.attempt) for row in again.rows] == [("first", 0), ("second", 0)]
 
 
-def test_a_row_the_answer_forgets_is_sent_again(desk: Desk) -> None:
-    desk.add()
-    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(), desk.now)
-    assert desk.send()
+def test_a_returned_row_goes_to_another_worker_with_a_higher_attempt(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 2)
+    desk.returned("r", attempt=0)
+    desk.requests.advance(desk.now, [Capacity(WORKER, 8), Capacity("other", 8, running_rows=4)])
+    effects = desk.requests.take()
+    (formed,) = effects.batches
+    assert (formed.batch.worker, formed.rows[0].attempt) == ("other", 1)
+    assert ends(effects) == []
+    assert effects.cancels == []
+
+
+def test_a_row_that_no_worker_gets_on_with_ends_with_the_last_reason(desk: Desk) -> None:
+    desk.run("r")
+    for attempt in range(NO_PROGRESS_MAX - 1):
+        desk.returned("r", attempt=attempt)
+        assert len(desk.advance(room=8).batches) == 1
+    desk.returned("r", attempt=NO_PROGRESS_MAX - 1)
+    effects = desk.advance()
+    ((_, frame),) = [entry for entry in effects.frames if entry[1].HasField("final")]
+    assert frame.final.end == frame_pb2.ROW_END_FAILED
+    assert "not enough memory" in frame.final.error.message
+    assert [row.request_id for row in effects.dead] == ["r"]
+
+
+def test_a_worker_that_returns_rows_at_once_does_not_draw_the_queue(desk: Desk) -> None:
+    """It looks idle. After a pause it is tried with one row, and gets the rest when that brings a token."""
+
+    def sent() -> list[str]:
+        desk.requests.advance(desk.now, desk.requests.capacities(WorkerShare(), desk.now))
+        return [row.request_id for batch in desk.requests.take().batches for row in batch.rows]
+
+    desk.report(WORKER)
+    for number in range(8):
+        desk.add(f"r{number}")
+    assert len(sent()) == 8
+    desk.requests.lost(WORKER, desk.now)
+    desk.report(WORKER)
+    assert len(sent()) == 8
+    frames = [returned(f"r{number}", attempt=1) for number in range(8)]
+    desk.report(WORKER, frames, [worker_pb2.Admission(batch_id="b-2")])
+    assert sent() == []
+    wake_at = desk.requests.wake_at()
+    assert wake_at is not None
+    desk.now = wake_at
+    (probe,) = sent()
+    assert sent() == []
+    row = desk.requests._rows[probe]
+    desk.step(probe, 0, 1, attempt=row.attempt)
+    assert len(sent()) == 7
 
 
 def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None:
     desk.add()
     refusal = worker_pb2.Refusal(request_id="r")
     refusal.error.reason = "PROMPT_TOO_LONG"
-    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(refused=[refusal]), desk.now)
+    desk.admit(desk.send(), refusal)
     ((_, frame),) = desk.advance().frames
     assert frame.final.end == frame_pb2.ROW_END_REFUSED
     assert frame.final.error.reason == "PROMPT_TOO_LONG"
@@ -193,20 +289,20 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.step("r", 0, 3)
     desk.requests.cancel(["r"], desk.now)
     effects = desk.advance()
-    assert effects.cancels == [(WORKER, "r")]
+    assert effects.cancels == [Cancelled(WORKER, "r", 0)]
     assert effects.frames[-1][1].start_index == 3
     assert effects.settled == [("r", Settlement.ACK)]
     assert desk.step("r", 3, 1)
     assert desk.advance().frames == []
 
 
-def test_cancel_of_a_row_on_its_way_waits_for_the_admission(desk: Desk) -> None:
+def test_cancel_of_a_row_on_its_way_waits_until_it_is_queued(desk: Desk) -> None:
     desk.add()
     batch = desk.send()
     desk.requests.cancel(["r"], desk.now)
     assert desk.advance().cancels == []
-    desk.requests.admitted(WORKER, batch, worker_pb2.Admission(accepted=["r"]), desk.now)
-    assert desk.advance().cancels == [(WORKER, "r")]
+    desk.requests.queued(WORKER, batch, desk.now)
+    assert desk.advance().cancels == [Cancelled(WORKER, "r", 0)]
 
 
 def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
@@ -228,10 +324,10 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
 
 def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
     desk.add(deadline=desk.now + 5.0)
-    desk.requests.admitted(WORKER, desk.send(), worker_pb2.Admission(accepted=["r"]), desk.now)
+    desk.requests.queued(WORKER, desk.send(), desk.now)
     effects = desk.advance(after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
-    assert effects.cancels == [(WORKER, "r")]
+    assert effects.cancels == [Cancelled(WORKER, "r", 0)]
     assert effects.settled == []
 
 
@@ -316,7 +412,7 @@ def test_release_gives_back_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.requests.release(desk.now)
     effects = desk.advance()
     assert effects.settled == [("runs", Settlement.NAK), ("ended", Settlement.NAK)]
-    assert effects.cancels == [(WORKER, "runs")]
+    assert effects.cancels == [Cancelled(WORKER, "runs", 0)]
     assert len(desk.requests) == 0
 
 
@@ -335,13 +431,10 @@ def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
     desk.requests.advance(desk.now, capacities)
     batches = {formed.batch.worker: formed for formed in desk.requests.take().batches}
     for worker, formed in batches.items():
-        names = [row.request_id for row in formed.rows]
-        desk.requests.admitted(
-            worker, formed.batch_id, worker_pb2.Admission(accepted=names), desk.now
-        )
+        desk.requests.queued(worker, formed.batch_id, desk.now)
     (lost,) = batches["one"].rows
     (kept,) = batches["two"].rows
-    assert desk.requests.lost("one", desk.now) == [lost.request_id]
+    desk.requests.lost("one", desk.now)
     assert [len(desk.requests.worker(name).rows) for name in ("one", "two")] == [0, 1]
     # The other worker takes it over; what the first may still say of it is nothing to us.
     desk.requests.advance(desk.now, [Capacity("two", 1)])
@@ -362,7 +455,7 @@ def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
     )
 
     def able() -> list[str]:
-        return [capacity.worker for capacity in requests.capacities(WorkerShare())]
+        return [capacity.worker for capacity in requests.capacities(WorkerShare(), 0.0)]
 
     requests.worker("standby").live = True
     assert able() == ["standby"]
@@ -372,6 +465,9 @@ def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
     assert able() == ["standby"]
     requests.worker("first").live = True
     assert able() == list(requests.active_workers()) == ["first"]
+    for _ in range(2):
+        requests._breaker("first").failed(0.0)
+    assert able() == ["standby", "first"], "one that fails is tried beside the standby"
 
 
 def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from batcher.core.row import Row
 from batcher.core.workers import (
+    BREAK_S,
+    BREAK_S_MAX,
     EXPIRY_S,
+    Breaker,
     ChannelBroken,
     Peers,
     StepTimes,
@@ -23,7 +26,7 @@ from sluice.internal.v1.worker_pb2 import WorkerLoad
 
 def report(sequence: int, worker: str = "w", running: int = 0) -> worker_pb2.StepReport:
     load = worker_pb2.WorkerLoad(slots=8, running=running)
-    return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load)
+    return worker_pb2.StepReport(worker=worker, sequence=sequence, load=load, ready=True)
 
 
 def free_rows(state: WorkerState) -> int:
@@ -100,27 +103,73 @@ def test_room_is_what_neither_its_count_nor_ours_uses(
     load = worker_pb2.WorkerLoad(slots=8, running=running, waiting=waiting)
     state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
     send(state, "old", *[row(f"o{n}") for n in range(in_flight - unanswered)])
-    state._unanswered.clear()
+    state._uncounted.clear()
     send(state, "new", *[row(f"n{n}") for n in range(unanswered)])
     assert free_rows(state) == room
 
 
-def test_after_a_refusal_nothing_is_sent_until_its_next_word() -> None:
-    state = WorkerState()
-    state.report(report(0), 0.0)
-    refusal = worker_pb2.Refusal(request_id="r", retryable=True)
-    load = worker_pb2.WorkerLoad(slots=8)
-    state.admitted("b", worker_pb2.Admission(refused=[refusal], load=load))
-    assert free_rows(state) == 0
+def admission(batch_id: str, *, retryable: bool | None = None) -> worker_pb2.Admission:
+    """``retryable`` None: nothing is refused."""
+    admission = worker_pb2.Admission(batch_id=batch_id)
+    if retryable is not None:
+        admission.refused.add(request_id="r", retryable=retryable)
+    return admission
+
+
+@pytest.mark.parametrize(("retryable", "room"), [(True, 0), (False, 8)])
+def test_after_a_refusal_nothing_is_sent_until_its_next_report(retryable: bool, room: int) -> None:
+    state, refusing = WorkerState(), report(0)
+    refusing.admissions.append(admission("b", retryable=retryable))
+    state.report(refusing, 0.0)
+    assert free_rows(state) == room
     state.report(report(1), 0.0)
     assert free_rows(state) == 8
 
 
-def test_a_refusal_for_good_says_nothing_about_room() -> None:
+def test_a_batch_is_in_flight_until_a_report_counts_it() -> None:
     state = WorkerState()
     state.report(report(0), 0.0)
-    state.admitted("b", worker_pb2.Admission(refused=[worker_pb2.Refusal(request_id="r")]))
-    assert free_rows(state) == 8
+    send(state, "b", row("one"), row("two"))
+    assert [member.request_id for member in state.queued("b")] == ["one", "two"]
+    assert not state.queued("b")
+    state.report(report(1), 0.0)
+    assert state.capacity("name", WorkerShare()).batches_in_flight == 1
+    counting = report(2, running=2)
+    counting.admissions.append(admission("b"))
+    state.report(counting, 0.0)
+    capacity = state.capacity("name", WorkerShare())
+    assert (capacity.batches_in_flight, capacity.free_rows) == (0, 6)
+    for name in ("one", "two"):
+        state.landed(state.rows[name])
+    state.report(report(3), 0.0)
+    assert state.capacity("name", WorkerShare()).idle
+
+
+def test_a_worker_that_fails_again_and_again_gets_single_rows_after_pauses() -> None:
+    breaker = Breaker()
+    breaker.failed(10.0)
+    assert breaker.rows_max(10.0) == math.inf
+    for pause_s in (BREAK_S, 2 * BREAK_S, 4 * BREAK_S):
+        breaker.failed(20.0)
+        assert breaker.open_until == 20.0 + pause_s
+        assert breaker.rows_max(20.0) == 0
+        assert breaker.rows_max(breaker.open_until) == 1
+    for _ in range(9):
+        breaker.failed(20.0)
+    assert breaker.open_until == 20.0 + BREAK_S_MAX
+    breaker.succeeded()
+    assert (breaker.open_until, breaker.rows_max(20.0)) == (0, math.inf)
+
+
+def test_a_worker_on_trial_has_room_for_one_row() -> None:
+    state = WorkerState()
+    load = worker_pb2.WorkerLoad(slots=8, places=12, ranks=ranks((0, 0), (0, 0), (0, 0)))
+    state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
+    assert state.capacity("name", WorkerShare(), 0).free_rows == 0
+    trial = state.capacity("name", WorkerShare(), 1)
+    assert (trial.free_rows, trial.preemptible) == (1, ())
+    send(state, "b", row("probe"))
+    assert state.capacity("name", WorkerShare(), 1).free_rows == 0
 
 
 def test_room_in_the_cache_is_what_no_row_has_or_will_take() -> None:
@@ -171,7 +220,7 @@ def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
     state.report(worker_pb2.StepReport(worker="w", load=load), 0.0)
     # One interactive row more is on its way; all bulk rows are of another batcher.
     send(state, "old", row("a"), row("c", "standard"), row("d", "standard"))
-    state._unanswered.clear()
+    state._uncounted.clear()
     send(state, "new", row("b", prefill=5, cache=20))
     capacity = state.capacity("name", WorkerShare())
     assert (capacity.free_rows, capacity.free_tokens, capacity.waiting_tokens) == (0, 30, 15)
@@ -179,8 +228,7 @@ def test_urgent_classes_find_the_slots_of_less_urgent_ones() -> None:
     found = [(c.free_rows, c.free_tokens, c.waiting_tokens) for c in capacity.preemptible]
     assert found == [(2, 60 + 20 - 20 + 50, 5), (2, 30 + 60, 5)]
     assert not state.capacity("n", WorkerShare(1, 3)).preemptible[1].free_rows
-    unable = worker_pb2.WorkerLoad(slots=8, running=8)
-    state.admitted("b", worker_pb2.Admission(load=unable))
+    state.report(report(1, running=8), 0.0)
     assert state.capacity("name", WorkerShare()).preemptible == ()
 
 

@@ -53,6 +53,8 @@ class World:
         for fault, most in (
             (self.kill_engine, 4),
             (self.stall_engine, 4),
+            (self.hang_engine, 3),
+            (self.fail_engine, 3),
             (self.slow_down, 3),
             (self.jump, 2),
             (self.deliver_again, 4),
@@ -126,6 +128,12 @@ class World:
 
     def stall_engine(self) -> None:
         self.chance.choice(self.engines).stall()
+
+    def hang_engine(self) -> None:
+        self.chance.choice(self.engines).hang()
+
+    def fail_engine(self) -> None:
+        self.chance.choice(self.engines).fail()
 
     def slow_down(self) -> None:
         self.slow_until = self.now + self.chance.random() * 5

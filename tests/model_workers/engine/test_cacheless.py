@@ -69,7 +69,7 @@ def test_abort_ends_every_row_and_leaves_a_usable_engine() -> None:
         echo.add(row_spec(name, [1]), 0.0)
     echo.step(0.0)
     ends = {step.request_id: (step.end, step.error) for step in echo.abort("it broke")}
-    assert ends == {"a": (RowEnd.FAILED, "it broke"), "b": (RowEnd.FAILED, "it broke")}
+    assert ends == {"a": (RowEnd.RETURNED, "it broke"), "b": (RowEnd.RETURNED, "it broke")}
     assert drive(echo, row_spec("c", [1])).ends == {"c": RowEnd.LENGTH}
 
 

@@ -69,7 +69,7 @@ def test_a_row_that_was_judged_before_ends_at_once() -> None:
 def test_after_a_fault_all_rows_end_and_the_engine_is_usable() -> None:
     judging = engine(Parity())
     judging.add(row_spec("r", [2], SAMPLING), 0.0)
-    assert [step.end for step in judging.abort("broken")] == [RowEnd.FAILED]
+    assert [step.end for step in judging.abort("broken")] == [RowEnd.RETURNED]
     judging.add(row_spec("r", [2], SAMPLING), 0.0)
     assert judging.load().running == 0
     assert judging.step(0.0)[0].end is RowEnd.LENGTH

@@ -188,14 +188,14 @@ def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("beside", [0, 1, 2, 5])
-def test_a_row_that_exhausts_the_memory_fails_alone(beside: int) -> None:
+def test_a_row_that_exhausts_the_memory_is_returned_alone(beside: int) -> None:
     engine = hash_engine(slots=8, prefill_tokens=100)
     rows = [row_spec(f"r{i}", [i, 1], Sampling(9)) for i in range(beside)]
     for row in rows:
         engine.add(row, 0.0)
     engine.add(row_spec("bad", [1, OOM_TOKEN, 3], Sampling(9)), 0.0)
     steps = engine.step(0.0)
-    (failed,) = [step for step in steps if step.end is RowEnd.FAILED]
+    (failed,) = [step for step in steps if step.end is RowEnd.RETURNED]
     assert (failed.request_id, "memory" in failed.error) == ("bad", True)
     answers = Answers()
     answers.take(steps)
@@ -219,7 +219,7 @@ def test_abort_empties_the_engine_and_it_goes_on() -> None:
         engine.add(row_spec(name, [1, 2]), 0.0)
     engine.step(0.0)
     model.cells[0, 0] = b"nan"
-    assert {step.end for step in engine.abort("it broke")} == {RowEnd.FAILED}
+    assert {step.end for step in engine.abort("it broke")} == {RowEnd.RETURNED}
     assert not busy(engine)
     assert not model.cells, "what it held is zeroed"
     assert drive(engine, row_spec("c", [1, 2])).tokens["c"] == greedy([1, 2], 8)

@@ -7,16 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_workers.engine.paged_model import FaultIsolator, RowChunk
+from model_workers.engine.paged_model import Fault, FaultIsolator, RowChunk
 from tests.support.hash_model import HashModel
 
 
 class Fragile(HashModel):
     """Raises where a chunk begins with a bad token; logits are the first tokens of the chunks."""
 
+    def __init__(self, message: str = "out of memory") -> None:
+        super().__init__()
+        self.message = message
+
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         if any(chunk.tokens[0] < 0 for chunk in chunks):
-            raise RuntimeError("out of memory" if len(chunks) % 2 else "a fault")
+            raise RuntimeError(self.message)
         firsts = [float(chunk.tokens[0]) for chunk in chunks for _ in range(chunk.logits)]
         return torch.tensor(firsts)[:, None].expand(-1, self.vocab_size)
 
@@ -39,5 +43,36 @@ def test_a_lack_of_memory_is_named_and_the_fault_is_logged_once(
 ) -> None:
     with caplog.at_level(logging.ERROR):
         _, broken = FaultIsolator(Fragile()).forward(chunks([1, -1, 2, 3], [1] * 4))
-    assert broken == {1: "the worker has not enough memory to compute this row"}
+    assert broken == {1: Fault("the worker has not enough memory to compute this row")}
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("beside", "of_row"), [(1, True), (0, False)])
+def test_a_row_is_at_fault_when_others_were_computed(beside: int, of_row: bool) -> None:
+    model = Fragile("a fault")
+    _, broken = FaultIsolator(model).forward(chunks([-1] + [1] * beside, [1] * (1 + beside)))
+    assert broken == {0: Fault("the model failed on this row: RuntimeError", of_row)}
+
+
+class Small(HashModel):
+    """Has memory for steps of 40 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed: list[tuple[int, int]] = []
+
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+        if sum(len(chunk.tokens) for chunk in chunks) > 40:
+            raise torch.OutOfMemoryError("not enough memory")
+        self.computed += [(chunk.start, len(chunk.tokens)) for chunk in chunks]
+        return torch.ones(sum(chunk.logits for chunk in chunks), self.vocab_size)
+
+
+def test_a_chunk_that_memory_does_not_suffice_for_is_computed_in_parts() -> None:
+    model = Small()
+    logits, broken = FaultIsolator(model).forward([RowChunk(range(130), 7, [0], 2)])
+    assert (len(logits), broken) == (2, {})
+    starts = [start for start, _ in model.computed]
+    assert starts == sorted(starts)
+    assert starts[0] == 7
+    assert sum(count for _, count in model.computed) == 130

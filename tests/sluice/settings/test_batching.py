@@ -40,7 +40,7 @@ def test_a_model_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
 def test_a_class_that_is_named_keeps_what_is_not_said_of_it(tmp_path: Path) -> None:
     text = "batcher: {policy: {classes: {bulk: {aging_s: 3}}}}"
     bulk = loaded(tmp_path, text).batcher.policy.of_class("bulk")
-    assert (bulk.aging_s, bulk.ttft_target_s) == (3.0, 60.0)
+    assert (bulk.aging_s, bulk.spare_rows) == (3.0, 8)
 
 
 def test_tenants_have_weights(tmp_path: Path) -> None:
@@ -74,11 +74,7 @@ SMALL = (
         ("batcher: {policy: {padding_max: 1.5}}", "batcher.policy.padding_max"),
         ("batcher: {policy: {bucket_ratio: 1}}", "batcher.policy.bucket_ratio"),
         ("batcher: {policy: {rows: 3}}", "batcher.policy.rows"),
-        ("batcher: {policy: {name: window, wait_s: 2}}", "batcher.policy: wait_s"),
-        (
-            "batcher: {policy: {classes: {interactive: {ttft_target_s: 0.001}}}}",
-            "classes.interactive.ttft_target_s",
-        ),
+        ("batcher: {policy: {name: window, wait_s: 20}}", "batcher.policy.wait_s"),
         ("batcher: {policy: {classes: {urgent: {}}}}", "batcher.policy.classes.urgent"),
         ("batcher: {policy: {classes: {bulk: {aging_s: 0}}}}", "classes.bulk.aging_s"),
         ("batcher: {policy: {classes: {bulk: 3}}}", "batcher.policy.classes.bulk"),

@@ -1,9 +1,9 @@
-"""A worker without a model: it prefills, draws a token a row and step, stalls and dies."""
+"""A worker without a model: it prefills, draws a token a row and step, stalls, hangs, fails and dies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -47,13 +47,24 @@ def computed(owner: str, row: Row) -> Computed:
     return Computed(row.task, owner, row.attempt, index, len(row.task.prompt_token_ids) + index)
 
 
-def cancelled(row: Computed) -> frame_pb2.Frame:
-    """How a worker answers a cancel: late, and of the attempt that it had."""
+def ended(row: Computed, end: frame_pb2.RowEnd.ValueType) -> frame_pb2.Frame:
+    """How a worker tells that it computes a row no more: late, and of the attempt that it had."""
     frame = frame_pb2.Frame(
         request_id=row.task.request_id, attempt=row.attempt, start_index=row.index
     )
-    frame.final.end = frame_pb2.ROW_END_CANCELLED
+    frame.final.end = end
     return frame
+
+
+@dataclass
+class Channel:
+    """What a batcher hears."""
+
+    line: Line
+    opening: int
+    sequence: int = 0
+    ready: bool = False
+    admissions: list[worker_pb2.Admission] = field(default_factory=list)
 
 
 class Engine:
@@ -61,10 +72,12 @@ class Engine:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.epoch, self.steps, self.stalled = 0, 0, False
+        self.epoch, self.steps, self.stalled, self.hangs = 0, 0, False, False
+        self.fails_until = 0.0
         self.rows: dict[str, Computed] = {}
-        self.endings: list[Computed] = []
-        self.channels: dict[str, tuple[Line, int, int]] = {}
+        self.endings: list[tuple[str, frame_pb2.Frame]] = []
+        self.channels: dict[str, Channel] = {}
+        self.inbox: list[Callable[[], None]] = []
         world.at(STEP_S, self.step)
 
     @property
@@ -111,60 +124,89 @@ class Engine:
 
     # What batchers send.
 
-    def open(self, line: Line, opening: int, orphans: set[str]) -> None:
-        if self.when_awake(partial(self.open, line, opening, orphans)):
+    def open(self, line: Line, opening: int) -> None:
+        if self.when_awake(partial(self.open, line, opening)):
             return
-        self.channels[line.owner] = (line, opening, 0)
-        self.cancel(line.owner, sorted(orphans))
+        before = self.channels.get(line.owner)
+        if before is not None and before.opening > opening:
+            return
+        self.channels[line.owner] = Channel(line, opening)
         self.report(line.owner, [])
-        self.world.send(partial(line.opened, opening, orphans, self.worker))
+        self.inbox.append(partial(self.serve, line.owner, opening))
 
     def batch(self, line: Line, opening: int, batch_id: str, rows: list[Computed]) -> None:
         if self.when_awake(partial(self.batch, line, opening, batch_id, rows)):
             return
-        admission = worker_pb2.Admission()
+        self.inbox.append(partial(self.admit, line.owner, opening, batch_id, rows))
+        self.world.send(partial(line.queued, opening, batch_id))
+
+    def cancel(self, owner: str, request_id: str, attempt: int) -> None:
+        if not self.when_awake(partial(self.cancel, owner, request_id, attempt)):
+            self.inbox.append(partial(self.drop, owner, {request_id: attempt}))
+
+    # What the engine does with it before its next step.
+
+    def serve(self, owner: str, opening: int) -> None:
+        channel = self.channels.get(owner)
+        if channel is not None and channel.opening == opening:
+            self.drop(owner, {key: row.attempt for key, row in self.rows.items()})
+            channel.ready = True
+            self.report(owner, [])
+
+    def admit(self, owner: str, opening: int, batch_id: str, rows: list[Computed]) -> None:
+        channel = self.channels.get(owner)
+        if channel is None or channel.opening != opening:
+            return
+        admission = worker_pb2.Admission(batch_id=batch_id)
         for row in rows:
-            lot = self.world.chance.random()
-            if self.has_newer(row) or len(self.rows) >= SLOTS + WAITING or lot < 0.05:
+            full = len(self.rows) >= SLOTS + WAITING
+            if self.has_newer(row) or full or self.world.chance.random() < 0.05:
                 admission.refused.add(request_id=row.task.request_id, retryable=True)
-            elif lot < 0.98:  # The rest is not mentioned.
-                admission.accepted.append(row.task.request_id)
+            else:
                 self.rows[row.task.request_id] = row
-        admission.load.CopyFrom(self.load())
-        self.world.send(partial(line.admission, opening, batch_id, admission))
+        channel.admissions.append(admission)
 
     def has_newer(self, row: Computed) -> bool:
         held = self.rows.get(row.task.request_id)
         return held is not None and held.attempt >= row.attempt
 
-    def cancel(self, owner: str, request_ids: list[str]) -> None:
-        if self.when_awake(partial(self.cancel, owner, request_ids)):
-            return
-        for request_id in request_ids:
+    def drop(self, owner: str, attempts: dict[str, int]) -> None:
+        for request_id, attempt in attempts.items():
             row = self.rows.get(request_id)
-            if row is not None and row.owner == owner:
-                del self.rows[request_id]
-                self.endings.append(row)
+            if row is not None and row.owner == owner and row.attempt <= attempt:
+                self.end(row, frame_pb2.ROW_END_CANCELLED)
+
+    def end(self, row: Computed, end: frame_pb2.RowEnd.ValueType) -> None:
+        del self.rows[row.task.request_id]
+        self.endings.append((row.owner, ended(row, end)))
 
     # What it does.
 
     def step(self) -> None:
         self.world.at(STEP_S, self.step)
-        if self.stalled:
+        if self.stalled or self.hangs:
             return
+        inbox, self.inbox = self.inbox, []
+        for act in inbox:
+            act()
         self.steps += bool(self.rows)
+        drawn = [] if self.world.now < self.fails_until else self.compute()
+        if self.world.now < self.fails_until:
+            for row in list(self.rows.values()):
+                self.end(row, frame_pb2.ROW_END_RETURNED)
         frames: dict[str, list[frame_pb2.Frame]] = {name: [] for name in self.channels}
-        running = self.running()
-        self.prefill(running)
-        drawn = [(row.owner, self.draw(row)) for row in running if not row.to_prefill]
-        ended = [(row.owner, cancelled(row)) for row in self.endings]
-        self.endings.clear()
-        for owner, frame in ended + drawn:
+        for owner, frame in self.endings + drawn:
             if owner in frames:
                 frames[owner].append(frame)
+        self.endings.clear()
         for name, members in frames.items():
-            if members or self.world.chance.random() < 0.05:
+            if members or self.channels[name].admissions or self.world.chance.random() < 0.05:
                 self.report(name, members)
+
+    def compute(self) -> list[tuple[str, frame_pb2.Frame]]:
+        running = self.running()
+        self.prefill(running)
+        return [(row.owner, self.draw(row)) for row in running if not row.to_prefill]
 
     def prefill(self, rows: list[Computed]) -> None:
         left = PREFILL_TOKENS
@@ -187,13 +229,22 @@ class Engine:
         return frame
 
     def report(self, owner: str, frames: list[frame_pb2.Frame]) -> None:
-        line, opening, sequence = self.channels[owner]
-        self.channels[owner] = (line, opening, sequence + 1)
+        channel = self.channels[owner]
         report = worker_pb2.StepReport(
-            worker=self.worker, sequence=sequence, frames=frames, load=self.load()
+            worker=self.worker,
+            sequence=channel.sequence,
+            frames=frames,
+            load=self.load(),
+            admissions=channel.admissions,
+            ready=channel.ready,
         )
+        channel.sequence += 1
+        channel.admissions = []
         if self.world.chance.random() > self.world.report_loss:
-            self.world.in_order(f"{owner} {self.name}", partial(line.report, opening, report))
+            self.on_channel(owner, partial(channel.line.report, channel.opening, report))
+
+    def on_channel(self, owner: str, act: Callable[[], None]) -> None:
+        self.world.in_order(f"{owner} {self.name}", act)
 
     # What befalls it.
 
@@ -202,16 +253,37 @@ class Engine:
         self.epoch += 1
         self.rows.clear()
         self.endings.clear()
+        self.inbox.clear()
+        self.stalled = self.hangs = False
         broken, self.channels = self.channels, {}
-        for line, opening, _ in broken.values():
-            self.world.at(0.01, partial(line.broken, opening))
+        for channel in broken.values():
+            self.world.at(0.01, partial(channel.line.broken, channel.opening))
 
     def stall(self) -> None:
+        """The process stands still."""
         self.stalled = True
         self.world.at(self.world.chance.random() * 8, self.wake)
 
+    def hang(self) -> None:
+        """A step takes far too long; the process ends the channels that the engine served, and opens others."""
+        self.hangs = True
+        self.world.at(1.0, self.end_channels)
+        self.world.at(self.world.chance.random() * 8, self.wake)
+
+    def end_channels(self) -> None:
+        for owner, channel in list(self.channels.items()):
+            if self.hangs and channel.ready:
+                del self.channels[owner]
+                owned = {key: row.attempt for key, row in self.rows.items()}
+                self.inbox.append(partial(self.drop, owner, owned))
+                self.on_channel(owner, partial(channel.line.broken, channel.opening))
+
+    def fail(self) -> None:
+        """Its steps raise for a while: it returns all rows at once, and looks idle."""
+        self.fails_until = self.world.now + self.world.chance.random() * 1.5
+
     def wake(self) -> None:
-        self.stalled = False
+        self.stalled = self.hangs = False
 
     def abandon(self, owner: str) -> None:
         """A batcher has gone."""

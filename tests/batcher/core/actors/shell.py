@@ -42,7 +42,7 @@ class Shell:
         if not self.alive:
             return
         now = self.world.now
-        capacities = self.requests.capacities(WorkerShare(len(self.world.shells)))
+        capacities = self.requests.capacities(WorkerShare(len(self.world.shells)), now)
         self.requests.advance(now, capacities)
         effects = self.requests.take()
         self.checks.see(effects, capacities, now)
@@ -63,11 +63,12 @@ class Shell:
         for _, frame in effects.frames:
             copy = frame_pb2.Frame.FromString(frame.SerializeToString())
             world.send_lossy(partial(world.take_frame, copy))
-        for worker, request_id in effects.cancels:
-            if self.lines[worker].live:
-                world.send(partial(self.lines[worker].engine.cancel, self.name, [request_id]))
-        for row in effects.questions:
-            world.send(partial(world.answer_question, self, row))
+        for row in effects.cancels:
+            line = self.lines[row.worker]
+            if line.live:
+                world.send(partial(line.engine.cancel, self.name, row.request_id, row.attempt))
+        for asked in effects.questions:
+            world.send(partial(world.answer_question, self, asked))
         for request_id, how in effects.settled:
             world.settle(self, request_id, how)
 
@@ -80,7 +81,6 @@ class Line:
         self.live = False
         self.opening = 0
         self.heard_at = 0.0
-        self.orphans: set[str] = set()
         self.world.at(0.0, self.open)
 
     @property
@@ -92,24 +92,16 @@ class Line:
         return opening != self.opening or not self.shell.alive
 
     def watch(self) -> None:
-        if self.live and self.world.now - self.heard_at > STALL_S:
+        if self.opening and self.world.now - self.heard_at > STALL_S:
             self.lose()
 
     def open(self) -> None:
-        """Opens a channel; rows of the one before are cancelled before it counts as live."""
+        """Opens a channel; the rows of the one before end with that."""
         if not self.shell.alive:
             return
         self.opening += 1
         self.heard_at = self.world.now
-        self.world.send(partial(self.engine.open, self, self.opening, set(self.orphans)))
-
-    def opened(self, opening: int, orphans: set[str], worker: str) -> None:
-        if self.is_stale(opening):
-            return
-        self.live = True
-        self.orphans -= orphans
-        self.shell.requests.worker(self.engine.name).live = True
-        self.shell.pump()
+        self.world.send(partial(self.engine.open, self, self.opening))
 
     def broken(self, opening: int) -> None:
         if not self.is_stale(opening):
@@ -117,15 +109,16 @@ class Line:
 
     def lose(self) -> None:
         self.live = False
-        self.orphans |= set(self.shell.requests.lost(self.engine.name, self.world.now))
+        self.shell.requests.lost(self.engine.name, self.world.now)
         self.opening += 1
+        self.heard_at = self.world.now
         self.world.at(0.3, self.open)
         self.shell.pump()
 
     def report(self, opening: int, report: worker_pb2.StepReport) -> None:
         if self.is_stale(opening):
             return
-        self.heard_at = self.world.now
+        self.heard_at, self.live = self.world.now, report.ready
         try:
             self.shell.requests.step(self.engine.name, report, self.world.now)
         except ChannelBroken:
@@ -133,8 +126,8 @@ class Line:
         else:
             self.shell.pump()
 
-    def admission(self, opening: int, batch_id: str, admission: worker_pb2.Admission) -> None:
+    def queued(self, opening: int, batch_id: str) -> None:
         if self.is_stale(opening):
             return
-        self.shell.requests.admitted(self.engine.name, batch_id, admission, self.world.now)
+        self.shell.requests.queued(self.engine.name, batch_id, self.world.now)
         self.shell.pump()

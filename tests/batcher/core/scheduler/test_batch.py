@@ -59,25 +59,11 @@ def test_a_busy_worker_gets_a_batch_when_the_window_is_over() -> None:
     assert (batch.cause, batch.limit) == (BatchCause.WINDOW_OVER, BatchLimit.ALL_WAITING)
 
 
-@pytest.mark.parametrize(("waiting_tokens", "window_s"), [(0, 0.03), (300, 0.015), (600, 0.0)])
-def test_the_window_is_a_share_of_what_the_worker_leaves_of_the_target(
-    waiting_tokens: int, window_s: float
-) -> None:
-    queue = Queue(policy(wait_s=0.5, wait_share=0.1))
-    fill(queue, 100)
-    worker = busy(waiting_tokens=waiting_tokens, prefill_token_s=0.0005, step_s=0.15)
-    decision = queue.next_batch(0.0, [worker])
-    if window_s:
-        assert decision.wake_at == pytest.approx(window_s)
-    else:
-        assert decision.batch is not None
-
-
-def test_bulk_waits_longer_for_company_than_interactive_rows() -> None:
-    for name, wake_at in (("interactive", 0.05), ("bulk", 0.5)):
-        queue = Queue(policy(wait_s=0.5))
-        fill(queue, 5, priority_class=name)
-        assert queue.next_batch(0.0, [busy()]).wake_at == pytest.approx(wake_at)
+def test_without_a_window_a_free_slot_is_enough() -> None:
+    queue = Queue(policy())
+    fill(queue, 5)
+    batch = batch_of(queue, 0.0, busy())
+    assert (batch.cause, len(batch.rows)) == (BatchCause.SLOT_FREE, 1)
 
 
 def test_enough_for_the_room_there_is_need_not_wait() -> None:
@@ -89,7 +75,7 @@ def test_enough_for_the_room_there_is_need_not_wait() -> None:
 
 @pytest.mark.parametrize("why", ["came back", "deadline", "overdue"])
 def test_what_presses_does_not_wait(why: str) -> None:
-    queue = Queue(policy(wait_s=0.4, wait_adapts=False, classes={"bulk": {"aging_s": 0.3}}))
+    queue = Queue(policy(wait_s=0.4, classes={"bulk": {"aging_s": 0.3}}))
     fill(queue, 5, priority_class="bulk")
     (row,) = batch_of(queue, 0.0, Capacity("w", 8)).rows
     if why == "came back":
@@ -112,14 +98,14 @@ def full_of_bulk(urgent_rows: int = 3) -> Capacity:
     ("priority_class", "rows"), [("interactive", 3), ("standard", 3), ("bulk", None)]
 )
 def test_less_urgent_rows_give_way(priority_class: str, rows: int | None) -> None:
-    queue = Queue(policy(wait_s=0))
+    queue = Queue(policy())
     fill(queue, *[5] * 4, priority_class=priority_class)
     batch = queue.next_batch(0.0, [full_of_bulk()]).batch
     assert (batch and len(batch.rows)) == rows
 
 
 def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> None:
-    queue = Queue(policy(wait_s=0))
+    queue = Queue(policy())
     fill(queue, 5, priority_class="standard")
     fill(queue, 5, priority_class="interactive")
     batch = batch_of(queue, 0.0, full_of_bulk())
@@ -128,21 +114,21 @@ def test_nothing_less_urgent_goes_along_with_rows_that_others_give_way_to() -> N
 
 
 def test_a_free_slot_is_better_than_a_taken_one() -> None:
-    queue = Queue(policy(wait_s=0))
+    queue = Queue(policy())
     fill(queue, 5, priority_class="interactive")
     free = replace(busy(free_rows=1, running_rows=15), worker="free")
     assert queue.next_batch(0.0, [full_of_bulk(), free]).batch.worker == "free"  # type: ignore[union-attr]
 
 
 def test_without_the_switch_nobody_gives_way() -> None:
-    queue = Queue(policy(wait_s=0, takes_slots=False))
+    queue = Queue(policy(takes_slots=False))
     fill(queue, 5, priority_class="interactive")
     assert queue.next_batch(0.0, [full_of_bulk()]).batch is None
 
 
 def test_where_bulk_gives_way_it_leaves_no_slot_free() -> None:
     for preempts, rows in ((False, 4), (True, 8)):
-        queue = Queue(policy(wait_s=0, classes={"bulk": {"prefill_s_max": 9.0}}))
+        queue = Queue(policy(classes={"bulk": {"prefill_s_max": 9.0}}))
         fill(queue, 5, priority_class="interactive")
         batch_of(queue, 0.0, Capacity("w", 1))
         fill(queue, *[5] * 20, priority_class="bulk")
@@ -171,7 +157,7 @@ def test_bulk_leaves_rows_free_while_more_urgent_tasks_come() -> None:
 
 def test_bulk_adds_little_to_the_prompts_that_wait_while_more_urgent_tasks_come() -> None:
     classes = {"bulk": {"prefill_s_max": 0.1, "spare_rows": 0}}
-    queue = Queue(policy(classes=classes, spare_s=5.0, wait_s=0))
+    queue = Queue(policy(classes=classes, spare_s=5.0))
     worker = busy(running_rows=2, prefill_token_s=0.001, waiting_tokens=50)
     fill(queue, 5)
     batch_of(queue, 1.0, worker)
