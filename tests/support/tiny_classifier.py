@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 LABELS: Final = ("BENIGN", "INJECTION")
 CONTEXT: Final = 64
-_STEPS: Final = 400
+_STEPS: Final = 200
 _ROWS: Final = 32
 _BESIDE: Final = 28
 """Words on each side of an injection, so that all fit the context."""

@@ -96,7 +96,7 @@ async def test_a_wrong_trace_is_told_by_line(cli: Cli, tmp_path: Path) -> None:
 
 
 async def test_a_plan_for_a_trace(cli: Cli) -> None:
-    load = ("--arrivals", "poisson:rate=150,class=interactive,lengths=desk", "--seconds", "5")
+    load = ("--arrivals", "poisson:rate=150,class=interactive,lengths=desk", "--seconds", "3")
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--json")
     plan = json.loads(ran.out)
     assert plan["workers"] > 1
