@@ -23,7 +23,7 @@ from sluice import settings as configuration
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.settings.reload import reloading
-from sluice.startup import freeze_heap
+from sluice.startup import LOOPBACK, freeze_heap, is_loopback, split_address
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -97,6 +97,12 @@ def _load(path: Path) -> Settings:
     settings = configuration.load(path)
     if settings.nats.url is None:
         raise SettingsError(f"{path}: nats.url: a gateway by itself needs a running NATS")
+    host, _ = split_address(settings.gateway.address, "gateway.address")
+    if not (settings.gateway.allow_remote or is_loopback(host)):
+        raise SettingsError(
+            f"gateway.address: {host} can be reached from other machines and there are no credentials; use "
+            f"{LOOPBACK}, or set gateway.allow_remote in a closed network"
+        )
     return settings
 
 

@@ -310,7 +310,8 @@ class Gateway:
             ],
         )
         add_InferenceServiceServicer_to_server(self._service, server)
-        admin = AdminService(self._store, self._drift, self.peers)
+        allowed = self._settings.gateway.allow_remote_outcomes
+        admin = AdminService(self._store, self._drift, self.peers, allow_remote_outcomes=allowed)
         add_AdminServiceServicer_to_server(admin, server)
         safety = SafetyService(self._admission, self._limiter, self.peers)
         add_SafetyServiceServicer_to_server(safety, server)

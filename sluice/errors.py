@@ -10,6 +10,7 @@
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
 | `OutcomesNotKept` | FAILED_PRECONDITION | OUTCOMES_NOT_KEPT | |
+| `PermissionDenied` | PERMISSION_DENIED | PERMISSION_DENIED | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
@@ -151,6 +152,13 @@ class NoDryRun(SluiceError):
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "NO_DRY_RUN"
+
+
+class PermissionDenied(SluiceError):
+    """This caller may not call the method."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
 
 
 class OutcomesNotKept(SluiceError):

@@ -3,12 +3,13 @@
 from contextlib import aclosing
 from typing import Any, Final
 
+from gateway.api.metadata import is_local
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_router_health
 from gateway.telemetry.drift import DriftMonitor
-from sluice.errors import InvalidRequest
+from sluice.errors import InvalidRequest, PermissionDenied
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
@@ -33,8 +34,11 @@ ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].ful
 class AdminService(AdminServiceServicer):
     """Records, grades, audit entries, outcomes and the health of routers."""
 
-    def __init__(self, store: RecordStore, drift: DriftMonitor, peers: Peers) -> None:
+    def __init__(
+        self, store: RecordStore, drift: DriftMonitor, peers: Peers, *, allow_remote_outcomes: bool
+    ) -> None:
         self._store = store
+        self._allow_remote_outcomes = allow_remote_outcomes
         self._drift = drift
         self._peers = peers
         peers.answer("router_health", self._own_health)
@@ -67,6 +71,11 @@ class AdminService(AdminServiceServicer):
         self, request: StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
+        if not (self._allow_remote_outcomes or is_local(context.peer())):
+            raise PermissionDenied(
+                "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
+                "set gateway.allow_remote_outcomes"
+            )
         listed = self._store.list_outcomes(list(request.tenants), ms_of(request.since_time))
         async with aclosing(listed):
             async for response in listed:

@@ -45,6 +45,10 @@ class GatewaySettings(Section):
     """The gRPC server."""
 
     address: str = DEFAULT_ADDRESS
+    allow_remote: bool = False
+    """Other machines may call although no credentials are asked for: only behind a network policy or a proxy."""
+    allow_remote_outcomes: bool = False
+    """Callers on other machines may read outcomes, which have the prompts of tenants (docs/security.md)."""
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     max_concurrent_requests: int = Field(1024, ge=1)
     """Calls that are answered at the same time, of all methods."""

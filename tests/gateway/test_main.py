@@ -74,6 +74,19 @@ def test_without_nats_it_says_so(
     assert "does not answer within 0.2 s" in fails(capsys, path)
 
 
+def test_an_address_for_other_machines_needs_a_word(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "0.0.0.0:0")
+    assert "set gateway.allow_remote" in fails(capsys, path)
+    monkeypatch.setenv("SLUICE_GATEWAY__ALLOW_REMOTE", "true")
+    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    assert "does not answer" in fails(capsys, path)
+
+
 def test_an_id_that_cannot_be_a_subject_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path
 ) -> None:

@@ -234,6 +234,17 @@ async def test_who_does_not_let_them_be_kept_any_more_gets_nothing(
         )
 
 
+async def test_a_caller_of_another_machine_gets_no_prompts(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.admin_service.is_local", lambda peer: False)
+    async with opened({}) as wire:
+        stub: Any = AdminServiceStub(wire.channel)
+        code, error = await error_of(stub.StreamOutcomes(StreamOutcomesRequest()))
+        assert (code.name, error.reason) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
+        assert "gateway.allow_remote_outcomes" in error.message
+
+
 async def test_a_tenant_can_opt_in_while_the_gateway_runs(opened: Any) -> None:
     async with opened({"outcomes": {}}) as wire:
         await answered(wire)
