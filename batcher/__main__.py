@@ -2,8 +2,6 @@
 
 import argparse
 import asyncio
-import logging
-import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from nats.errors import Error as NatsError
 
 from batcher.app import new_id, serve
 from sluice.settings import Settings, SettingsError, load
-from sluice.startup import freeze_heap
+from sluice.startup import freeze_heap, log_to_stderr, stop_event
 from sluice.telemetry import names
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
@@ -23,7 +21,7 @@ def main() -> int:
     arguments = _arguments()
     try:
         settings = load(arguments.config)
-        _start_logging(settings)
+        log_to_stderr(settings.telemetry.log_level)
         uvloop.run(_serve(settings, arguments.id or new_id(), arguments.config))
     except (SettingsError, NatsUnreachable) as error:
         print(f"batcher: {error}", file=sys.stderr)
@@ -35,10 +33,7 @@ def main() -> int:
 
 
 async def _serve(settings: Settings, batcher: str, config: Path) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     provider = start_tracing(names.SERVICE_BATCHER)
     freeze_heap()
     try:
@@ -52,14 +47,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
     parser.add_argument("--id", default="", help="this batcher's id; made up when not given")
     return parser.parse_args()
-
-
-def _start_logging(settings: Settings) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.telemetry.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,14 @@ from sluice import settings as configuration
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.settings.reload import reloading
-from sluice.startup import LOOPBACK, freeze_heap, is_loopback, split_address
+from sluice.startup import (
+    LOOPBACK,
+    freeze_heap,
+    is_loopback,
+    log_to_stderr,
+    split_address,
+    stop_event,
+)
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -38,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         settings, gateway_id = _load(options.config), _id(options.id)
-        logging.basicConfig(
-            level=settings.telemetry.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-            stream=sys.stderr,
-        )
+        log_to_stderr(settings.telemetry.log_level)
         uvloop.run(_serve(settings, gateway_id, options.config))
     except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"gateway: {error}", file=sys.stderr)
@@ -51,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_event()
     catalog = load_catalog(settings)
     inspector = await asyncio.to_thread(load_inspector, settings, path)
     router = await asyncio.to_thread(load_router, settings, catalog.facts)

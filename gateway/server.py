@@ -67,8 +67,8 @@ PING_INTERVAL_S: Final = 2
 """A dead connection to NATS is noticed after two of these, seconds; callers wait for it."""
 _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
-_KEEPALIVE_MS: Final = 30_000
-_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+KEEPALIVE_MS: Final = 30_000
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PINGS_MS: Final = 1_000
 """Clients may ask this often whether the gateway lives; the SDK does so when a stream is silent."""
 _CONNECTION_GRACE_MS: Final = 3_600_000
@@ -116,16 +116,17 @@ class Gateway:
         )
         self._breakers = Breakers(settings.routing.breaker)
         unix_offset_s = time.time() - time.monotonic()
-        usage = UsageAccounting(self._breakers, catalog.facts, unix_offset_s)
+        usage = UsageAccounting(self._breakers, catalog.facts, self.registry, unix_offset_s)
         self._overload = OverloadControl(
             self._loads,
-            settings.routing.fallbacks,
-            catalog.facts,
-            limits.queue_max,
-            self._breakers,
+            fallbacks=settings.routing.fallbacks,
+            models=catalog.facts,
+            queue_max=limits.queue_max,
+            breakers=self._breakers,
         )
-        admission = Admission(catalog, self._overload, inspector, router, usage)
-        self._admission = admission
+        self._admission = admission = Admission(
+            catalog, overload=self._overload, inspector=inspector, router=router, usage=usage
+        )
         self._spending_bucket = Bucket(jetstream.spending_bucket())
         self.spending = usage.spending
         self._shared_spending = SharedSpending(
@@ -137,20 +138,31 @@ class Gateway:
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
         self._drift.use(router.held_out, settings.routing.drift)
         upstream = Upstream(
-            admission, self._overload, usage, self.registry, self._transport, limits.stall_s
+            admission=admission,
+            overload=self._overload,
+            usage=usage,
+            registry=self.registry,
+            transport=self._transport,
+            stall_s=limits.stall_s,
         )
         self._shadows = ShadowRunner(upstream, self._store, self._drift)
         self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares)
+        observers = RequestObservers(
+            records=records,
+            metrics=RequestMetrics(meter),
+            drift=self._drift,
+            shadows=self._shadows,
+        )
         generator = Generator(
-            limits,
-            self._limiter,
-            ResumeKey(limits.resume_key or secrets.token_hex()),
-            upstream,
-            EscalationLimiter(),
-            GuardClient(upstream),
-            self._keys,
-            RequestObservers(records, RequestMetrics(meter), self._drift, self._shadows),
-            tracer,
+            settings=limits,
+            limiter=self._limiter,
+            resume_key=ResumeKey(limits.resume_key or secrets.token_hex()),
+            upstream=upstream,
+            escalations=EscalationLimiter(),
+            guards=GuardClient(upstream),
+            keys=self._keys,
+            observers=observers,
+            tracer=tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
         self._health = GatewayHealth(self._loads, catalog, lambda: self._transport.connected)
@@ -272,7 +284,7 @@ class Gateway:
             ShuttingDown("the gateway shut down; resume elsewhere", retry_after_s=RETRY_AFTER_S)
         )
         await self._shadows.close()
-        await self._store.writer.flush(_RECORDS_S)
+        await self._store.flush(_RECORDS_S)
         await self._keys.close()
         await self._shared_spending.write()
         await self.peers.close()
@@ -303,8 +315,9 @@ class Gateway:
                 # A client connects again, and finds the gateways that were added since; streams go on to their end.
                 ("grpc.max_connection_age_ms", int(self._settings.gateway.connection_age_s * 1000)),
                 ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
-                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
             ],

@@ -39,6 +39,8 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN: Final = "sluice"
+TEXT_MAX: Final = 1000
+"""Characters of a message or of a value in its metadata: gRPC refuses trailers of more than 8 KiB."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,12 @@ class SluiceError(Exception):
         return error
 
     def to_status(self) -> status_pb2.Status:
-        """The error as ``google.rpc.Status``."""
-        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        """The error as ``google.rpc.Status``, its texts cut to `TEXT_MAX`."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message[:TEXT_MAX])
         info = error_details_pb2.ErrorInfo(
-            reason=self.reason, domain=DOMAIN, metadata=self.metadata
+            reason=self.reason,
+            domain=DOMAIN,
+            metadata={key: value[:TEXT_MAX] for key, value in self.metadata.items()},
         )
         status.details.append(_any(info))
         if self.violations:

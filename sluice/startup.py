@@ -1,10 +1,13 @@
-"""How servers start: their addresses and ports, the command and environment of a process of ours, its heap."""
+"""How servers start: log, signals, addresses and ports, the command and environment of a process of ours, its heap."""
 
+import asyncio
 import errno
 import gc
 import ipaddress
+import logging
 import os
 import random
+import signal
 import socket
 import sys
 import sysconfig
@@ -29,6 +32,23 @@ _ONE_THREAD: Final[Mapping[str, str]] = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+
+
+def log_to_stderr(level: str) -> None:
+    """Starts the log of a process: one line an event."""
+    logging.basicConfig(
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, on the running loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def split_address(address: str, key: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
+from sluice.startup import log_to_stderr
 from supervisor.mesh import Mesh, running_mesh
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,13 +56,6 @@ async def until_signal(body: Awaitable[None]) -> None:
             loop.remove_signal_handler(number)
     if not running.cancelled():
         running.result()
-
-
-def log_to_stderr(level: str) -> None:
-    """One line per event."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
 
 
 def settings_of(config: Path | None, address: str | None) -> Settings:

@@ -54,9 +54,12 @@ class ModelLoadTable:
     def __init__(self) -> None:
         self._reports: dict[str, tuple[BatcherReport, float]] = {}
         """With the time of arrival, by batcher."""
+        self._loads: dict[str, ModelLoad] = {}
+        """Computed since the reports changed; every request asks for several."""
 
     def update(self, report: BatcherReport, now: float) -> None:
         """Replaces the previous report of the batcher."""
+        self._loads.clear()
         if report.leaving:
             self._reports.pop(report.batcher, None)
         else:
@@ -64,18 +67,24 @@ class ModelLoadTable:
 
     def expire(self, now: float) -> None:
         """Removes batchers that have been silent for `EXPIRY_S`."""
-        self._reports = {
-            batcher: (report, at)
-            for batcher, (report, at) in self._reports.items()
-            if at + EXPIRY_S > now
-        }
+        silent = [name for name, (_, at) in self._reports.items() if at + EXPIRY_S <= now]
+        for batcher in silent:
+            del self._reports[batcher]
+        if silent:
+            self._loads.clear()
 
     def load(self, model: str, now: float) -> ModelLoad:
         """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
+        load = self._loads.get(model)
+        if load is None or load.reported_at + EXPIRY_S <= now:
+            self.expire(now)
+            load = self._loads[model] = self._sum(model)
+        return load
+
+    def _sum(self, model: str) -> ModelLoad:
         found = [
             (at, entry)
             for report, at in self._reports.values()
-            if at + EXPIRY_S > now
             for entry in report.models
             if entry.model == model
         ]

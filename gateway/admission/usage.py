@@ -1,7 +1,9 @@
 """What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
+from typing import Final
 
 from gateway.admission.overload import OverloadControl
 from gateway.admission.prompts import PreparedPrompt
@@ -11,9 +13,11 @@ from gateway.routing.plan import Plan
 from gateway.routing.router import ModelFacts
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
-from sluice.errors import EngineFailed, ModelUnavailable, SluiceError
+from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
 
-_FAILURES = (EngineFailed, ModelUnavailable)
+HUNG_S: Final = 10.0
+"""A model that gives no token to any row for this long, while one waits for it, hangs."""
+_FAILURES: Final = (EngineFailed, ModelUnavailable)
 """Errors that count against the model."""
 
 
@@ -22,23 +26,34 @@ class UsageAccounting:
 
     Args:
         models: by name, for their prices.
+        streams: the live ones.
         unix_offset_s: see `Spending`.
     """
 
     def __init__(
-        self, breakers: Breakers, models: Mapping[str, ModelFacts], unix_offset_s: float = 0.0
+        self,
+        breakers: Breakers,
+        models: Mapping[str, ModelFacts],
+        streams: Iterable[Stream],
+        unix_offset_s: float = 0.0,
     ) -> None:
         self.breakers = breakers
         self.spending = Spending(unix_offset_s)
         self.models = models
+        self._streams = streams
+        self._last_token_at: dict[str, float] = {}
+        """Of the rows that have ended, by model."""
 
     def record_stream(self, tenant: str, stream: Stream, now: float) -> None:
         """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models."""
         for attempt in stream.attempts:
+            if not attempt.sent:
+                continue
             self.spending.add(tenant, self.cost(attempt), now)
-            if attempt is not stream.current:
+            if attempt is stream.current:
+                self.record_result(attempt, stream.error, now)
+            else:
                 self._record_other_attempt(attempt, now)
-        self.record_result(stream.current.model, stream.error, now)
 
     def reserve(self, tenant: str, plan: Plan) -> Reservation:
         """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost."""
@@ -54,23 +69,44 @@ class UsageAccounting:
 
     def cost(self, attempt: ModelAttempt) -> float:
         """The cost of the tokens of an attempt so far."""
-        return self.models[attempt.model].cost(attempt.prompt_tokens, attempt.completion_tokens)
+        return self.models[attempt.model].cost(*attempt.billed_tokens)
 
-    def record_result(self, model: str, error: SluiceError | None, now: float) -> None:
-        """A row of ``model`` has ended, with ``error`` or without. Other errors than `_FAILURES` count neither way."""
+    def record_result(self, attempt: ModelAttempt, error: SluiceError | None, now: float) -> None:
+        """A row has ended, with ``error`` or without. Errors that are not its model's fault count neither way."""
+        model = attempt.model
+        last = max(self._last_token_at.get(model, -inf), attempt.assembler.last_token_at)
+        self._last_token_at[model] = last
         if error is None:
             self.breakers.succeeded(model, now)
-        elif isinstance(error, _FAILURES):
+        elif isinstance(error, _FAILURES) or (
+            isinstance(error, DeadlinePassed) and self._hung(attempt, now)
+        ):
             self.breakers.failed(model, now)
         else:
             self.breakers.abandoned(model)
+
+    def _hung(self, attempt: ModelAttempt, now: float) -> bool:
+        """Whether nobody got a token of the model for `HUNG_S` while the row waited for one.
+
+        A shorter deadline proves nothing; nor does a wait while the model works for others.
+        """
+        since = now - HUNG_S
+        if (
+            not attempt.taken
+            or max(attempt.assembler.sent_at, self._last_token_at[attempt.model]) > since
+        ):
+            return False
+        live = (one for stream in self._streams for one in stream.attempts)
+        return not any(
+            one.assembler.last_token_at > since for one in live if one.model == attempt.model
+        )
 
     def _record_other_attempt(self, attempt: ModelAttempt, now: float) -> None:
         """An attempt that did not give the answer. One that was cancelled before its first frame does not count."""
         if attempt.error is None and attempt.unused_reason and not attempt.assembler.has_frames:
             self.breakers.abandoned(attempt.model)
         else:
-            self.record_result(attempt.model, attempt.error, now)
+            self.record_result(attempt, attempt.error, now)
 
 
 @dataclass(frozen=True)

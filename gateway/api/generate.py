@@ -34,7 +34,7 @@ from gateway.upstream.guard_runner import GuardRunner
 from gateway.upstream.rows import RequestContext, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, tenant_of, validate
-from sluice.errors import DeadlinePassed, SluiceError
+from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import (
@@ -125,52 +125,59 @@ class _Call:
         self._write = write
         self._timings = RequestTimings(arrived_at=time.monotonic())
         self._has_events = asyncio.Event()
+        self._request_id = _new_request_id()
+        """Of this call until it reads the stream of an earlier one."""
+        self._timeout = asyncio.timeout(None)
+        self._error: SluiceError | None = None
+        """Why the call was stopped."""
 
     async def run(self, wire: GenerateRequest, remaining_s: float | None, tenant: str) -> None:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
-        timeout_s, resume_key = settings.default_timeout_s, self._shared.resume_key
-        request = validate(wire, catalog, remaining_s, timeout_s, tenant, resume_key)
+        timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
+        timeout_s = min(timeout_s, settings.max_timeout_s)
+        request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
         self._spans.server.set_attributes(request_attributes(request))
         try:
-            async with asyncio.timeout(request.timeout_s):
+            async with asyncio.timeout(request.timeout_s) as self._timeout:
                 await self._answer(request)
         except TimeoutError:
-            raise DeadlinePassed("the deadline passed before the answer was complete") from None
+            raise (self._error or _deadline_passed()).of_request(self._request_id) from None
+        except SluiceError as error:
+            raise error.of_request(self._request_id) from error
 
     async def _answer(self, request: ValidRequest) -> None:
-        found = self._find(request) or await self._begin(request)
+        found = await self._admit(request)
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:
             await self._read(request, found)
 
-    async def _begin(self, request: ValidRequest) -> Stream | Replay:
+    async def _admit(self, request: ValidRequest) -> Stream | Replay:
+        """A new stream, or the answer that the key names. What is refused, or ends before that, leaves a record too."""
+        observers = self._shared.observers
+        record = observers.records.open(request, self._request_id, self._spans.trace_id)
+        try:
+            return self._find(request) or await self._begin(request, record)
+        except BaseException as error:
+            observers.refused(request, record, self._refusal(request, error))
+            raise
+
+    async def _begin(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         if not request.key_is_shared:
-            return await self._begin_in_slot(request)
+            return await self._begin_in_slot(request, record)
         claim = self._shared.keys.claimed(request.key, request.fingerprint, request.timeout_s)
         async with claim:
-            return await self._begin_in_slot(request)
+            return await self._begin_in_slot(request, record)
 
-    async def _begin_in_slot(self, request: ValidRequest) -> Stream | Replay:
+    async def _begin_in_slot(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         async with self._shared.limiter.slot(request.priority_class):
             # Another call with the same key may have come while this one waited.
-            return self._find(request) or await self._admit(request)
+            return self._find(request) or await self._begin_new(request, record)
 
-    def _find(self, request: ValidRequest) -> Stream | Replay | None:
-        now = time.monotonic()
-        return self._registry.find(
-            request.key, request.fingerprint, request.resume, request.resume_model, now
-        )
-
-    async def _admit(self, request: ValidRequest) -> Stream | Replay:
+    async def _begin_new(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         """A new stream, or the one that another call with the same key opened meanwhile."""
-        admission, observers = self._upstream.admission, self._shared.observers
-        record = observers.records.open(request, _new_request_id(), self._spans.trace_id)
-        try:
-            admitted = await admission.admit(request, self._spans, self._timings, record)
-        except SluiceError as error:
-            observers.refused(request, record, error)
-            raise error.of_request(record.request_id) from error
+        admission = self._upstream.admission
+        admitted = await admission.admit(request, self._spans, self._timings, record)
         try:
             found = self._find(request)
             if found is None and request.key_is_shared:
@@ -182,8 +189,33 @@ class _Call:
             admitted.reservation.release()
             return found
         for score in admitted.plan.scores:
-            observers.drift.scored(score)
+            self._shared.observers.drift.scored(score)
         return self._open(RequestContext(request, admitted, record, self._spans, self._timings))
+
+    def _find(self, request: ValidRequest) -> Stream | Replay | None:
+        now = time.monotonic()
+        return self._registry.find(
+            request.key, request.fingerprint, request.resume, request.resume_model, now
+        )
+
+    def _refusal(self, request: ValidRequest, error: BaseException) -> SluiceError:
+        """What ends a request that ``error`` ended during its admission."""
+        if isinstance(error, SluiceError):
+            return error
+        if not isinstance(error, asyncio.CancelledError):
+            return InternalError("the request could not be admitted")
+        return self._departure(request)
+
+    def _departure(self, request: ValidRequest) -> SluiceError:
+        """Why the caller does not wait any more. It ends its call by its own clock; gRPC rounds deadlines by 1 %."""
+        late = time.monotonic() - self._timings.arrived_at >= 0.98 * request.timeout_s
+        return _deadline_passed() if late else Cancelled("the caller has gone")
+
+    def _stop(self, error: SluiceError) -> None:
+        """Ends the call with ``error``, whatever it waits for: a client that does not read blocks `_write`."""
+        self._error = error
+        if self._timeout.when() is not None and not self._timeout.expired():
+            self._timeout.reschedule(0.0)
 
     def _open(self, context: RequestContext) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
@@ -226,17 +258,16 @@ class _Call:
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:
         """Writes the events of a stream as they come."""
+        self._request_id = stream.request_id
         limit = self._shared.settings.reader_buffer_tokens
-        reader = Reader(len(request.resume), limit, self._has_events.set)
+        reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
         self._registry.join(stream, reader, request.resume_model)
         joined_at = time.monotonic()
         try:
             await self._write_started(await self._started(stream, reader, request.resume_model))
             await self._write_events(request, stream, reader)
-        except SluiceError as error:
-            raise error.of_request(stream.request_id) from error
         finally:
-            self._registry.leave(stream, reader)
+            self._registry.leave(stream, reader, self._departure(request))
             self._record_end(stream)
             if stream.first_frame_at is not None:
                 lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
@@ -253,7 +284,11 @@ class _Call:
 
     async def _write_started(self, started: Started) -> None:
         self._spans.server.set_attributes(started_attributes(started))
+        # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
+        deadline = self._timeout.when()
+        self._timeout.reschedule(None)
         await self._write(GenerateResponse(started=started))
+        self._timeout.reschedule(deadline if self._error is None else 0.0)
 
     async def _write_events(self, request: ValidRequest, stream: Stream, reader: Reader) -> None:
         while True:
@@ -281,6 +316,10 @@ class _Call:
         self._spans.server.set_attributes(
             end_attributes(answer.finished, answer.escalation_reason, answer.first_token_s)
         )
+
+
+def _deadline_passed() -> DeadlinePassed:
+    return DeadlinePassed("the deadline passed before the answer was complete")
 
 
 def _new_request_id() -> str:

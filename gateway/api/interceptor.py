@@ -5,6 +5,7 @@ the error is raised where errors are turned into a status. Every method passes t
 before any other work is done for it.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _OURS: Final = "/sluice."
 STATUS_DETAILS: Final = "grpc-status-details-bin"
+ABORT_S: Final = 5.0
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
@@ -85,9 +87,17 @@ def _guarded(behaviour: Behaviour, limiter: ClassLimiter) -> Behaviour:
 
 
 async def abort(context: Any, error: SluiceError) -> None:
-    """Ends the call of ``context`` with ``error``; always raises."""
-    details = error.to_status().SerializeToString()
-    await context.abort(error.code, error.message, ((STATUS_DETAILS, details),))
+    """Ends the call of ``context`` with ``error``; always raises.
+
+    For a client that does not read, gRPC keeps the status: after `ABORT_S` the rest of the call is released.
+    """
+    status = error.to_status()
+    details = ((STATUS_DETAILS, status.SerializeToString()),)
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await context.abort(error.code, status.message, details)
+    except TimeoutError:
+        raise asyncio.CancelledError from None
 
 
 def _too_large(size: int, limit: int) -> MessageTooLarge:

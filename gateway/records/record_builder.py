@@ -1,4 +1,8 @@
-"""Builds the record and the audit entry of a request while it runs; both are written when it has ended."""
+"""Builds the record and the audit entry of a request while it runs.
+
+The record is written when the request has ended; the audit when the prompt has been decided, and once more when the
+answer has brought other decisions.
+"""
 
 import hashlib
 import hmac
@@ -85,7 +89,12 @@ class RecordBuilder:
     def add_inspection(
         self, policy: str, verdict: PromptVerdict, original: Sequence[str], seen: Sequence[str]
     ) -> None:
-        """The decisions of the safety rules about the ``original`` turns; a model would see ``seen``."""
+        """The decisions of the safety rules about the ``original`` turns; a model would see ``seen``.
+
+        Raises:
+            TransportUnavailable: they cannot be recorded now.
+        """
+        self._shared.store.check_audit()
         record, entry, settings = self._record, self._entry, self._shared.settings
         record.policy = entry.policy = policy
         self._add_decisions(verdict.taken, in_answer=False)
@@ -94,6 +103,8 @@ class RecordBuilder:
         entry.prompt_hmac = _hmac(settings.audit_key, original)
         if record.tenant in settings.audit_text_tenants:
             entry.turns.extend(_cut(seen))
+        if entry.decisions:
+            self._append_audit()
 
     def add_plan(self, plan: Plan) -> None:
         """The routing decision; replaces an earlier one."""
@@ -111,10 +122,11 @@ class RecordBuilder:
     def finish_with_error(self, error: SluiceError) -> None:
         """The request ended before it had a stream."""
         self._record.error_reason = error.reason
-        self._write()
+        self._shared.store.write_record(self._record)
 
     def finish(self, stream: Stream) -> None:
         """The stream of the request ended."""
+        decided = len(self._entry.decisions)
         for attempt in stream.attempts:
             self._add_attempt(attempt)
         if stream.guards is not None:
@@ -126,7 +138,9 @@ class RecordBuilder:
                 self._add_decisions(stream.current.inspection.outcome().taken, in_answer=True)
         elif stream.error is not None:
             self._record.error_reason = stream.error.reason
-        self._write()
+        self._shared.store.write_record(self._record)
+        if len(self._entry.decisions) > decided:
+            self._append_audit()
 
     def add_shadow(self, run: ShadowRun) -> None:
         """A shadow answered, or was dropped, after the request had ended."""
@@ -150,9 +164,8 @@ class RecordBuilder:
             model=attempt.model,
             prompt_tokens=attempt.prompt_tokens,
             completion_tokens=attempt.completion_tokens,
-            cost=self._shared.models[attempt.model].cost(
-                attempt.prompt_tokens, attempt.completion_tokens
-            ),
+            resumed_tokens=attempt.usage.resumed_tokens,
+            cost=self._shared.models[attempt.model].cost(*attempt.billed_tokens),
             attempt=attempt.assembler.attempt,
             escalation_reason=attempt.escalation_reason,
             kept_reason=attempt.kept_reason,
@@ -200,11 +213,9 @@ class RecordBuilder:
             cost=decided.cost.cost,
         )
 
-    def _write(self) -> None:
-        self._shared.store.write_record(self._record)
-        if self._entry.decisions:
-            self._entry.decided_unix_ms = unix_ms()
-            self._shared.store.append_audit(self._entry)
+    def _append_audit(self) -> None:
+        self._entry.decided_unix_ms = unix_ms()
+        self._shared.store.append_audit(self._entry)
 
 
 def _hmac(key: str | None, turns: Sequence[str]) -> bytes:

@@ -1,14 +1,18 @@
 """Records, audit entries, outcomes and events in JetStream.
 
-They are written in the background (`BackgroundWriter`). A grade is the exception: its sender waits until it is stored.
+They are written in the background. While JetStream does not follow, records are dropped and counted; audit entries
+have a queue of their own and never are: requests are refused instead (`check_audit`). The sender of a grade waits until
+it is stored.
 The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has opted out since, are not returned.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
+from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -31,7 +35,9 @@ from sluice.v1.admin_pb2 import (
     StreamOutcomesResponse,
 )
 from sluice.wire import jetstream, subjects
-from sluice.wire.codec import pack, unpack
+from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
+
+_log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
 FETCH_MAX: Final = 64
@@ -47,11 +53,13 @@ class RecordStore:
     What reads or grades raises TransportUnavailable when JetStream does not answer.
 
     Attributes:
-        writer: what waits to be written.
+        dropped: records, outcomes and events that were too large or found no room.
     """
 
     def __init__(self, settings: RecordsSettings, outcomes: OutcomeSettings) -> None:
-        self.writer = BackgroundWriter()
+        self.dropped = 0
+        self._writer = BackgroundWriter()
+        self._audit_writer = BackgroundWriter()
         self._settings = settings
         self._outcomes = outcomes
         self._jetstream: JetStreamContext | None = None
@@ -82,27 +90,41 @@ class RecordStore:
 
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""
-        await self.writer.run(self._js)
+        await asyncio.gather(self._writer.run(self._js), self._audit_writer.run(self._js))
+
+    async def flush(self, limit_s: float) -> None:
+        """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
+        await asyncio.gather(self._writer.flush(limit_s), self._audit_writer.flush(limit_s))
 
     def write_record(self, record: RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
-            self.writer.put(subjects.record(record.request_id), record, replace=True)
+            self._put(subjects.record(record.request_id), record, replace=True)
+
+    def check_audit(self) -> None:
+        """Refuses a request whose decisions could not be recorded.
+
+        Raises:
+            TransportUnavailable: JetStream has not stored the earlier ones.
+        """
+        if self._settings.audit_enabled and not self._audit_writer.has_room:
+            raise TransportUnavailable(
+                "JetStream does not store the audit of earlier requests", retry_after_s=1.0
+            )
 
     def append_audit(self, entry: AuditEntry) -> None:
-        """Queues ``entry``."""
+        """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
-            self.writer.put(subject, entry, replace=False)
+            self._audit_writer.put(subject, entry.SerializeToString(), replace=True)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
-        subject = subjects.outcome(outcome.tenant, outcome.request_id)
-        self.writer.put(subject, outcome, replace=True)
+        self._put(subjects.outcome(outcome.tenant, outcome.request_id), outcome, replace=True)
 
     def publish_event(self, event: RouterDriftEvent) -> None:
         """Queues ``event`` for operators."""
-        self.writer.put(subjects.ROUTER_DRIFT, event, replace=False)
+        self._put(subjects.ROUTER_DRIFT, event, replace=False)
 
     async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
         """Stores ``grade``, with the record and with the outcome; returns the record when it is stored.
@@ -156,6 +178,17 @@ class RecordStore:
                 response = response_of(outcome, grades.get(outcome.request_id))
                 if response is not None and outcome.answered_unix_ms >= since_unix_ms:
                     yield response
+
+    def _put(self, subject: str, message: Message, *, replace: bool) -> None:
+        payload = message.SerializeToString()
+        if self._writer.has_room and len(payload) <= MAX_MESSAGE_BYTES:
+            self._writer.put(subject, payload, replace=replace)
+            return
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
+            _log.warning(
+                "%d records dropped: too large, or JetStream does not follow", self.dropped
+            )
 
     @property
     def _js(self) -> JetStreamContext:

@@ -1,7 +1,7 @@
 """Writes messages to JetStream beside the answers.
 
-The queue is bounded: when JetStream cannot keep up, the newest messages are dropped and counted. No answer waits for
-its record.
+The queue is bounded in bytes. Its owner decides what happens when it has no room: records are dropped and counted, and
+a request that would have to be audited is refused.
 """
 
 import asyncio
@@ -9,16 +9,16 @@ import logging
 from itertools import count, islice
 from typing import Final
 
-from google.protobuf.message import Message
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 from nats.js import JetStreamContext
-
-from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
-QUEUE_MAX: Final = 8192
-"""Messages that may wait to be written."""
+QUEUE_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that may wait to be written, and are being written."""
+MESSAGE_BYTES: Final = 512
+"""What a message that waits takes beside its payload."""
 BATCH_MAX: Final = 64
 """Messages that are written at once."""
 WRITE_S: Final = 5.0
@@ -26,29 +26,28 @@ _RETRY_S: Final = 1.0
 
 
 class BackgroundWriter:
-    """The queue of messages to be written, and the task that writes them.
-
-    Attributes:
-        dropped: messages that were too large or found the queue full.
-    """
+    """The queue of messages to be written, and the task that writes them."""
 
     def __init__(self) -> None:
-        self.dropped = 0
         self._queue: dict[str, tuple[str, bytes]] = {}
         """Subject and payload by key, oldest first."""
+        self._bytes = 0
         self._numbers = count()
         self._wakeup = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def put(self, subject: str, message: Message, *, replace: bool) -> None:
-        """Queues ``message``; with ``replace`` instead of one for the same subject that still waits."""
-        payload, key = message.SerializeToString(), subject if replace else f"{next(self._numbers)}"
-        full = len(self._queue) >= QUEUE_MAX and key not in self._queue
-        if full or len(payload) > MAX_MESSAGE_BYTES:
-            self._drop()
-            return
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may be queued."""
+        return self._bytes < QUEUE_MAX_BYTES
+
+    def put(self, subject: str, payload: bytes, *, replace: bool) -> None:
+        """Queues a message; with ``replace`` instead of one for the same subject that still waits."""
+        key = subject if replace else f"{next(self._numbers)}"
+        self._forget(self._queue.get(key))
         self._queue[key] = subject, payload
+        self._bytes += MESSAGE_BYTES + len(payload)
         self._empty.clear()
         self._wakeup.set()
 
@@ -60,7 +59,7 @@ class BackgroundWriter:
                 try:
                     await self._write_batch(js)
                 except Exception:  # the task would end, and nothing would be written any more
-                    _log.exception("records were not written")
+                    _log.exception("messages were not written")
             self._wakeup.clear()
             self._empty.set()
 
@@ -70,32 +69,37 @@ class BackgroundWriter:
             async with asyncio.timeout(limit_s):
                 await self._empty.wait()
         except TimeoutError:
-            _log.warning("%d records were not written", len(self._queue))
+            _log.warning("%d messages were not written", len(self._queue))
 
-    def _drop(self) -> None:
-        self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log
-            _log.warning(
-                "%d records dropped: too large, or JetStream does not follow", self.dropped
-            )
+    def _forget(self, message: tuple[str, bytes] | None) -> None:
+        if message is not None:
+            self._bytes -= MESSAGE_BYTES + len(message[1])
 
     async def _write_batch(self, js: JetStreamContext) -> None:
         """Writes the oldest; what failed is queued again in its place, unless there is something newer."""
-        batch = list(islice(self._queue.items(), BATCH_MAX))
-        for key, _ in batch:
+        batch = dict(islice(self._queue.items(), BATCH_MAX))
+        for key in batch:
             del self._queue[key]
         results = await asyncio.gather(
-            *(js.publish(*message, timeout=WRITE_S) for _, message in batch), return_exceptions=True
+            *(js.publish(*message, timeout=WRITE_S) for message in batch.values()),
+            return_exceptions=True,
         )
-        failed = [one for one, result in zip(batch, results, strict=True) if _failed(result)]
+        failed = {}
+        for (key, message), result in zip(batch.items(), results, strict=True):
+            if _failed(result) and key not in self._queue:
+                failed[key] = message
+            else:
+                self._forget(message)
         if failed:
-            self._queue = {**dict(failed), **self._queue}
+            self._queue = {**failed, **self._queue}
             await asyncio.sleep(_RETRY_S)
 
 
 def _failed(result: object) -> bool:
+    """Whether a message must be written again. One that NATS will never take is given up."""
     if not isinstance(result, BaseException):
         return False
-    if not isinstance(result, TimeoutError | NatsError):
-        raise result
+    if isinstance(result, MaxPayloadError) or not isinstance(result, TimeoutError | NatsError):
+        _log.error("a message was given up", exc_info=result)
+        return False
     return True

@@ -12,6 +12,7 @@ The rules, with ``next_index`` the number of tokens held:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from sluice.internal.v1.frame_pb2 import Final, Frame, Logprobs
 
@@ -39,6 +40,8 @@ class Assembler:
         next_index: number of tokens held.
         attempt: the highest seen.
         has_frames: whether a frame has arrived, so a batcher has the row.
+        sent_at: when the row was sent, seconds.
+        last_token_at: when tokens arrived last, seconds.
     """
 
     def __init__(self, next_index: int, stall_s: float, now: float) -> None:
@@ -46,6 +49,8 @@ class Assembler:
         self.attempt = 0
         self._stall_s = stall_s
         self.has_frames = False
+        self.sent_at = now
+        self.last_token_at = -inf
         self._last_frame_at = now
         self._requested_at: float | None = None
 
@@ -57,7 +62,7 @@ class Assembler:
         self.attempt, self.has_frames, self._last_frame_at = frame.attempt, True, now
         if frame.start_index > self.next_index:
             return AcceptedFrame(resend_from=self._request(now), recovered=recovered)
-        return self._append(frame, recovered)
+        return self._append(frame, recovered, now)
 
     def overdue(self, now: float) -> int | None:
         """The index to request frames from when none arrived for ``stall_s``, else None."""
@@ -70,12 +75,12 @@ class Assembler:
         self._requested_at = now
         return self.next_index
 
-    def _append(self, frame: Frame, recovered: bool) -> AcceptedFrame:
+    def _append(self, frame: Frame, recovered: bool, now: float) -> AcceptedFrame:
         known = self.next_index - frame.start_index
         token_ids = frame.token_ids[known:]
         if token_ids:
             self.next_index += len(token_ids)
-            self._requested_at = None
+            self._requested_at, self.last_token_at = None, now
         final = frame.final if frame.HasField("final") else None
         return AcceptedFrame(token_ids, frame.logprobs[known:], final, None, recovered)
 

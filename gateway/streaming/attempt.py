@@ -38,6 +38,8 @@ class ModelAttempt:
         transcript: the tokens that arrived, and their text.
         assembler: order of its frames.
         inspection: what the safety policy does about the answer; its filter is in the transcript.
+        resumed: tokens that the caller brought.
+        sent: its task was sent; not when the caller held the whole answer.
         published: JetStream has stored the row's task.
         stop_token_ids: the caller's; they end the answer beside the model's own.
         final: how the row ended; None until it has.
@@ -56,6 +58,8 @@ class ModelAttempt:
     assembler: Assembler
     inspection: AnswerInspection | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    resumed: int = 0
+    sent: bool = False
     published: bool = False
     final: frame_pb2.Final | None = None
     stopped: bool = False
@@ -82,7 +86,20 @@ class ModelAttempt:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             cached_prompt_tokens=0 if self.final is None else self.final.cached_prompt_tokens,
+            resumed_tokens=min(self.resumed, self.completion_tokens),
         )
+
+    @property
+    def taken(self) -> bool:
+        """Whether its task is known to be with the batchers: only then is anything computed."""
+        return self.published or self.assembler.has_frames
+
+    @property
+    def billed_tokens(self) -> tuple[int, int]:
+        """Tokens of prompt and answer that cost something: those that the caller brought do not."""
+        if not self.taken:
+            return 0, 0
+        return self.prompt_tokens, max(0, self.completion_tokens - self.resumed)
 
     @property
     def stop_token_id(self) -> int | None:

@@ -22,13 +22,21 @@ class Reader:
         index: tokens read so far.
         notices: notices read so far.
         wake: called when there is something to read.
+        stop: called with the error that ends the call, which may be waiting for a client that does not read.
         displaced_by: the error that ends this call although the answer may go on for another one.
     """
 
-    def __init__(self, index: int, limit: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        limit: int,
+        wake: Callable[[], None],
+        stop: Callable[[SluiceError], None] = lambda _: None,
+    ) -> None:
         self.index = index
         self.notices = 0
         self.wake = wake
+        self.stop = stop
         self.displaced_by: SluiceError | None = None
         self._limit = limit
         self._burst = 0
@@ -41,6 +49,11 @@ class Reader:
     def is_too_slow(self, total: int) -> bool:
         """Whether more than the limit is unread."""
         return total - self.index - self._burst > self._limit
+
+    def displace(self, error: SluiceError) -> None:
+        """The call ends with ``error``; another one reads instead."""
+        self.displaced_by = error
+        self.stop(error)
 
     def advance(self, total: int) -> None:
         """The call has read everything up to ``total``."""
@@ -117,6 +130,11 @@ class Delivery:
         """There is something to read."""
         if self.reader is not None:
             self.reader.wake()
+
+    def stop(self, error: SluiceError) -> None:
+        """The answer failed with ``error``."""
+        if self.reader is not None:
+            self.reader.stop(error)
 
     def show_held_back(self) -> None:
         """Tokens that waited for a verdict or for the commit point may be read."""

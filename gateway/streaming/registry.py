@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import Cascade
@@ -27,6 +28,8 @@ from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.tokens import VisibleToken
 
 _log = logging.getLogger(__name__)
+
+_GONE: Final = Cancelled("the caller has gone")
 
 
 class Registry:
@@ -105,17 +108,14 @@ class Registry:
         """
         previous = stream.delivery.detach()
         if previous is not None and previous is not reader:
-            previous.displaced_by = Cancelled(
-                "a newer call with the same idempotency key took over"
-            )
-            previous.wake()
+            previous.displace(Cancelled("a newer call with the same idempotency key took over"))
         stream.delivery.attach(reader, model)
 
-    def leave(self, stream: Stream, reader: Reader) -> None:
-        """The call of ``reader`` has ended. Without a reader the row is not needed any more."""
+    def leave(self, stream: Stream, reader: Reader, error: SluiceError = _GONE) -> None:
+        """The call of ``reader`` has ended. Without a reader the row is not needed any more: it ends with ``error``."""
         if stream.delivery.reader is reader:
             stream.delivery.detach()
-            self.fail(stream, Cancelled("the caller has gone"))
+            self.fail(stream, error)
 
     def start_backup(self, stream: Stream, now: float) -> None:
         """Starts the row of a second model together with the first, where the cascade is speculative."""
@@ -179,11 +179,12 @@ class Registry:
             return
         try:
             stream.accept(frame, now)
+            self._update(stream, now)
         except Exception:  # one bad row must not stop the frames of all others
             _log.exception("request %s: a frame could not be processed", frame.request_id)
             error = InternalError("the answer could not be assembled")
             stream.row_failed(frame.request_id, error)
-        self._update(stream, now)
+            self._update(stream, now)
 
     def tick(self, now: float) -> None:
         """Ends what is past its deadline, requests overdue frames, evicts old replays."""
@@ -233,4 +234,10 @@ class Registry:
             del self._by_key[stream.spec.key]
         on_end = self._on_end.pop(stream.request_id, None)
         if on_end is not None:
+            self._report_end(stream, on_end)
+
+    def _report_end(self, stream: Stream, on_end: Callable[[Stream], None]) -> None:
+        try:
             on_end(stream)
+        except Exception:  # what observes one request must not stop the frames of all others
+            _log.exception("request %s: its end could not be recorded", stream.request_id)

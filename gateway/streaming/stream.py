@@ -294,7 +294,7 @@ class Stream(Lifecycle):
         self.cascade.commit(ENDED)
         self.error = error
         self._move(StreamState.FAILED)
-        self.delivery.wake()
+        self.delivery.stop(error)
 
     def _cancel_row(self) -> None:
         if not self.row_ended:

@@ -27,6 +27,7 @@ TokenText = Callable[[int], str]
 Token = tuple[VisibleToken, Logprobs | None]
 """Id and log-probabilities of one token."""
 _HIDDEN: Final[Token] = (None, None)
+_UNKNOWN: Final = TokenLogprobs()
 
 
 class FilteredTokens:
@@ -84,7 +85,7 @@ class VisibleTokens:
         self.tail = ""
         self.contradicted = False
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[TokenLogprobs | None] = []
         self._held = list(held)
 
     @property
@@ -97,7 +98,9 @@ class VisibleTokens:
         """Whether there are fewer tokens than the caller was shown before."""
         return len(self.token_ids) < len(self._held)
 
-    def append(self, token_id: VisibleToken, text: str, logprobs: TokenLogprobs) -> None:
+    def append(
+        self, token_id: VisibleToken, text: str, logprobs: TokenLogprobs | None = None
+    ) -> None:
         """Adds the next token."""
         if self._held:
             index = len(self.token_ids)
@@ -113,7 +116,9 @@ class VisibleTokens:
         delta = Delta(
             text="".join(self._texts[start:end]),
             index=start,
-            logprobs=self._logprobs[start:end] if with_logprobs else (),
+            logprobs=(
+                [one or _UNKNOWN for one in self._logprobs[start:end]] if with_logprobs else ()
+            ),
         )
         put_tokens(delta, self.token_ids[start:end], start)
         return delta
@@ -156,7 +161,7 @@ class Transcript:
     ) -> None:
         """``held``: the tokens that the caller was shown before.
 
-        ``alternatives``: how many alternatives per token a caller sees; None: all that arrive.
+        ``alternatives``: how many per token a caller sees beside its log-probability; None: it sees neither.
         """
         self.token_ids: list[int] = []
         self.visible = VisibleTokens(held)
@@ -224,15 +229,17 @@ class Transcript:
         self._show(*tokens[-1], text)
 
     def _show(self, token_id: VisibleToken, logprobs: Logprobs | None, text: str) -> None:
-        public = TokenLogprobs() if logprobs is None else self._public(logprobs)
-        self.visible.append(token_id, text, public)
+        if logprobs is None or self._alternatives is None:
+            self.visible.append(token_id, text)
+        else:
+            self.visible.append(token_id, text, self._public(logprobs, self._alternatives))
 
-    def _public(self, logprobs: Logprobs) -> TokenLogprobs:
+    def _public(self, logprobs: Logprobs, alternatives: int) -> TokenLogprobs:
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
         return TokenLogprobs(
             logprob=logprobs.logprob,
             top=[
                 TokenLogprob(token_id=token_id, text=self._token_text(token_id), logprob=value)
-                for token_id, value in islice(pairs, self._alternatives)
+                for token_id, value in islice(pairs, alternatives)
             ],
         )

@@ -51,8 +51,9 @@ class RequestMetrics:
         model = stream.current.model
         self._requests[model, request.priority_class, _outcome(stream)] += 1
         for attempt in stream.attempts:
-            self._tokens[attempt.model, "input"] += attempt.prompt_tokens
-            self._tokens[attempt.model, "output"] += attempt.completion_tokens
+            prompt_tokens, answer_tokens = attempt.billed_tokens
+            self._tokens[attempt.model, "input"] += prompt_tokens
+            self._tokens[attempt.model, "output"] += answer_tokens
         if stream.first_token_s is not None:
             self._first_token.record(stream.first_token_s, _first_token_attributes(request, model))
 

@@ -120,7 +120,7 @@ class Upstream:
             model.tokenizer.token_text,
             inspection.filter if inspection else None,
             held,
-            request.sampling.logprobs,
+            request.sampling.logprobs if request.sampling.HasField("logprobs") else None,
         )
         for token_id in _before_hidden(held):
             if not transcript.closed:  # the held tokens may contain a stop string
@@ -135,6 +135,7 @@ class Upstream:
             assembler,
             inspection,
             frozenset(request.sampling.stop_token_ids),
+            resumed=len(held),
         )
 
     def task_of(
@@ -164,6 +165,7 @@ class Upstream:
         self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
     ) -> None:
         """Publishes the task of a row of the request; returns at once."""
+        attempt.sent = True
         self.admission.sent(prepared, context.request.priority_class)
         task = self.task_of(attempt, context.request, prepared, context.deadline)
         self.transport.submit(self._publish_in_span(context, task))
@@ -217,6 +219,7 @@ class InternalRow:
         spec = StreamSpec(started, deadline, False, RequestTimings(time.monotonic()))
         self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
         self._task = upstream.task_of(self.attempt, request, prepared, deadline)
+        self.attempt.sent = True
         upstream.admission.sent(prepared, request.priority_class)
 
     async def answer(self, headers: Mapping[str, str]) -> Stream:

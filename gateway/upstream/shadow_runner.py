@@ -129,7 +129,7 @@ class ShadowRunner:
             finally:
                 now, attempt, usage = time.monotonic(), row.attempt, self._upstream.usage
                 # The result counts for the breaker, but not against the tenant's budget: it did not ask for this.
-                usage.record_result(attempt.model, row.stream.error, now)
+                usage.record_result(attempt, row.stream.error, now)
                 run.prompt_tokens = attempt.prompt_tokens
                 run.completion_tokens = attempt.completion_tokens
                 run.cost = usage.cost(attempt)

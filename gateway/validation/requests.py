@@ -82,19 +82,18 @@ class ValidRequest:
 def validate(
     request: GenerateRequest,
     catalog: Catalog,
-    remaining_s: float | None,
-    default_timeout_s: float,
+    timeout_s: float,
     tenant: str,
     resume_key: ResumeKey,
 ) -> ValidRequest:
-    """Checks all of ``request``; ``remaining_s`` is what is left until the deadline of its call.
+    """Checks all of ``request``, which may take ``timeout_s`` from now on.
 
     Raises:
         InvalidRequest: fields are wrong; the error names every one.
         UnknownModel: only the model is wrong.
         DeadlinePassed: no time is left.
     """
-    if remaining_s is not None and remaining_s <= 0:
+    if timeout_s <= 0:
         raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
@@ -122,7 +121,7 @@ def validate(
         key_is_shared=bool(request.idempotency_key) and not request.idempotency_key_generated,
         fingerprint=fingerprint,
         resume=resume,
-        timeout_s=default_timeout_s if remaining_s is None else remaining_s,
+        timeout_s=timeout_s,
         tenant=tenant,
         allow_degraded=request.allow_degraded,
         accept_replace=request.accept_replace,

@@ -41,7 +41,8 @@ def up(
         return
     import asyncio
 
-    from supervisor.serve import log_to_stderr, serve, settings_of
+    from sluice.startup import log_to_stderr
+    from supervisor.serve import serve, settings_of
 
     settings = settings_of(config, address)
     log_to_stderr(settings.telemetry.log_level)

@@ -43,8 +43,9 @@ def worker(
     import asyncio
 
     from sluice.settings import load
+    from sluice.startup import log_to_stderr
     from supervisor.mesh import running_worker
-    from supervisor.serve import log_to_stderr, until_signal
+    from supervisor.serve import until_signal
 
     settings = load(config)
     log_to_stderr(settings.telemetry.log_level)

@@ -42,6 +42,7 @@ _OPTIONS: Final = (
     # A gateway that was stopped, or whose host has gone, is noticed within 3 s of silence; another one goes on.
     ("grpc.keepalive_time_ms", 1500),
     ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.ping_timeout_ms", 1500),  # else a minute, whatever the keepalive says
     ("grpc.http2.max_pings_without_data", 0),
 )
 _SPREAD: Final = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)

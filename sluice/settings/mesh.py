@@ -60,6 +60,8 @@ class GatewaySettings(Section):
     """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: float = Field(300.0, gt=0)
     """Deadline of a request whose caller set none."""
+    max_timeout_s: float = Field(3600.0, gt=0)
+    """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
     reader_buffer_tokens: int = Field(2048, ge=1)
     """Tokens that may wait for a client that does not read."""
     stall_s: float = Field(3.0, gt=0)

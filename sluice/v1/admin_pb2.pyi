@@ -951,6 +951,7 @@ class ModelAttempt(_message.Message):
     KEPT_REASON_FIELD_NUMBER: _builtins.int
     UNUSED_REASON_FIELD_NUMBER: _builtins.int
     SINGLE_START_REASON_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
     prompt_tokens: _builtins.int
@@ -979,6 +980,8 @@ class ModelAttempt(_message.Message):
     """Why its work was thrown away, where the second model of a speculative cascade was not needed."""
     single_start_reason: _builtins.str
     """Why the second model of a speculative cascade did not start together with this attempt."""
+    resumed_tokens: _builtins.int
+    """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
     @_builtins.property
     def queue_wait(self) -> _duration_pb2.Duration:
         """How long the row waited in the queue."""
@@ -1006,10 +1009,11 @@ class ModelAttempt(_message.Message):
         kept_reason: _builtins.str = ...,
         unused_reason: _builtins.str = ...,
         single_start_reason: _builtins.str = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,6 +46,13 @@ def test_details_are_left_out_where_there_are_none() -> None:
     assert received.violations == ()
 
 
+def test_texts_are_cut_to_what_trailers_take() -> None:
+    error = errors.UnknownModel("known: " + "model, " * 2000, metadata={"models": "m, " * 2000})
+    status = error.to_status()
+    assert len(status.message) == errors.TEXT_MAX
+    assert status.ByteSize() < 4096
+
+
 def test_a_status_of_another_system_is_not_taken_for_ours() -> None:
     status = status_pb2.Status(code=grpc.StatusCode.NOT_FOUND.value[0], message="elsewhere")
     assert errors.from_status(status) is None

@@ -20,7 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AuditEntry(_message.Message):
-    """One decision about one request, in the append-only stream SLUICE_AUDIT on sluice.audit.<tenant>.<request>."""
+    """The decisions about one request so far, in the append-only stream SLUICE_AUDIT on sluice.audit.<tenant>.<request>. A later
+    entry of a request holds all that an earlier one holds.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -38,7 +40,7 @@ class AuditEntry(_message.Message):
     tenant: _builtins.str
     """The tenant."""
     decided_unix_ms: _builtins.int
-    """Time of the decision, milliseconds since the Unix epoch."""
+    """Time of the latest decision, milliseconds since the Unix epoch."""
     policy: _builtins.str
     """Version of the policy that decided."""
     blocked: _builtins.bool

@@ -1,10 +1,24 @@
 """Spending and failures, from calls to the next routing decision; before a real nats-server."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
+import pytest
+
+from gateway.admission.usage import HUNG_S, UsageAccounting
+from gateway.routing.breaker import Breakers
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.transcript import Transcript
+from sluice.errors import DeadlinePassed
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, RowError
+from sluice.settings.routing import BreakerSettings
 from tests.gateway.kit.batcher import frame, last
-from tests.gateway.kit.wire import error_of, events_of, open_wire, prompt
+from tests.gateway.kit.cascades import explained
+from tests.gateway.kit.tokenizer import END
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, resumed
 
 ROUTING = {
     "default": "large",
@@ -18,11 +32,7 @@ ACME = (("sluice-tenant", "acme"),)
 async def test_a_model_that_fails_is_left_alone(nats_url: str, model_folder: Path) -> None:
     async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
         for _ in range(2):
-            call = wire.stub.Generate(prompt(model="large"))
-            task = await wire.batcher.task("large")
-            broken = RowError(reason="ENGINE_FAILED", message="no luck")
-            await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=broken))
-            assert (await error_of(call))[1].reason == "ENGINE_FAILED"
+            await fails(wire)
         _, error = await error_of(wire.stub.Generate(prompt(model="large")))
         assert error.reason == "MODEL_UNAVAILABLE"
         assert error.retry_after_s is not None
@@ -32,6 +42,15 @@ async def test_a_model_that_fails_is_left_alone(nats_url: str, model_folder: Pat
         await wire.batcher.send(task, last(0, wire.tokens("hello")))
         started = (await events_of(call))[0].started
         assert (started.model, started.route.degraded) == ("small", True)
+
+
+async def fails(wire: Wire) -> None:
+    """A request to the large model, whose engine fails."""
+    call = wire.stub.Generate(prompt(model="large"))
+    task = await wire.batcher.task("large")
+    broken = RowError(reason="ENGINE_FAILED", message="no luck")
+    await wire.batcher.send(task, frame(0, end=ROW_END_FAILED, error=broken))
+    assert (await error_of(call))[1].reason == "ENGINE_FAILED"
 
 
 async def test_a_tenant_over_its_budget_gets_the_smaller_model(
@@ -87,3 +106,103 @@ async def test_naming_a_model_does_not_skip_the_budget(nats_url: str, model_fold
             task = await wire.batcher.task("small")
             await wire.batcher.send(task, last(0, wire.tokens("hello")))
             assert (await events_of(call))[0].started.model == "small"
+
+
+async def test_resumed_tokens_are_not_billed_again(nats_url: str, model_folder: Path) -> None:
+    prices = {"small": (1e6, 1e6)}
+    async with open_wire(nats_url, model_folder, prices=prices) as wire:
+        answer = wire.tokens("hello world")
+        call = wire.stub.Generate(resumed(prompt(), answer[:-1]))
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, last(len(answer) - 1, answer[-1:]))
+        events = await events_of(call)
+        usage = events[-1].finished.usage
+        assert (usage.completion_tokens, usage.resumed_tokens) == (len(answer), len(answer) - 1)
+        (attempt,) = (await explained(wire, task.request_id)).attempts
+        assert attempt.resumed_tokens == len(answer) - 1
+        assert attempt.cost == len(task.prompt_token_ids) + 1
+
+
+async def test_an_answer_that_the_caller_held_costs_nothing_and_proves_nothing(
+    nats_url: str, model_folder: Path
+) -> None:
+    prices = {"large": (1e6, 1e6)}
+    async with open_wire(nats_url, model_folder, routing=ROUTING, prices=prices) as wire:
+        await fails(wire)
+        held = [*wire.tokens("hello"), *wire.tokens(END)]
+        call = wire.stub.Generate(resumed(prompt(model="large"), held))
+        started = (await events_of(call))[0].started
+        (attempt,) = (await explained(wire, started.request_id)).attempts
+        assert (attempt.cost, attempt.resumed_tokens) == (0, len(held))
+        await fails(wire)
+        _, error = await error_of(wire.stub.Generate(prompt(model="large")))
+        assert error.reason == "MODEL_UNAVAILABLE"  # two failures in a row
+
+
+async def test_a_model_that_hangs_is_left_alone(
+    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.admission.usage.HUNG_S", 0.1)
+    async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
+        for _ in range(2):
+            call = wire.stub.Generate(prompt(model="large"), timeout=0.4)
+            await wire.batcher.task("large")
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await wire.until(lambda: len(wire.gateway.registry) == 0)
+        _, error = await error_of(wire.stub.Generate(prompt(model="large")))
+        assert error.reason == "MODEL_UNAVAILABLE"
+
+
+class Rows:
+    """Rows of one model, and what their ends say about it."""
+
+    def __init__(self) -> None:
+        self.breakers = Breakers(BreakerSettings(failures=1, open_s=60.0))
+        self._live: list[Any] = []
+        self.usage = UsageAccounting(self.breakers, {}, self._live)
+
+    def row(self, sent_at: float, token_at: float | None = None, live: bool = True) -> ModelAttempt:
+        transcript = Transcript(Any, (), frozenset(), chr)
+        row = ModelAttempt("r", "m", 3, transcript, Assembler(0, 3.0, sent_at), published=True)
+        if token_at is not None:
+            row.assembler.accept(frame(0, [1]), token_at)
+        if live:
+            self._live.append(SimpleNamespace(attempts=[row]))
+        return row
+
+    def opens(self, row: ModelAttempt, now: float) -> bool:
+        """Whether the passed deadline of ``row`` counts against the model."""
+        self.usage.record_result(row, DeadlinePassed("late"), now)
+        return not self.breakers.allows("m", now)
+
+
+def test_a_silent_model_hangs() -> None:
+    rows = Rows()
+    rows.row(5.0)
+    assert rows.opens(rows.row(0.0, live=False), HUNG_S)
+
+
+def test_it_hangs_too_when_it_stops_in_an_answer() -> None:
+    rows = Rows()
+    assert not rows.opens(rows.row(0.0, token_at=1.0, live=False), HUNG_S)
+    assert rows.opens(rows.row(0.0, token_at=1.0, live=False), 1 + HUNG_S)
+
+
+def test_a_short_deadline_proves_nothing() -> None:
+    rows = Rows()
+    assert not rows.opens(rows.row(0.1, live=False), HUNG_S)
+
+
+def test_a_model_that_works_for_others_does_not_hang() -> None:
+    live, ended = Rows(), Rows()
+    live.row(0.0, token_at=1.0)
+    assert not live.opens(live.row(0.0, live=False), HUNG_S)
+    ended.usage.record_result(ended.row(0.0, token_at=1.0, live=False), None, 2.0)
+    assert not ended.opens(ended.row(0.0, live=False), HUNG_S)
+
+
+def test_a_row_that_no_batcher_took_proves_nothing() -> None:
+    rows = Rows()
+    row = rows.row(0.0, live=False)
+    row.published = False
+    assert not rows.opens(row, HUNG_S)

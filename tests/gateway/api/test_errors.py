@@ -1,5 +1,8 @@
 """Bad input and bad times over the real wire: code, reason, violations, and nothing else changes."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +10,14 @@ import grpc
 import pytest
 from nats.js.api import StreamConfig
 
-from sluice.errors import SluiceError
+from sluice.errors import ShuttingDown, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame
 from sluice.settings import NatsSettings
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire import jetstream, subjects
+from sluice.wire.clock import unix_ms
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
@@ -22,6 +27,7 @@ from tests.gateway.kit.wire import (
     open_wire,
     prompt,
     text_of,
+    tokens_of,
 )
 
 GENERATE = "/sluice.v1.InferenceService/Generate"
@@ -224,10 +230,122 @@ async def test_a_slow_reader_is_ended(nats_url: str, model_folder: Path) -> None
             await wire.batcher.send(task, *frames)
             start += len(frames[0].token_ids)
         await wire.batcher.cancelled(task)
+        await wire.until(lambda: wire.gateway.active == 0)  # before anything is read
         assert len(wire.gateway.registry) == 0
         code, error = await error_of(call)
         assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "READER_TOO_SLOW")
+
+
+async def test_a_call_that_is_not_read_is_released_and_keeps_its_status(
+    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.interceptor.ABORT_S", 0.1)
+    limits: dict[str, Any] = {"reader_buffer_tokens": 1 << 30, "default_timeout_s": 0.5}
+    async with open_wire(nats_url, model_folder, **limits) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, *flood(wire, 0, bundles=20))
         await wire.until(lambda: wire.gateway.active == 0)
+        handlers = {"_handle_exceptions"}  # of grpc.aio, around ours
+        await wire.until(
+            lambda: not any(one.get_coro().__name__ in handlers for one in asyncio.all_tasks())
+        )
+        _, error = await error_of(call)
+        assert error.reason == "DEADLINE_PASSED"
+
+
+async def test_the_first_event_is_written_whole(wire: Wire) -> None:
+    """gRPC sends the headers with it, and fails to send a status before it has."""
+    written = []
+
+    async def write(event: pb.GenerateResponse) -> None:
+        wire.gateway.registry.fail_all(ShuttingDown("now"))
+        await asyncio.sleep(0.01)
+        written.append(event)
+
+    generator = wire.gateway._service._generator
+    answering = asyncio.ensure_future(generator.answer(prompt(), write, None, {}))
+    await wire.batcher.task()
+    with pytest.raises(ShuttingDown):
+        await answering
+    assert [event.HasField("started") for event in written] == [True]
+
+
+async def test_a_newer_call_ends_one_that_is_not_read(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, reader_buffer_tokens=1 << 30) as wire:
+        request = prompt(idempotency_key="k")
+        first = wire.stub.Generate(request)
+        task = await wire.batcher.task()
+        frames = flood(wire, 0, bundles=20)
+        await wire.batcher.send(task, *frames)
+        end = sum(len(one.token_ids) for one in frames)
+        own = (("grpc.use_local_subchannel_pool", 1),)  # another connection
+        async with grpc.aio.insecure_channel(wire.gateway.address, own) as channel:
+            second = InferenceServiceStub(channel).Generate(request)
+            await second.read()
+            await wire.until(lambda: wire.gateway.active == 1)
+            await wire.batcher.send(task, last(end))
+            assert len(tokens_of(await events_of(second))) == end
+        assert (await error_of(first))[1].reason == "CANCELLED"
+
+
+async def test_a_deadline_has_a_maximum(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, max_timeout_s=0.3) as wire:
+        call = wire.stub.Generate(prompt(), timeout=600)
+        task = await wire.batcher.task()
+        assert task.deadline_unix_ms - unix_ms() <= 300
+        code, error = await error_of(call)
+        assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_PASSED")
+
+
+async def test_a_caller_that_vanishes_is_noticed(
+    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is cut off: no packet says that it has gone."""
+    monkeypatch.setattr("gateway.server.KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gateway.server.KEEPALIVE_TIMEOUT_MS", 1000)
+    async with (
+        open_wire(nats_url, model_folder) as wire,
+        cut_off_later(wire) as (address, cut),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = InferenceServiceStub(channel).Generate(prompt())
+        task = await wire.batcher.task()
+        await call.read()
+        cut.set()
+        await wire.batcher.cancelled(task)
+        await wire.until(lambda: wire.gateway.active == 0)
+        call.cancel()
+
+
+@asynccontextmanager
+async def cut_off_later(wire: Wire) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """An address through which the gateway is reached until the event is set; connections stay open then."""
+    cut, host, port = asyncio.Event(), *wire.gateway.address.split(":")
+    links: list[asyncio.Task[None]] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                if not cut.is_set():
+                    writer.write(data)
+            await asyncio.Event().wait()
+        finally:
+            writer.close()
+
+    async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection(host, int(port))
+        links.append(asyncio.ensure_future(forward(reader, ours)))
+        links.append(asyncio.ensure_future(forward(theirs, writer)))
+
+    server = await asyncio.start_server(link, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", cut
+    finally:
+        server.close()
+        for one in links:
+            one.cancel()
+        await asyncio.wait(links)
 
 
 def flood(wire: Wire, start: int, bundles: int) -> list[Frame]:

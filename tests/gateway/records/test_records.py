@@ -10,10 +10,12 @@ import pytest
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP, BatchInfo
 from sluice.settings import RecordsSettings
+from sluice.telemetry import names
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.admin_pb2 import (
     GetRequestRecordRequest,
     GetRequestRecordResponse,
+    RequestRecord,
     SubmitFeedbackRequest,
 )
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
@@ -22,6 +24,7 @@ from sluice.v1.safety_pb2 import SAFETY_ACTION_BLOCK, SAFETY_ACTION_REDACT
 from sluice.wire import subjects
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import BOUND_S, frame
+from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
 
 IBAN = "DE89370400440532013000"
@@ -146,6 +149,71 @@ async def test_the_audit_holds_hashes_and_text_only_where_asked_for(
     assert without.prompt_hmac == with_text.prompt_hmac
     assert not without.turns
     assert with_text.turns == ["pay to <IBAN_1>"]
+
+
+async def test_the_audit_is_written_when_the_prompt_is_decided(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
+        call = wire.stub.Generate(prompt(f"pay to {IBAN}"))
+        task = await wire.batcher.task()
+        entry = await audited(nats_url, task.request_id)
+        assert [(d.rule, d.action) for d in entry.decisions] == [("pii.iban", "redact")]
+        call.cancel()
+
+
+async def test_a_request_that_cannot_be_audited_is_refused(
+    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_wire(nats_url, model_folder, safety=SAFETY) as wire:
+        monkeypatch.setattr("gateway.records.writer.QUEUE_MAX_BYTES", 0)
+        code, error = await error_of(wire.stub.Generate(prompt("my number is 078-05-1121")))
+    assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
+    assert error.retry_after_s
+
+
+@pytest.mark.parametrize("reason", ["CANCELLED", "DEADLINE_PASSED"])
+async def test_what_ends_during_its_admission_is_recorded_and_counted(
+    nats_url: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    begun = asyncio.Event()
+
+    async def endless(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    limit_s = 0.2 if reason == "DEADLINE_PASSED" else 60.0
+    async with open_wire(nats_url, model_folder, default_timeout_s=limit_s) as wire:
+        monkeypatch.setattr("gateway.admission.pipeline.Admission.admit", endless)
+        call = wire.stub.Generate(prompt(), metadata=(("sluice-tenant", "acme"),))
+        reading = asyncio.ensure_future(error_of(call))
+        await asyncio.wait_for(begun.wait(), BOUND_S)
+        if reason == "CANCELLED":
+            call.cancel()
+        else:
+            _, error = await reading
+            record = (await explained(wire, error.metadata["request_id"])).record
+            assert (record.error_reason, record.tenant) == (reason, "acme")
+        outcome = (names.OUTCOME, reason)
+        await wire.until(
+            lambda: any(outcome in labels for labels in values(wire.metrics, names.METRIC_REQUESTS))
+        )
+        await asyncio.wait([reading])
+    assert [record.error_reason for record in await recorded(nats_url)] == [reason]
+
+
+async def recorded(nats_url: str) -> list[RequestRecord]:
+    """All records that were written; the gateway has drained."""
+    client = await nats.connect(nats_url)
+    try:
+        reader = await client.jetstream().pull_subscribe(
+            f"{subjects.RECORDS}.*.request", stream=subjects.RECORDS_STREAM
+        )
+        pending = (await reader.consumer_info()).num_pending or 0
+        messages = await reader.fetch(pending, timeout=BOUND_S) if pending else []
+        return [RequestRecord.FromString(message.data) for message in messages]
+    finally:
+        await client.close()
 
 
 async def test_the_audit_is_append_only(nats_url: str, model_folder: Path) -> None:

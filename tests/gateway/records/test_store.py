@@ -9,7 +9,7 @@ import pytest
 
 from gateway.records import writer
 from gateway.records.store import RecordStore
-from sluice.errors import RecordUnknown
+from sluice.errors import RecordUnknown, TransportUnavailable
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
@@ -33,7 +33,7 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
     try:
         for number in range(200):
             kept.write_record(RequestRecord(request_id=f"req-{number}", tenant="one"))
-        await kept.writer.flush(BOUND_S)
+        await kept.flush(BOUND_S)
         assert (await kept.explain("req-199")).record.tenant == "one"
         with pytest.raises(RecordUnknown):
             await kept.explain("req-200")
@@ -44,15 +44,45 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
 
 async def test_a_flood_is_bounded_and_counted() -> None:
     kept = opened()
-    for number in range(writer.QUEUE_MAX + 5):
-        kept.write_record(RequestRecord(request_id=f"req-{number}"))
-    assert kept.writer.dropped == 5
+    for number in range(writer.QUEUE_MAX_BYTES // 65_536 + 5):
+        kept.write_record(RequestRecord(request_id=f"req-{number}", policy="x" * 65_536))
+    assert 5 <= kept.dropped <= 10
 
 
 async def test_what_no_message_can_hold_is_dropped() -> None:
     kept = opened()
-    kept.append_audit(AuditEntry(request_id="r", tenant="t", turns=["x" * 2_000_000]))
-    assert kept.writer.dropped == 1
+    kept.write_record(RequestRecord(request_id="r", policy="x" * 2_000_000))
+    assert kept.dropped == 1
+
+
+async def test_the_audit_refuses_rather_than_drops() -> None:
+    kept = opened()
+    kept.check_audit()
+    for number in range(writer.QUEUE_MAX_BYTES // 65_536):
+        kept.append_audit(AuditEntry(request_id=f"r{number}", tenant="t", turns=["x" * 65_536]))
+    with pytest.raises(TransportUnavailable) as refused:
+        kept.check_audit()
+    assert refused.value.retry_after_s
+    assert kept.dropped == 0
+    opened(audit_enabled=False).check_audit()
+
+
+async def test_what_is_written_leaves_room(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 1)
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    running = asyncio.ensure_future(kept.run())
+    try:
+        for policy in ("one", "two"):
+            kept.append_audit(AuditEntry(request_id="r", tenant="t", policy=policy))
+        with pytest.raises(TransportUnavailable):
+            kept.check_audit()
+        await kept.flush(BOUND_S)
+        kept.check_audit()
+    finally:
+        running.cancel()
+        await client.close()
 
 
 async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None:
@@ -65,22 +95,22 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
     try:
         kept.write_record(RequestRecord(request_id="req-1", tenant="one"))
         async with running_nats(tmp_path, port):
-            await kept.writer.flush(30.0)
+            await kept.flush(30.0)
             assert (await kept.explain("req-1")).record.tenant == "one"
     finally:
         running.cancel()
         await client.close()
 
 
-async def test_what_is_appended_takes_nothing_s_place(nats_url: str) -> None:
+async def test_a_later_audit_entry_takes_no_earlier_ones_place(nats_url: str) -> None:
     client = await nats.connect(nats_url)
     kept = opened()
     await kept.start(client)
-    for policy in ("one", "two"):
-        kept.append_audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
     running = asyncio.ensure_future(kept.run())
     try:
-        await kept.writer.flush(BOUND_S)
+        for policy in ("one", "two"):
+            kept.append_audit(AuditEntry(request_id="req-1", tenant="t", policy=policy))
+            await kept.flush(BOUND_S)
         info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
         assert info.state.messages == 2
         assert (await kept.audit_entry("req-1")).policy == "two"
@@ -111,7 +141,7 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
     for tenant in ("old", "newer"):
         kept.write_record(RequestRecord(request_id="req-1", tenant=tenant))
     running = asyncio.ensure_future(kept.run())
-    await kept.writer.flush(BOUND_S)
+    await kept.flush(BOUND_S)
     running.cancel()
     assert [RequestRecord.FromString(one).tenant for one in js.stored] == ["newest"]
 

@@ -52,7 +52,13 @@ def transcript(policy: str, *stops: str, held: list[int] | None = None) -> Trans
     filter_ = OutputFilter(rules(policy), placeholders, SYSTEM)
     detokenizer = TOKENS.detokenizer()
     return Transcript(
-        detokenizer, stops, TOKENS.stop_token_ids, TOKENS.token_text, filter_, held or ()
+        detokenizer,
+        stops,
+        TOKENS.stop_token_ids,
+        TOKENS.token_text,
+        filter_,
+        held or (),
+        alternatives=1,
     )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import hypothesis.strategies as st
 import pytest
@@ -67,7 +68,14 @@ class Bench:
     def _announce(self) -> None:
         self.announced += 1
 
-    def stream(self, name: str = "r1", key: str = "", stop: str = "", now: float = 0.0) -> Stream:
+    def stream(
+        self,
+        name: str = "r1",
+        key: str = "",
+        stop: str = "",
+        now: float = 0.0,
+        on_end: Callable[[Stream], None] | None = None,
+    ) -> Stream:
         spec = StreamSpec(
             started=Started(request_id=name, model="m", prompt_tokens=3),
             deadline=now + 10,
@@ -78,7 +86,7 @@ class Bench:
         )
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
         attempt = ModelAttempt(name, "m", 3, transcript, Assembler(0, STALL_S, now))
-        stream = self.registry.open(spec, attempt)
+        stream = self.registry.open(spec, attempt, on_end=on_end)
         stream.published(name)
         return stream
 
@@ -291,6 +299,22 @@ def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) 
         bad.read(reader)
     assert good.read(other)[0].delta.text == "a"
     assert "a frame could not be processed" in caplog.text
+
+
+def test_what_fails_at_the_end_of_one_stream_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: Stream) -> None:
+        raise RuntimeError("no record")
+
+    bench = Bench()
+    bad, good = bench.stream("bad", on_end=broken), bench.stream("good")
+    reader, other = bench.reader(bad), bench.reader(good)
+    bench.take(last(0, ids("a")), name="bad")
+    bench.take(last(0, ids("b")), name="good")
+    assert bad.read(reader)[0].delta.text == "a"
+    assert good.read(other)[0].delta.text == "b"
+    assert "its end could not be recorded" in caplog.text
 
 
 def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.streaming.transcript import Transcript
 from sluice.internal.v1.frame_pb2 import Logprobs
+from sluice.v1.inference_pb2 import TokenLogprobs
 from tests.gateway.kit.tokenizer import END, id_of, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -105,12 +106,19 @@ def test_a_stop_token_is_reported_without_text() -> None:
     assert delta.token_ids[-1] == END_ID
 
 
-def test_logprobs_carry_the_text_of_the_alternatives() -> None:
-    made = transcript()
-    (token_id,) = ids("hello")[:1]
-    made.append(
-        token_id, Logprobs(logprob=-0.5, top_token_ids=[token_id, END_ID], top_logprobs=[-0.5, -2])
+def with_logprobs(alternatives: int | None) -> Transcript:
+    """One token with two alternatives."""
+    made = Transcript(
+        TOKENS.detokenizer(), (), frozenset(), TOKENS.token_text, alternatives=alternatives
     )
+    (token_id,) = ids("hello")[:1]
+    tops = [token_id, END_ID]
+    made.append(token_id, Logprobs(logprob=-0.5, top_token_ids=tops, top_logprobs=[-0.5, -2]))
+    return made
+
+
+def test_logprobs_carry_the_text_of_the_alternatives() -> None:
+    made, (token_id,) = with_logprobs(2), ids("hello")[:1]
     delta = made.visible.delta(0, True)
     assert delta is not None
     (entry,) = delta.logprobs
@@ -119,3 +127,9 @@ def test_logprobs_carry_the_text_of_the_alternatives() -> None:
     without = made.visible.delta(0, False)
     assert without is not None
     assert not without.logprobs
+
+
+def test_logprobs_that_the_caller_does_not_want_are_not_kept() -> None:
+    delta = with_logprobs(None).visible.delta(0, True)
+    assert delta is not None
+    assert list(delta.logprobs) == [TokenLogprobs()]

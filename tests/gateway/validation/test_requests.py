@@ -24,8 +24,8 @@ from tests.gateway.kit.tokenizer import CONTEXT
 from tests.gateway.kit.wire import RESUME_KEY, resumed
 
 
-def check(catalog: Catalog, request: GenerateRequest, remaining_s: float | None = None) -> Any:
-    return validate(request, catalog, remaining_s, 300.0, "default", ResumeKey(RESUME_KEY))
+def check(catalog: Catalog, request: GenerateRequest, timeout_s: float = 300.0) -> Any:
+    return validate(request, catalog, timeout_s, "default", ResumeKey(RESUME_KEY))
 
 
 def violations(catalog: Catalog, **fields: Any) -> list[str]:
@@ -143,7 +143,7 @@ def test_an_unknown_model_names_the_known(catalog: Catalog) -> None:
 
 def test_a_passed_deadline(catalog: Catalog) -> None:
     with pytest.raises(DeadlinePassed):
-        check(catalog, GenerateRequest(prompt="hi"), remaining_s=0)
+        check(catalog, GenerateRequest(prompt="hi"), timeout_s=0)
 
 
 def test_messages_never_hold_the_prompt(catalog: Catalog) -> None:
