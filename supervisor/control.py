@@ -17,7 +17,7 @@ from sluice.errors import SetupError
 from sluice.settings import ModelSettings, Settings, SettingsError, load
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
 from supervisor.lifecycle import Phase
-from supervisor.plan import at_addresses, embedded_models, shm_prefix
+from supervisor.plan import GATEWAY, at_addresses, embedded_models, is_gateway, shm_prefix
 from supervisor.serve import check_policies
 from supervisor.state import MeshState, ProcessState, StateDir, write_atomically
 from supervisor.triton import remove_shared_memory
@@ -165,15 +165,19 @@ def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
 
 
 def _running(state: StateDir) -> list[ProcessState]:
-    """The processes that reload on SIGHUP. One that waits for its restart reads the new file when it starts."""
+    """The processes that reload on SIGHUP, of several gateways the first: it reloads the others too.
+
+    One that waits for its restart reads the new file when it starts.
+    """
     mesh = state.read()
     if mesh is None or not state.is_locked():
         raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
-    found = [
-        process
-        for process in mesh.processes
-        if process.name in TAKEN_WHILE_RUNNING and process.phase == Phase.RUNNING and process.alive
-    ]
+    by_kind: dict[str, ProcessState] = {}
+    for process in mesh.processes:
+        kind = GATEWAY if is_gateway(process.name) else process.name
+        if process.phase == Phase.RUNNING and process.alive:
+            by_kind.setdefault(kind, process)
+    found = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
     if not found:
         raise SetupError("no process that reloads its configuration runs now; see: sluice status")
     return found

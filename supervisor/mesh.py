@@ -56,7 +56,10 @@ _OPTIONS: Final = (
 
 
 class Mesh:
-    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway"; external ones are missing."""
+    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway"; external ones are missing.
+
+    From the second gateway on the names have a number: "gateway.1".
+    """
 
     def __init__(self, plan: MeshPlan) -> None:
         self.settings = plan.settings
@@ -68,8 +71,8 @@ class Mesh:
 
     @property
     def address(self) -> str:
-        """Where clients call the gateway."""
-        return reachable(self.settings.gateway.address)
+        """Where clients call the gateway, or the gateways with commas between them."""
+        return ",".join(reachable(one.address) for one in self._plan.gateways)
 
     @property
     def nats_url(self) -> str:
@@ -91,16 +94,16 @@ class Mesh:
             started_unix_ms=self.supervisor.started_unix_ms,
             ready=self._ready,
             stop_s=self.supervisor.stop_s,
-            address=self.settings.gateway.address,
+            address=self.address,
             nats_url=self.nats_url,
             processes=self.supervisor.states,
         )
 
     async def start(self) -> None:
-        """Starts everything and returns when the gateway is ready.
+        """Starts everything and returns when every gateway is ready.
 
         Raises:
-            SetupError: a process ended, or the gateway was not ready in time.
+            SetupError: a process ended, or a gateway was not ready in time.
         """
         begun = time.monotonic()
         self._prepare_files()
@@ -115,8 +118,11 @@ class Mesh:
             spec = triton_spec(config, self.state_dir.log(config.name))
             self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
         self.supervisor.start(batcher_spec(self._plan))
-        self.supervisor.start(gateway_spec(self._plan))
-        await self.supervisor.during_start(wait_until_serving(self.address, models, bound_s))
+        for gateway in self._plan.gateways:
+            self.supervisor.start(gateway_spec(self._plan, gateway))
+        for gateway in self._plan.gateways:
+            address = reachable(gateway.address)
+            await self.supervisor.during_start(wait_until_serving(address, models, bound_s))
         self.ready_s = time.monotonic() - begun
         self._ready = True
         self._write_state()

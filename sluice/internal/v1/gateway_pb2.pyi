@@ -306,6 +306,7 @@ class GatewayQuestion(_message.Message):
     PREPARE_FIELD_NUMBER: _builtins.int
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    TAKE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def who(self) -> Global___WhoQuestion:
         """Is a gateway with this id running?"""
@@ -326,6 +327,10 @@ class GatewayQuestion(_message.Message):
     def dry_run(self) -> Global___DryRunQuestion:
         """What has the dry run counted?"""
 
+    @_builtins.property
+    def take(self) -> Global___TakeQuestion:
+        """Take the policies of the last reload."""
+
     def __init__(
         self,
         *,
@@ -334,12 +339,13 @@ class GatewayQuestion(_message.Message):
         prepare: Global___PrepareQuestion | None = ...,
         router_health: Global___RouterHealthQuestion | None = ...,
         dry_run: Global___DryRunQuestion | None = ...,
+        take: Global___TakeQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "who", b"who"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "take", b"take", "who", b"who"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "take", b"take", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run"]  # noqa: Y015
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 
@@ -416,6 +422,23 @@ class PrepareQuestion(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrepareQuestion: _TypeAlias = PrepareQuestion  # noqa: Y015
+
+@_typing.final
+class TakeQuestion(_message.Message):
+    """Asked of all gateways when the policies that they have prepared are in the bucket; answered when they are in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeQuestion: _TypeAlias = TakeQuestion  # noqa: Y015
 
 @_typing.final
 class RouterHealthQuestion(_message.Message):

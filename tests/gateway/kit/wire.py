@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.config.models import load_catalog
 from gateway.config.policies import load_policies_of
+from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
 from gateway.models.catalog import Catalog
 from gateway.safety.compiled import CompiledPolicies
@@ -80,6 +81,8 @@ class Wire:
     catalog: Catalog
     spans: InMemorySpanExporter
     metrics: InMemoryMetricReader
+    settings: Settings
+    reload: GatewayReload
 
     @property
     def stub(self) -> Any:
@@ -154,12 +157,14 @@ async def open_wire(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = provider.get_tracer("test"), MeterProvider([metrics]).get_meter("test")
     served = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
+    # Of the file only the lines in errors matter.
+    reload = GatewayReload(settings, folder / "config.json", inspector, catalog, served)
     async with (
         wire_batcher(url) as batcher,
         served.running(),
         grpc.aio.insecure_channel(served.address) as channel,
     ):
-        wire = Wire(served, batcher, channel, catalog, exporter, metrics)
+        wire = Wire(served, batcher, channel, catalog, exporter, metrics, settings, reload)
         await wire.ready(*MODELS)
         yield wire
     provider.shutdown()

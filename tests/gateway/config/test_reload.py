@@ -1,0 +1,90 @@
+"""A reload of one gateway is a reload of all: real gateways, a real nats-server."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.settings import Settings, SettingsError
+from sluice.v1.safety_pb2 import CheckTextRequest
+from tests.gateway.kit.wire import Wire, open_wire
+
+
+def safety(version: str, **more: Any) -> dict[str, Any]:
+    return {"policies": {"default": {"version": version, **more}}}
+
+
+def with_safety(wire: Wire, section: dict[str, Any]) -> Settings:
+    return wire.settings.model_copy(update={"safety": section})
+
+
+async def version_at(wire: Wire) -> str:
+    answer = await wire.safety.CheckText(CheckTextRequest(text="x"))
+    return str(answer.policy.partition("@")[2].partition("+")[0])
+
+
+@pytest.fixture
+async def wires(nats_url: str, model_folder: Path) -> AsyncIterator[tuple[Wire, Wire]]:
+    async with (
+        open_wire(nats_url, model_folder, gateway_id="gw1", safety=safety("1")) as one,
+        open_wire(nats_url, model_folder, gateway_id="gw2", safety=safety("1")) as two,
+    ):
+        await one.until(lambda: one.gateway.peers.known == ["gw2"])
+        await two.until(lambda: two.gateway.peers.known == ["gw1"])
+        yield one, two
+
+
+async def test_all_gateways_have_the_policies_when_the_reload_is_done(
+    wires: tuple[Wire, Wire], nats_url: str, model_folder: Path
+) -> None:
+    one, two = wires
+    await one.reload(with_safety(one, safety("2")))
+    assert [await version_at(wire) for wire in wires] == ["2", "2"]
+    await two.reload(with_safety(two, safety("3")))
+    assert [await version_at(wire) for wire in wires] == ["3", "3"]
+    # A file that was replaced is older; one that was never seen is newer.
+    for version, in_force in (("1", "3"), ("9", "9")):
+        async with open_wire(
+            nats_url, model_folder, gateway_id="gw3", safety=safety(version)
+        ) as three:
+            assert await version_at(three) == in_force
+    # Back to a version that was replaced.
+    await one.reload(with_safety(one, safety("1")))
+    assert [await version_at(wire) for wire in wires] == ["1", "1"]
+    async with open_wire(nats_url, model_folder, gateway_id="gw3", safety=safety("1")) as three:
+        assert await version_at(three) == "1"
+
+
+async def test_what_one_gateway_cannot_take_no_gateway_takes(
+    wires: tuple[Wire, Wire], tmp_path: Path
+) -> None:
+    one, two = wires
+    words = tmp_path / "words.txt"
+    words.write_text("forbidden\n")
+    section = safety("2", deny=[str(words)])
+    load = two.reload._load
+
+    async def load_other_words(settings: Settings, path: Path | None) -> Any:
+        words.write_text("something else\n")
+        return await load(settings, path)
+
+    two.reload._load = load_other_words  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match="gateway gw2: its word lists"):
+        await one.reload(with_safety(one, section))
+    words.unlink()
+    with pytest.raises(SettingsError, match=r"words\.txt"):
+        await one.reload(with_safety(one, section))
+    assert [await version_at(wire) for wire in wires] == ["1", "1"]
+
+
+async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
+    wires: tuple[Wire, Wire],
+) -> None:
+    one, two = wires
+    one.gateway.peers._known.clear()
+    assert one.gateway.peers.known == []
+    await one.reload(with_safety(one, safety("2")))
+    await one.gateway.peers.hello()
+    await two.until(lambda: two.reload._revision == one.reload._revision)
+    assert await version_at(two) == "2"
