@@ -85,8 +85,10 @@ class Automaton:
         self._beyond: list[tuple[int, int]] = []
         for rule in rules:
             self._add(rule)
-        self._sets = list(dict.fromkeys(self._chars))
-        self._masks = [self._mask(chars) for chars in self._sets]
+        masks: dict[CharSet, int] = {}
+        for position, chars in enumerate(self._chars):
+            masks[chars] = masks.get(chars, 0) | 1 << position
+        self._sets, self._masks = list(masks), list(masks.values())
         self._foreign_ranges = {
             pair for chars in self._sets for pair in chars.ranges if not pair[1].isascii()
         }
@@ -182,9 +184,6 @@ class Automaton:
         self._reaches.append((reach, own))
         if rule.context_after:
             self._beyond.append((last, rule.context_after))
-
-    def _mask(self, chars: CharSet) -> int:
-        return _bits((p for p, own in enumerate(self._chars) if own == chars), 0)
 
     def _alike(self, state: AutomatonState, plain: str) -> Edge:
         """The edge that all characters share of which the patterns know the same."""
