@@ -12,7 +12,6 @@ from typing import Final
 
 import psutil
 import torch
-from transformers.utils.hub import cached_file
 
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.paged_engine import PagedEngine
@@ -110,8 +109,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
 def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
     """The draft model, with a context no longer than that of the model it drafts for."""
     path = resolve_model_path(path)
-    files = [str(cached_file(folder, TOKENIZER)) for folder in (loaded.path, path)]
-    check_same_tokens(settings, Path(files[0]), Path(files[1]))
+    files = [_tokenizer_of(folder) or Path(folder, TOKENIZER) for folder in (loaded.path, path)]
+    check_same_tokens(settings, *files)
     try:
         draft = load_model(
             path,
@@ -184,12 +183,23 @@ def _warm_up(engine: PagedEngine) -> None:
 
 def find_constraints(path: str) -> ConstraintCompiler | None:
     """The constraints of the model in a folder, or of a hub id; None where its tokens cannot be constrained."""
-    file = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    file = _tokenizer_of(path)
     if file is None:
         log.warning("%s: no %s, so answers cannot be held to a schema or a regex", path, TOKENIZER)
         return None
     try:
-        return load_constraints(Path(file))
+        return load_constraints(file)
     except ValueError as error:
         log.warning("%s: answers cannot be held to a schema or a regex: %s", path, error)
         return None
+
+
+def _tokenizer_of(path: str) -> Path | None:
+    """The tokenizer's file of a folder or of a hub id; None when there is none."""
+    if Path(path).is_dir():
+        return file if (file := Path(path, TOKENIZER)).is_file() else None
+    # Imported here: folders, the shipped ones among them, load without transformers.
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)

@@ -7,17 +7,59 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
 from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.linear import make_linear
+from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.paged_model import RowChunk
 from sluice.settings import SettingsError
 
 ATTENTION: Final = "sluice_paged"
 """The name of our function in transformers' registry. No mask function has it, so models make no mask."""
+LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose state is keys and values."""
+
+
+def read_config(path: str) -> Any:
+    """The configuration of a model that can be served.
+
+    Raises:
+        SettingsError: there is none, or it cannot be served.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
+    if config.is_encoder_decoder:
+        raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
+    others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
+    if others:
+        raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
+    return config
+
+
+def read_weights(
+    path: str, config: Any, dtype: torch.dtype, device: torch.device, quantization: str
+) -> tuple[Any, tuple[LayerShape, ...]]:
+    """The model of transformers, with our attention function and linear layers, and the shapes of its cache.
+
+    Raises:
+        SettingsError: the model does not use transformers' attention interface.
+    """
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=ATTENTION
+        )
+    except KeyError as error:
+        raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
+    model = model.to(device).eval()
+    shapes = tuple(layer_shapes(model))
+    if not is_fused(model):
+        replace_linear_layers(model, quantization)
+    return model, shapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ for gate and up, the residual added inside the product, rotation in place.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +13,15 @@ from torch.nn import functional
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
 from model_workers.engine.forward.flash import DecodeGraphs, FlashAttention
+from model_workers.engine.forward.fused_folder import FUSED, FusedFolder
 from model_workers.engine.forward.linear import Linear, PackedLinear, make_linear
 from model_workers.engine.paged_model import RowChunk
 
-FUSED: Final = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
-"""Classes of transformers that are computed here."""
-
 
 def is_fused(model: Any) -> bool:
-    """Whether a model of transformers can be computed here."""
-    return type(model).__name__ in FUSED and model.config.hidden_act == "silu"
+    """Whether a `FusedFolder`, or a model of transformers, can be computed here."""
+    kind = type(model).__name__
+    return isinstance(model, FusedFolder) or (kind in FUSED and model.config.hidden_act == "silu")
 
 
 class RotaryEmbedding:

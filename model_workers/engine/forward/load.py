@@ -1,10 +1,10 @@
 """Loads a model folder onto a paged cache."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS
 from model_workers.engine.forward.attention import Attention, PagedAttention
@@ -14,19 +14,11 @@ from model_workers.engine.forward.flash import (
     FlashKvCache,
     flash_fits,
 )
-from model_workers.engine.forward.hub import (
-    ATTENTION,
-    HubModel,
-    layer_shapes,
-    replace_linear_layers,
-)
+from model_workers.engine.forward.fused_folder import read_config, read_folder
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape, bytes_per_block
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.paged_model import PagedModel
 from sluice.settings import SettingsError
-
-LAYERS_WITH_KEYS: Final = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose state is keys and values."""
 
 LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary embedding whose frequencies change once a row is longer than the original context. Keys that are in
@@ -67,6 +59,8 @@ class LoadedModel:
         attention = self._attention(num_blocks, block_tokens)
         if is_fused(self._model):
             return FusedModel(self._model, attention, self.context_tokens, self.quantization)
+        from model_workers.engine.forward.hub import HubModel
+
         return HubModel(self._model, attention, self.context_tokens)
 
     def block_tokens(self) -> int:
@@ -108,47 +102,21 @@ def load_model(
         SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, or a longer
             context than the model's.
     """
-    config = read_config(path)
     where = find_device(device)
     number = find_dtype(dtype, where)
+    known = read_config(path)
+    if known is not None:
+        context = find_context(path, SimpleNamespace(**known), context_tokens)
+        folder = read_folder(path, known, number, where)
+        if folder is not None:
+            return LoadedModel(path, context, where, number, quantization, folder, folder.shapes)
+    # Imported here: a worker that needs no code of transformers starts in a third of the time.
+    from model_workers.engine.forward import hub
+
+    config = hub.read_config(path)
     context = find_context(path, config, context_tokens)
-    model = read_weights(path, config, number).to(where).eval()
-    shapes = tuple(layer_shapes(model))
-    if not is_fused(model):
-        replace_linear_layers(model, quantization)
+    model, shapes = hub.read_weights(path, config, number, where, quantization)
     return LoadedModel(path, context, where, number, quantization, model, shapes)
-
-
-def read_config(path: str) -> Any:
-    """The configuration of a model that can be served.
-
-    Raises:
-        SettingsError: there is none, or it cannot be served.
-    """
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
-    if config.is_encoder_decoder:
-        raise SettingsError(f"{path}: is an encoder-decoder model; name a decoder-only one")
-    others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
-    if others:
-        raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
-    return config
-
-
-def read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
-    """The model of transformers, with our attention function.
-
-    Raises:
-        SettingsError: the model does not use transformers' attention interface.
-    """
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=ATTENTION
-        )
-    except KeyError as error:
-        raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
 
 
 def find_device(name: str) -> torch.device:

@@ -1,0 +1,171 @@
+"""Folders of the fused families, read without transformers.
+
+Importing transformers takes longer than everything else in a worker's start, and the fused path only takes the weights
+out of its models. Here a folder becomes objects with the same attributes. What is not known for certain is left to
+transformers: another kind of rotary embedding, sliding windows, quantized weights, a tensor too many or too few.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from model_workers.engine.forward.kv_cache import LayerShape
+
+FUSED: Final = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""Classes of transformers that `FusedModel` computes."""
+
+_SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_QKV: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_OUT: Final = ("self_attn.o_proj",)
+_MLP: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+_HEAD_NORMS: Final = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+class FusedFolder:
+    """The weights of a folder, with the attributes of transformers' model that `FusedModel` reads.
+
+    Attributes:
+        shapes: of each layer's cache.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.config = SimpleNamespace(**config)
+        root = _tree(tensors)
+        self.model = root.model
+        self.lm_head = getattr(root, "lm_head", None) or SimpleNamespace(
+            weight=self.model.embed_tokens.weight, bias=None
+        )
+        heads, size = config["num_attention_heads"], _head_size(config)
+        for index, layer in enumerate(self.model.layers):
+            layer.self_attn.layer_idx, layer.self_attn.scaling = index, size**-0.5
+        self.model.rotary_emb = SimpleNamespace(
+            inv_freq=_frequencies(config).to(self.lm_head.weight.device), attention_scaling=1.0
+        )
+        for norm in _norms(self.model):
+            norm.variance_epsilon = config["rms_norm_eps"]
+        shape = LayerShape(heads, config["num_key_value_heads"], size, size)
+        self.shapes = (shape,) * config["num_hidden_layers"]
+
+
+def read_config(path: str) -> dict[str, Any] | None:
+    """The configuration of a folder that `read_folder` may know; None for any other."""
+    try:
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) and _is_known(config) else None
+
+
+def read_folder(
+    path: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> FusedFolder | None:
+    """The weights of a folder with a ``config`` of `read_config`; None when they are not exactly what it says."""
+    try:
+        found = load_file(Path(path, "model.safetensors"))
+    except (OSError, SafetensorError):
+        return None
+    if found.keys() != set(_names(config)):
+        return None
+    if len(found["model.embed_tokens.weight"]) != config["vocab_size"]:
+        return None
+    return FusedFolder(config, {name: found[name].to(device, dtype) for name in found})
+
+
+def _is_known(config: Mapping[str, Any]) -> bool:
+    architectures = config.get("architectures")
+    return (
+        isinstance(architectures, list)
+        and len(architectures) == 1
+        and architectures[0] in FUSED
+        and config.get("hidden_act") == "silu"
+        and "quantization_config" not in config
+        and all(isinstance(config.get(key), int) for key in _SIZES)
+        and isinstance(config.get("rms_norm_eps"), float)
+        and isinstance(config.get("tie_word_embeddings"), bool)
+        and set(config.get("layer_types") or ()) <= {"full_attention"}
+        and (not config.get("sliding_window") or config.get("use_sliding_window") is False)
+        and _theta(config) is not None
+    )
+
+
+def _theta(config: Mapping[str, Any]) -> float | None:
+    """The base of the plain rotary embedding; None when it is another one."""
+    rope = config.get("rope_parameters")
+    if rope is None and not config.get("rope_scaling"):
+        rope = {"rope_type": "default", "rope_theta": config.get("rope_theta")}
+    if not isinstance(rope, dict) or rope.keys() != {"rope_type", "rope_theta"}:
+        return None
+    theta = rope["rope_theta"]
+    plain = rope["rope_type"] == "default" and "partial_rotary_factor" not in config
+    return float(theta) if plain and isinstance(theta, int | float) else None
+
+
+def _frequencies(config: Mapping[str, Any]) -> Tensor:
+    size, theta = _head_size(config), _theta(config)
+    assert theta is not None, "checked by read_config"
+    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
+    """The tensors that a folder with ``config`` must have, and no others."""
+    (kind,) = config["architectures"]
+    yield from ("model.embed_tokens.weight", "model.norm.weight")
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight"
+    weights = [*_QKV, *_OUT, *_MLP, *_NORMS]
+    biases: list[str] = []
+    if kind == "Qwen2ForCausalLM":
+        biases += _QKV
+    elif kind != "MistralForCausalLM" and config.get("attention_bias"):
+        biases += (*_QKV, *_OUT)
+    if kind == "LlamaForCausalLM" and config.get("mlp_bias"):
+        biases += _MLP
+    if kind == "Qwen3ForCausalLM":
+        weights += _HEAD_NORMS
+    for layer in range(config["num_hidden_layers"]):
+        yield from (f"model.layers.{layer}.{name}.weight" for name in weights)
+        yield from (f"model.layers.{layer}.{name}.bias" for name in biases)
+
+
+def _tree(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+    """Nested objects by the parts of the names; what has a weight has a bias too, or None. Layers are a list."""
+    root = SimpleNamespace()
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        node = root
+        for part in path:
+            node = node.__dict__.setdefault(part, SimpleNamespace())
+        node.__dict__.setdefault("bias", None)
+        setattr(node, leaf, tensor)
+    layers = vars(root.model.layers)
+    root.model.layers = [layers[str(number)] for number in range(len(layers))]
+    return root
+
+
+def _norms(model: SimpleNamespace) -> Iterator[SimpleNamespace]:
+    yield model.norm
+    for layer in model.layers:
+        yield from (layer.input_layernorm, layer.post_attention_layernorm)
+        attention = vars(layer.self_attn)
+        yield from (attention[name] for name in ("q_norm", "k_norm") if name in attention)
