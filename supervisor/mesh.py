@@ -40,7 +40,7 @@ from supervisor.plan import (
 from supervisor.state import MeshState, StateDir, write_atomically
 from supervisor.supervisor import Supervisor, Watcher
 from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import until_a_stub_ends
+from supervisor.triton_stubs import until_lost
 
 logger = logging.getLogger(__name__)
 
@@ -144,14 +144,16 @@ class Mesh:
 
 
 def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
-    """Kills a server whose model's process has ended, and removes Triton's shared memory when it ends."""
+    """Kills a server when a process of it is lost, and removes Triton's shared memory when it ends."""
     remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
 
     async def watcher(child: Child) -> None:
         try:
-            await until_a_stub_ends(child, config, start_s)
+            await until_lost(child, config, start_s)
             if not child.ending:
-                logger.warning("%s: the Python process of its model has ended", config.name)
+                logger.warning(
+                    "%s is killed: it is stopped, or its model's process has ended", config.name
+                )
                 child.send(signal.SIGKILL)
             await asyncio.shield(child.exited)
         finally:

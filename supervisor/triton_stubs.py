@@ -1,32 +1,41 @@
 """Watches the Python processes of Triton's models, because Triton does not.
 
 A stub that dies leaves its model "ready", its streams hanging, and nothing in the log. Each stub is watched through a
-pidfd, so its end is known at once and watching costs nothing. The server is killed then, which ends its streams, and
-started again with its models: that takes 0.1 s longer than loading the model into the same server, and a stub that is
-killed can take the server along in any case. So workers that are to survive each other run in servers of their own.
+pidfd, so its end is known at once. The server is killed then, which ends its streams, and started again with its
+models: that takes 0.1 s longer than loading the model into the same server, and a stub that is killed can take the
+server along in any case. So workers that are to survive each other run in servers of their own.
+
+A server or stub that was stopped (SIGSTOP) is killed, too: its rows continue elsewhere, and Triton refuses a stub that
+did not answer for a second for good. A debugger's stop is another state and does not count.
 """
 
 import asyncio
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from supervisor.child import Child
 from supervisor.triton import STUB, TritonConfig, wait_for_triton
 
+LOOK_S: Final = 0.5
+"""How often the states of the processes are read; one that is stopped twice in succession counts as lost, seconds."""
 
-async def until_a_stub_ends(server: Child, config: TritonConfig, start_s: float) -> None:
-    """Returns when a model's process of ``server`` has ended; the server may take ``start_s`` seconds to start.
+
+async def until_lost(server: Child, config: TritonConfig, start_s: float) -> None:
+    """Returns when a model's process of ``server`` has ended, or when it or the server is stopped.
+
+    The server may take ``start_s`` seconds to start.
 
     Raises:
-        TimeoutError: the server did not start in time.
+        TimeoutError: it did not start in time.
     """
     await wait_for_triton(config.address, start_s)
     stubs = stub_pids(server.pid)
     if stubs.keys() >= {f"{model}_0_0" for model in config.models}:
-        await first_end(stubs.values())
+        await first_lost([server.pid, *stubs.values()])
 
 
 def stub_pids(server_pid: int) -> dict[str, int]:
@@ -53,8 +62,8 @@ def _instance(child: psutil.Process) -> tuple[str, int] | None:
     return (argv[8], child.pid) if len(argv) > 8 else None
 
 
-async def first_end(pids: Collection[int]) -> None:
-    """Returns when one of the processes has ended; they need not be our children."""
+async def first_lost(pids: Collection[int]) -> None:
+    """Returns when one of the processes has ended or is stopped; they need not be our children."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     descriptors: list[int] = []
@@ -62,10 +71,24 @@ async def first_end(pids: Collection[int]) -> None:
         for pid in pids:
             descriptors.append(os.pidfd_open(pid))
             loop.add_reader(descriptors[-1], ended.set)
-        await ended.wait()
-    except ProcessLookupError:
+        await _ended_or_stopped(ended, pids)
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return
     finally:
         for descriptor in descriptors:
             loop.remove_reader(descriptor)
             os.close(descriptor)
+
+
+async def _ended_or_stopped(ended: asyncio.Event, pids: Collection[int]) -> None:
+    before: set[int] = set()
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await ended.wait()
+                return
+        except TimeoutError:
+            stopped = {pid for pid in pids if psutil.Process(pid).status() == psutil.STATUS_STOPPED}
+        if stopped & before:
+            return
+        before = stopped

@@ -23,7 +23,7 @@ GRPC_OPTIONS: Final = (
     # The loops here back off; gRPC's own pauses would grow to minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
 )
 
 STREAM_METADATA: Final = (("triton_grpc_error", "true"),)

@@ -28,7 +28,7 @@ from sluice.settings import BatcherSettings, ModelSettings
 log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S: Final = 0.1
-BACKOFF_MAX_S: Final = 2.0
+BACKOFF_MAX_S: Final = 0.5
 
 
 class WorkerEvents(Protocol):

@@ -27,7 +27,7 @@ from supervisor.triton import (
     triton_environment,
     wait_for_triton,
 )
-from supervisor.triton_stubs import stub_pids, until_a_stub_ends
+from supervisor.triton_stubs import stub_pids, until_lost
 
 REPOSITORY = Path(__file__).with_name("repository")
 MODEL = "echo_probe"
@@ -218,12 +218,26 @@ async def test_a_server_whose_stub_died_goes_on_without_its_model(config: Triton
     async with running(config) as triton_:
         [(instance, stub)] = stub_pids(triton_.child.pid).items()
         assert instance == f"{MODEL}_0_0"
-        watching = asyncio.create_task(until_a_stub_ends(triton_.child, config, READY_S))
+        watching = asyncio.create_task(until_lost(triton_.child, config, READY_S))
         os.kill(stub, signal.SIGKILL)
         await asyncio.wait_for(watching, BOUND_S)
         assert stub_pids(triton_.child.pid) == {}
         with pytest.raises(aio.AioRpcError, match="not healthy"):
             await answers(triton_, b"lost")
+
+
+@pytest.mark.parametrize("server", [False, True])
+async def test_a_stopped_process_is_noticed(config: TritonConfig, server: bool) -> None:
+    async with running(config) as triton_:
+        [stub] = stub_pids(triton_.child.pid).values()
+        stopped = triton_.child.pid if server else stub
+        watching = asyncio.create_task(until_lost(triton_.child, config, READY_S))
+        try:
+            await answers(triton_, b"before")
+            os.kill(stopped, signal.SIGSTOP)
+            await asyncio.wait_for(watching, BOUND_S)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
 
 
 async def test_a_killed_server_is_noticed_at_once_and_nothing_is_left(config: TritonConfig) -> None:
