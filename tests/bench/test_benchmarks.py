@@ -22,6 +22,7 @@ SHORT = {
 ON_A_MESH = {
     "mesh": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],
+    "soak": ["--runs", "1"],
     "telemetry": ["--runs", "1"],
 }
 

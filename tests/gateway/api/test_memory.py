@@ -1,0 +1,44 @@
+"""Nothing of a request stays behind, however it ends."""
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+from tests.gateway.kit.batcher import last
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+
+
+async def requests(wire: Wire, count: int) -> None:
+    """Of each kind: answered, left by its caller, refused."""
+    for _ in range(count):
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        call.cancel()
+        await wire.batcher.cancelled(task)
+        await error_of(wire.stub.Generate(prompt("hello " * 500)))
+        wire.batcher.control.clear()
+
+
+async def kept(wire: Wire) -> Counter[str]:
+    """Objects of the gateway's own classes, by class."""
+    await wire.until(lambda: len(wire.gateway.registry) == 0 and wire.gateway.active == 0)
+    await wire.gateway._store.flush(5.0)
+    wire.spans.clear()
+    gc.collect()
+    kinds = (type(one) for one in gc.get_objects())
+    return Counter(
+        kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("gateway.")
+    )
+
+
+async def test_requests_leave_no_objects_behind(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder) as wire:
+        await requests(wire, 3)
+        before = await kept(wire)
+        await requests(wire, 30)
+        grown = await kept(wire) - before
+        assert not {kind: count for kind, count in grown.items() if count >= 10}
