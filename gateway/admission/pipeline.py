@@ -121,12 +121,14 @@ class Admission:
         self.router = router
         self._overload = overload
         self._usage = usage
-        # One thread: it shares the interpreter with the event loop, and takes half of it at most.
-        self._thread = ThreadPoolExecutor(1, "inspection")
+        # One thread each: the first shares the interpreter with the event loop, and takes half of it at most.
+        self._inspections = ThreadPoolExecutor(1, "inspection")
+        self._constraints = ThreadPoolExecutor(1, "constraints")
 
     def close(self) -> None:
         """Nothing is inspected any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._inspections, self._constraints):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def admit(
         self,
@@ -205,7 +207,7 @@ class Admission:
         """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
         if not is_long(texts):
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._inspections, work)
 
     async def _check_constraint(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
@@ -213,7 +215,7 @@ class Admission:
         if kind is None:
             return
         check = partial(problem_of, kind, getattr(sampling, kind))
-        problem = await asyncio.get_running_loop().run_in_executor(self._thread, check)
+        problem = await asyncio.get_running_loop().run_in_executor(self._constraints, check)
         if problem is not None:
             raise InvalidRequest.of(f"sampling.{kind}", problem)
 

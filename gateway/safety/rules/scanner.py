@@ -12,6 +12,7 @@ approximated), never the other way round.
 
 import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -25,7 +26,7 @@ from gateway.safety.rules.scoring import Sign, judge, weigh
 from gateway.safety.rules.spec import Form, RuleError, RuleMatch, RuleSpec, Span, Validator
 from gateway.safety.rules.stored import compiled as compiled_database
 from gateway.safety.rules.stored import database_of
-from gateway.safety.rules.validators import VALIDATORS
+from gateway.safety.rules.validators import COSTLY, VALIDATORS
 
 _TO_FOLD: Final = re.compile(r"[^\D0-9]|[\u2010-\u2015\u2212\ufe58\uff0d]")
 _BLOCK: Final = 1024
@@ -145,6 +146,8 @@ def _culprit(named: Sequence[tuple[str, str]]) -> RuleError | None:
     return None
 
 
+COSTLY_FOUND_MAX: Final = 512
+"""A text in which a costly validator has confirmed so many matches of a form is a list of them: the rest counts too."""
 _WORD: Final = re.compile(rb"[A-Za-z0-9]+")
 
 
@@ -162,6 +165,7 @@ class CompiledForm:
         except PatternError as error:
             raise RuleError(spec.id, error.reason, error.position) from None
         self._validate: Validator = VALIDATORS[spec.validator]
+        self._found_max = COSTLY_FOUND_MAX if spec.validator in COSTLY else sys.maxsize
         self._context = _context_of(spec) if form.in_context else None
 
     def findings(self, subject: Subject, first_end: int) -> Iterator[Span]:
@@ -171,30 +175,30 @@ class CompiledForm:
         match that was refused the search goes on with the next word, because a number may start inside what looked
         like a longer one. A head may begin inside what stood behind another one.
         """
-        data = subject.data
+        data, count = subject.data, 0
         at = subject.back(first_end, self.width)
         while (found := self._regex.search(data, at)) is not None:
             start, end = found.span()
             first, last = subject.chars(start), subject.chars(end)
-            span = self._confirmed(subject.text, first, last)
+            span: Span | None = None
+            if self._in_context(subject.text, first):
+                match = RuleMatch(subject.text, first, last, self.spec)
+                span = match.span if count >= self._found_max else self._validate(match)
             if span is None:
                 word = _WORD.match(data, start)
                 at = word.end() if word else start + 1
                 continue
             yield span
+            count += 1
             behind = span[0] if self.form.head else span[1]
             at = max(start + 1, subject.bytes_at(behind, start, first))
 
-    def _confirmed(self, text: str, start: int, end: int) -> Span | None:
-        if self._context is not None and not self._in_context(text, start):
-            return None
-        return self._validate(RuleMatch(text, start, end, self.spec))
-
     def _in_context(self, text: str, start: int) -> bool:
-        assert self._context is not None
-        return (
-            self._context.search(text, max(0, start - self.spec.context_chars), start) is not None
-        )
+        """Whether a word of the context stands before ``start``; True for forms that need none."""
+        if self._context is None:
+            return True
+        first = max(0, start - self.spec.context_chars)
+        return self._context.search(text, first, start) is not None
 
 
 def _checked(spec: RuleSpec, form: Form) -> int:

@@ -12,6 +12,7 @@ from gateway.safety.findings import Finding, Severity
 from gateway.safety.rules.defaults import default_rules
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.ruleset import RuleSet
+from gateway.safety.rules.scanner import COSTLY_FOUND_MAX
 from gateway.safety.rules.spec import Form, RuleSpec
 from tests.gateway.safety.rules import benign
 from tests.gateway.safety.rules.attacks import ATTACKS
@@ -213,6 +214,15 @@ def test_rules_of_an_operator() -> None:
     rules = RuleSet((spec,))
     assert rules.scan("see TCK-123456.") == [Finding("acme.ticket", 4, 14, Severity.LOW)]
     assert RuleSet(()).scan("nothing to look for") == []
+
+
+def test_in_a_long_list_of_telephone_numbers_the_rest_is_not_validated() -> None:
+    given = "".join(f"+44 20 7946 {at:04}\n" for at in range(COSTLY_FOUND_MAX))
+    not_given = "+44 99 9999 9999\n"
+    found = shipped_rules().scan(not_given + given)
+    assert len(found) == COSTLY_FOUND_MAX
+    found = shipped_rules().scan(given + not_given)
+    assert len(found) == COSTLY_FOUND_MAX + 1
 
 
 def test_regions_decide_which_national_numbers_count() -> None:
