@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -34,7 +33,7 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
-from gateway.shared.bucket import Bucket
+from gateway.shared.bucket import Bucket, shared_secret
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
 from gateway.shared.spending import SharedSpending
@@ -69,7 +68,7 @@ _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
-_CLIENT_PINGS_MS: Final = 1_000
+_CLIENT_PINGS_MS: Final = 500
 """Clients may ask this often whether the gateway lives; the SDK does so when a stream is silent."""
 _CONNECTION_GRACE_MS: Final = 3_600_000
 """A stream that runs when its connection is too old is cut after this time."""
@@ -107,6 +106,8 @@ class Gateway:
         self.peers = Peers(gateway_id)
         self.policies = Bucket(jetstream.policies_bucket())
         self.before_serving: list[Callable[[], Awaitable[None]]] = []
+        self._secrets = Bucket(jetstream.secrets_bucket())
+        self._resume_key = ResumeKey(limits.resume_key or "")
         self._key_bucket = Bucket(jetstream.keys_bucket())
         keep_s = limits.replay_s if limits.replay_entries else 0.0
         self._keys = SharedKeys(self.registry, self._key_bucket, self.peers, keep_s)
@@ -156,7 +157,7 @@ class Gateway:
         generator = Generator(
             settings=limits,
             limiter=self._limiter,
-            resume_key=ResumeKey(limits.resume_key or secrets.token_hex()),
+            resume_key=self._resume_key,
             upstream=upstream,
             escalations=EscalationLimiter(),
             guards=GuardClient(upstream),
@@ -195,10 +196,6 @@ class Gateway:
             NatsUnreachable: NATS does not answer.
         """
         self._bind()
-        if self._settings.gateway.resume_key is None:
-            _log.info(
-                "gateway.resume_key is unset: answers can be resumed only here, while this process lives"
-            )
         client = await connect(
             self._settings.nats,
             self._transport.gateway_id,
@@ -206,8 +203,9 @@ class Gateway:
             PING_INTERVAL_S,
         )
         await self._start_store(client)
-        await self._transport.start(client)
+        # First: another process with the same id would get its frames twice, and cancel its rows.
         await self.peers.start(client)
+        await self._transport.start(client)
         for prepare in self.before_serving:
             await prepare()
         await self._health.refresh(time.monotonic())
@@ -299,9 +297,12 @@ class Gateway:
     async def _start_store(self, client: Client) -> None:
         try:
             await self._store.start(client)
-            for bucket in (self._key_bucket, self._spending_bucket, self.policies):
+            buckets = (self._key_bucket, self._spending_bucket, self.policies, self._secrets)
+            for bucket in buckets:
                 await bucket.start(client)
             await self._shared_spending.read()
+            if self._settings.gateway.resume_key is None:
+                self._resume_key.use(await shared_secret(self._secrets, "resume_key"))
         except (TimeoutError, NatsError, SluiceError) as error:
             raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
 

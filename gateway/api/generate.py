@@ -167,7 +167,7 @@ class _Call:
             return await self._begin_in_slot(request, record)
         claim = self._shared.keys.claimed(request.key, request.fingerprint, request.timeout_s)
         async with claim:
-            return await self._begin_in_slot(request, record)
+            return self._find(request) or await self._begin_in_slot(request, record)
 
     async def _begin_in_slot(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         async with self._shared.limiter.slot(request.priority_class):

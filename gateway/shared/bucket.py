@@ -1,10 +1,12 @@
 """A JetStream key-value bucket: the last message of each subject, and writes that name the revision they replace."""
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import StringValue
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -121,6 +123,18 @@ class Bucket:
         if self._jetstream is None:
             raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
         return self._jetstream
+
+
+async def shared_secret(bucket: Bucket, name: str) -> str:
+    """The secret of that name, the same for all gateways: the first one makes it.
+
+    Raises:
+        TransportUnavailable: JetStream does not answer.
+    """
+    await bucket.write(name, StringValue(value=secrets.token_hex()), last=0)
+    found = await bucket.read(name, StringValue)
+    assert found is not None, "it was there, or is written"
+    return found[0].value
 
 
 def _unavailable(error: Exception) -> TransportUnavailable:

@@ -37,6 +37,10 @@ class ResumeKey:
     """Issues and checks resume tokens."""
 
     def __init__(self, secret: str) -> None:
+        self.use(secret)
+
+    def use(self, secret: str) -> None:
+        """Takes another secret; tokens of the former one are not accepted any more."""
         self._key = blake2b(secret.encode()).digest()
 
     def token(self, fingerprint: bytes, model: str, seed: int) -> ResumeToken:

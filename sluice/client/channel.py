@@ -40,7 +40,7 @@ _OPTIONS: Final = (
     # The addresses behind a name are read again when a connection is lost, or is too old for its gateway.
     ("grpc.dns_min_time_between_resolutions_ms", 10_000),
     # A gateway that was stopped, or whose host has gone, is noticed within 3 s of silence; another one goes on.
-    ("grpc.keepalive_time_ms", 1500),
+    ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.http2.ping_timeout_ms", 1500),  # else a minute, whatever the keepalive says
     ("grpc.http2.max_pings_without_data", 0),

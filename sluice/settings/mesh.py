@@ -54,8 +54,8 @@ class GatewaySettings(Section):
     """Calls that are answered at the same time, of all methods."""
     shares: CallShares = CallShares()
     resume_key: str | None = Field(None, min_length=16, repr=False)
-    """Key of the resume tokens, a secret of all gateways of a mesh; unset: each makes its own when it starts, so an
-    answer can be resumed only there. An embedded mesh has one in its state directory."""
+    """Key of the resume tokens, a secret of all gateways of a mesh; unset: the first one makes it, and JetStream keeps
+    it. An embedded mesh has one in its state directory."""
     queue_max: int = Field(10_000, ge=1)
     """Requests of a model and class that may wait for a worker; more are refused."""
     default_timeout_s: float = Field(300.0, gt=0)

@@ -35,6 +35,7 @@ KEYS_MAX_BYTES: Final = 256 * 1024 * 1024
 SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
 SPENDING_MAX_AGE_S: Final = 3660.0
 POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
+SECRETS_MAX_BYTES: Final = 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
@@ -97,6 +98,11 @@ def spending_bucket() -> StreamConfig:
 def policies_bucket() -> StreamConfig:
     """The policies that gateways took with the last reload."""
     return _bucket(subjects.POLICIES_BUCKET, POLICIES_MAX_BYTES)
+
+
+def secrets_bucket() -> StreamConfig:
+    """Secrets that gateways share, and that no setting names."""
+    return _bucket(subjects.SECRETS_BUCKET, SECRETS_MAX_BYTES)
 
 
 def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:

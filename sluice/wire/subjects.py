@@ -19,6 +19,7 @@
 | ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
+| ``$KV.SLUICE_SECRETS.resume_key`` | gateway, gateways (JetStream) | ``google.protobuf.StringValue`` |
 """
 
 import re
@@ -46,6 +47,7 @@ GATEWAYS: Final = "sluice.gateways"
 KEYS_BUCKET: Final = "KV_SLUICE_KEYS"
 SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
 POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
+SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 """Streams of the key-value buckets that gateways share; the prefix is JetStream's."""
 
 ALL_TASKS: Final = f"{TASKS}.>"

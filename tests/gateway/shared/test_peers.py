@@ -13,8 +13,8 @@ from sluice.internal.v1.gateway_pb2 import GatewayHello, GatewayQuestion, WhoQue
 from sluice.v1.admin_pb2 import GetRouterHealthRequest
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.safety_pb2 import GetDryRunRequest
-from tests.gateway.kit.batcher import last
-from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.wire import Wire, events_of, open_wire, prompt, tokens_of
 
 ROUTING = {
     "default": "large",
@@ -106,6 +106,31 @@ async def test_a_budget_holds_for_all_gateways_and_after_a_restart(
         nats_url, model_folder, gateway_id="gw3", routing=ROUTING, prices=PRICES
     ) as three:
         assert spent(three) == cost
+
+
+async def test_a_resume_key_that_nobody_names_is_that_of_all_gateways(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with (
+        open_wire(nats_url, model_folder, gateway_id="gw1", resume_key=None) as one,
+        open_wire(nats_url, model_folder, gateway_id="gw2", resume_key=None) as two,
+    ):
+        call = one.stub.Generate(prompt())
+        task = await one.batcher.task()
+        answer = one.tokens("hello world")
+        await one.batcher.send(task, frame(0, answer[:1]))
+        started = (await call.read()).started
+        delta = (await call.read()).delta
+        call.cancel()
+        request = prompt()
+        request.resume.token_ids.extend(delta.token_ids)
+        request.resume.model, request.resume.seed = started.model, started.seed
+        request.resume.resume_token = delta.resume_token
+        again = two.stub.Generate(request)
+        while (task := await two.batcher.task()).gateway != "gw2":
+            pass
+        await two.batcher.send(task, last(1, answer[1:]))
+        assert tokens_of(await events_of(again)) == answer[1:]
 
 
 def test_an_instance_that_starts_later_is_greater() -> None:
