@@ -26,6 +26,12 @@ class RowTimes:
     first_at: float | None = None
     tokens: int = 0
 
+    def cancelled(self) -> RowStep:
+        """Its end, when it is not computed any more."""
+        spec = self.spec
+        index = len(spec.produced) + self.tokens
+        return RowStep(spec.request_id, spec.owner, spec.attempt, index, end=RowEnd.CANCELLED)
+
 
 class RowTelemetry:
     """Telemetry of the rows in the engine, by request. Used by the engine's thread only."""
@@ -38,12 +44,13 @@ class RowTelemetry:
         }
         self._rows: dict[str, RowTimes] = {}
 
-    def accept(self, spec: RowSpec, traceparent: str, now: float) -> None:
-        """The engine took a row; it replaces one of a lower attempt."""
+    def accept(self, spec: RowSpec, traceparent: str, now: float) -> RowTimes | None:
+        """The engine took a row; returns the one of a lower attempt that it replaces."""
         old = self._rows.get(spec.request_id)
         if old is not None:
             self._record(old, now, REPLACED)
         self._rows[spec.request_id] = RowTimes(spec, traceparent, now)
+        return old
 
     def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
         """Rows of one batcher that were accepted before a moment."""

@@ -173,7 +173,11 @@ class EngineLoop:
             except Refused as refused:
                 admission.refused.append(messages.refusal(spec.request_id, refused))
             else:
-                self._telemetry.accept(spec, traceparent, command.arrived_at)
+                replaced = self._telemetry.accept(spec, traceparent, command.arrived_at)
+                if replaced is not None and replaced.spec.owner != spec.owner:
+                    # Its batcher would wait for frames, and count it among the rows here.
+                    end = messages.frame(replaced.cancelled(), None)
+                    self._sender.post({replaced.spec.owner: [end]}, self._engine.load())
         return admission
 
     def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:

@@ -171,6 +171,21 @@ def test_a_cancel_of_an_earlier_attempt_does_not_stop_a_row(worker: Worker) -> N
     channel.wait_ends("r")
 
 
+def test_a_row_of_another_batcher_that_is_replaced_ends_there(worker: Worker) -> None:
+    first, second = opened(worker, "batcher-1"), opened(worker, "batcher-2")
+    asked(worker, first, batch([wire_row("r", max_tokens=FOREVER)]))
+    first.wait_frames(2)
+    row = wire_row("r", max_tokens=3, attempt=1)
+    asked(worker, second, batch([row], "batcher-2"))
+    second.wait_ends("r")
+    first.wait_ends("r")
+
+    end = first.frames[-1]
+    assert (end.attempt, end.final.end) == (0, frame_pb2.ROW_END_CANCELLED)
+    assert end.start_index == len(first.tokens("r"))
+    assert second.tokens("r") == [5, 6, 7]
+
+
 def test_the_deadline_counts_from_the_arrival(worker: Worker) -> None:
     channel = opened(worker)
     asked(worker, channel, batch([wire_row("r", max_tokens=FOREVER, timeout_ms=20)]))
