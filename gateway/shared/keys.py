@@ -84,6 +84,8 @@ class SharedKeys:
 
     def ended(self, key: str, stream: Stream) -> None:
         """The stream of ``key`` has ended: its answer is for all gateways, or the key is free."""
+        if key not in self._claims:
+            return
         record = None
         if stream.finished is not None and self._keep_s >= 1:
             record = stream.record()

@@ -14,7 +14,11 @@ from sluice.errors import InvalidRequest
 
 Address = Annotated[
     str,
-    typer.Option(envvar=ADDRESS_VARIABLE, metavar="HOST:PORT", help="Address of the gateway."),
+    typer.Option(
+        envvar=ADDRESS_VARIABLE,
+        metavar="HOST:PORT",
+        help="Address of the gateway, or of several with commas between them.",
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
