@@ -99,18 +99,18 @@ def soak_settings() -> config.Settings:
 
 
 async def soak(
-    stub: "Stub", requests: int, memory: Callable[[], Mapping[str, float]], every: int
+    stub: "Stub", requests: int, take: Callable[[int], Mapping[str, float]], every: int
 ) -> Samples:
-    """Sends ``requests`` requests; a sample of ``memory`` at the beginning and after ``every`` requests."""
+    """Sends ``requests`` requests; ``take`` takes a sample at the beginning and after ``every`` requests."""
     samples, numbers = Samples(), iter(range(1, requests + 1))
-    samples.add(0, memory())
+    samples.add(0, take(0))
 
     async def caller() -> None:
         for number in numbers:
             async for _ in stub.Generate(_request(number), timeout=CALL_S):
                 pass
             if number % every == 0:
-                samples.add(number, memory())
+                samples.add(number, take(number))
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
     return samples
@@ -151,12 +151,11 @@ def _figure(samples: Samples, name: str, last: int) -> Figure:
     return Figure(figure, grown.slope, None, None, unit, len(memory), machine(), note)
 
 
-def _show(samples: Samples) -> None:
-    names = list(samples.memory)
-    print("".join(f"{name:>16}" for name in ("requests", *names)))
-    for index, count in enumerate(samples.requests):
-        cells = (f"{samples.memory[name][index] / 1024:12.1f} MiB" for name in names)
-        print(f"{count:16,}" + "".join(cells))
+def _show(count: int, memory: Mapping[str, float]) -> None:
+    if count == 0:
+        print("".join(f"{name:>18}" for name in ("requests", *memory)))
+    cells = "".join(f"{kib / 1024:14.1f} MiB" for kib in memory.values())
+    print(f"{count:18,}{cells}", flush=True)
 
 
 async def main(args: argparse.Namespace) -> None:
@@ -167,10 +166,14 @@ async def main(args: argparse.Namespace) -> None:
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            requests, every = args.runs * ROUND, ROUND // SAMPLES
-            samples = await soak(stub, requests, lambda: memory_of(mesh), every)
-    if not args.json:
-        _show(samples)
+
+            def take(count: int) -> Mapping[str, float]:
+                memory = memory_of(mesh)
+                if not args.json:
+                    _show(count, memory)
+                return memory
+
+            samples = await soak(stub, args.runs * ROUND, take, ROUND // SAMPLES)
     emit(figures(samples), args.json)
 
 

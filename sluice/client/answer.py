@@ -120,12 +120,14 @@ class Notice:
 class Usage:
     """Tokens of the prompt (template included) and of the answer (tokens of a stop string included).
 
-    ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache.
+    ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache. ``resumed_tokens``: those
+    of the answer that an earlier call produced, which cost nothing again.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int = 0
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,4 +330,9 @@ def _timings_of(message: pb.Timings) -> Timings:
 
 
 def _usage_of(message: pb.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_prompt_tokens)
+    return Usage(
+        message.prompt_tokens,
+        message.completion_tokens,
+        message.cached_prompt_tokens,
+        message.resumed_tokens,
+    )

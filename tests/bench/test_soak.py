@@ -25,5 +25,5 @@ def test_the_warm_up_is_left_out() -> None:
 @pytest.mark.mesh
 async def test_all_requests_are_sent_and_sampled(mesh: RunningMesh) -> None:
     async with grpc.aio.insecure_channel(mesh.address) as channel:
-        samples = await soak(InferenceServiceStub(channel), 320, lambda: {"here": 1.0}, 80)
+        samples = await soak(InferenceServiceStub(channel), 320, lambda _: {"here": 1.0}, 80)
     assert sorted(samples.requests) == [0, 80, 160, 240, 320]
