@@ -1,5 +1,8 @@
 """``python -m batcher --config FILE [--id ID]``: one batcher process; ends after a drain on SIGTERM or SIGINT."""
 
+import sluice.quick_start  # noqa: F401
+
+# isort: split
 import argparse
 import asyncio
 import sys

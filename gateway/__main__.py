@@ -3,6 +3,9 @@
 SIGHUP reloads its safety and routing policies. The parts start in the order of `_serve` and stop in reverse.
 """
 
+import sluice.quick_start  # noqa: F401
+
+# isort: split
 import argparse
 import asyncio
 import logging
@@ -18,6 +21,7 @@ from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector
 from gateway.config.reload import GatewayReload
 from gateway.config.routers import load_router
+from gateway.safety.text import skeleton
 from gateway.server import Gateway
 from sluice import settings as configuration
 from sluice.errors import SetupError
@@ -69,8 +73,10 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
             reload = GatewayReload(settings, path, inspector, catalog, gateway)
             async with gateway.running():
                 freeze_heap()
+                tables = asyncio.create_task(asyncio.to_thread(skeleton.tables))
                 with reloading(path, reload):
                     await _first(stop, gateway.peers.id_taken)
+                await tables
             if gateway.peers.id_taken.is_set():
                 raise SetupError(f"--id: another gateway {gateway_id!r} is running")
             if inspector.dry_run is not None:

@@ -150,8 +150,8 @@ def freeze_heap() -> None:
     Rules, models and modules live as long as the process. A full collection that scans them stops the event loop for
     tens of milliseconds.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()  # see `sluice.quick_start`
 
 
 def _bind_problem(error: OSError, port: int) -> str:

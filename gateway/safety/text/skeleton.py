@@ -9,6 +9,7 @@ or ordinary text in them would turn into noise.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -59,16 +60,17 @@ def skeleton(text: str) -> Skeleton:
     """What ``text`` looks like, in ASCII where it looks like ASCII. Meant for normalized text; any text will do."""
     if text.isascii():
         return Skeleton(text)
+    all_lengths, starts, expansions = tables()
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     index = np.minimum(codes, _LIMIT)
-    lengths = _LENGTHS[index]
+    lengths = all_lengths[index]
     if bool((lengths == 1).all()):
-        seen = np.where(codes < _LIMIT, _EXPANSIONS[_STARTS[index]], codes)
+        seen = np.where(codes < _LIMIT, expansions[starts[index]], codes)
         return Skeleton(_text(seen))
     counts = lengths.astype(np.int64)
     origins = np.repeat(np.arange(len(codes)), counts)
     within = np.arange(len(origins)) - np.repeat(np.cumsum(counts) - counts, counts)
-    seen = _EXPANSIONS[_STARTS[index[origins]] + within]
+    seen = expansions[starts[index[origins]] + within]
     seen = np.where(codes[origins] < _LIMIT, seen, codes[origins])
     return Skeleton(_text(seen), np.append(origins, len(codes)))
 
@@ -114,8 +116,12 @@ def _prototype_of(character: str) -> str:
     return seen.replace("rn", "m")
 
 
-def _tables() -> tuple["np.ndarray[tuple[int], np.dtype[np.uint8]]", _Indices, _Codes]:
-    """For each code point the length and the start of what it looks like, and all of those in a row."""
+@cache
+def tables() -> tuple["np.ndarray[tuple[int], np.dtype[np.uint8]]", _Indices, _Codes]:
+    """For each code point the length and the start of what it looks like, and all of those in a row.
+
+    They take 0.1 s, so a gateway makes them when it serves already; any thread may.
+    """
     lengths = np.ones(_LIMIT + 1, dtype=np.uint8)
     starts = np.arange(_LIMIT + 1, dtype=np.int64)
     expansions: list[int] = []
@@ -140,6 +146,3 @@ def _with_a_look() -> list[int]:
         ),
         last=_LIMIT,
     )
-
-
-_LENGTHS, _STARTS, _EXPANSIONS = _tables()
