@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sluice.settings import load
 from tests.support.compose import FOLDER, ROOT, manifests, pod_containers, services, variables
 
 with warnings.catch_warnings():
@@ -66,6 +67,21 @@ def test_addresses_are_those_of_compose() -> None:
     assert addresses == services()["gateway"]["environment"]
 
 
+def test_each_model_has_a_standby_in_another_pod() -> None:
+    settings, single = (load(FOLDER / name) for name in ("sluice.cluster.yaml", "sluice.yaml"))
+    (triton,) = (
+        m for m in manifests() if m["kind"] == "StatefulSet" and m["metadata"]["name"] == "triton"
+    )
+    pods = [
+        f"triton-{n}.{triton['spec']['serviceName']}:8001"
+        for n in range(triton["spec"]["replicas"])
+    ]
+    for model, same in zip(settings.models, single.models, strict=True):
+        assert (list(model.triton_urls), model.standby) == (pods, 1)
+        assert model.model_copy(update={"triton_url": None, "standby": 0}) == same
+    assert settings.model_copy(update={"models": single.models}) == single
+
+
 def test_services_have_the_ports_that_the_addresses_name() -> None:
     ports = {
         item["metadata"]["name"]: {str(port["port"]) for port in item["spec"]["ports"]}
@@ -112,5 +128,5 @@ def test_kubectl_builds_the_kustomization() -> None:
 
     assert result.returncode == 0, result.stderr
     kinds = [document["kind"] for document in yaml.safe_load_all(result.stdout)]
-    assert kinds.count("Deployment") == 4
+    assert kinds.count("Deployment") == 3
     assert kinds.count("ConfigMap") == 2
