@@ -1,9 +1,12 @@
 """The workers of one model. Each has one long-lived channel for its reports and for cancels, one stream per batch.
 
 A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
-when a batch was not queued in that time. Then every row it had is requeued, and a new channel is opened, with growing
-pauses. Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that another one
-has by now. A step may take long: nothing here waits for the engine.
+when a batch could not be queued. Then every row it had is requeued, and a new channel is opened, with growing pauses.
+Opening it ends the rows of the previous one: a worker that only stalled must not compute rows that another one has by
+now. A step may take long: nothing here waits for the engine.
+
+The channel of a lost worker is kept, and nothing is sent, until the worker speaks again: its process may be stopped.
+Triton 2.51 does not survive streams that are cancelled meanwhile: it aborts, or never reaches the process again.
 """
 
 import asyncio
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
+SILENT_S_MAX: Final = 60.0
+"""How long that is; a process that was killed beside a Triton that goes on never speaks again."""
 
 
 class WorkerEvents(Protocol):
@@ -73,7 +78,9 @@ class Worker:
         self._events = events
         self._call: Call | None = None
         self._limit: asyncio.Timeout | None = None
-        self._fault = ""
+        self._watching: asyncio.TimerHandle
+        self._heard_at = 0.0
+        self._is_lost = self._stood = False
         self._writing = asyncio.Lock()
         self._opening = 0
         self._sending: set[asyncio.Task[None]] = set()
@@ -83,8 +90,7 @@ class Worker:
         """Keeps a channel open until it is cancelled."""
         pause_s = BACKOFF_MIN_S
         while True:
-            fault, stood = await self._serve()
-            self._log_loss(fault, stood)
+            stood = await self._serve()
             pause_s = BACKOFF_MIN_S if stood else min(2 * pause_s, BACKOFF_MAX_S)
             await asyncio.sleep(pause_s)
 
@@ -109,29 +115,29 @@ class Worker:
             async with asyncio.timeout(self._settings.stall_s):
                 await self._write(self._call, worker_pb2.WorkerRequest(cancel_rows=cancel))
         except (TimeoutError, *FAULTS) as error:
-            self._reset(f"cancel: {reason_of(error)}")
+            self._lose(f"cancel: {reason_of(error)}")
 
-    async def _serve(self) -> tuple[str, bool]:
-        """Runs one channel until it breaks: returns why, and whether the engine ever served it."""
-        self._fault = fault = ""
+    async def _serve(self) -> bool:
+        """Runs one channel until it breaks; returns whether the engine ever served it."""
+        self._is_lost, self._stood, fault = False, False, ""
         call = self._client.stream()
+        self._heard_at = asyncio.get_running_loop().time()
+        self._watch()
         try:
-            async with asyncio.timeout(self._settings.stall_s) as self._limit:
+            async with asyncio.timeout(None) as self._limit:
                 await self._read(call)
-        except TimeoutError:
-            fault = self._fault or f"silent for {self._settings.stall_s:g} s"
-        except FAULTS as error:
+        except (TimeoutError, *FAULTS) as error:
             fault = reason_of(error)
         finally:
-            stood = self._call is not None
-            self._limit = self._call = None
+            self._limit = None
+            self._watching.cancel()
             call.cancel()
             self._end_sending()
-            self._events.on_lost(self.name)
-        return fault, stood
+            self._lose(fault)
+        return self._stood
 
     async def _read(self, call: Call) -> None:
-        """Opens a channel and takes its reports until it breaks."""
+        """Opens a channel and takes its reports until it breaks, or is opened anew because the worker was lost."""
         self._opening += 1
         opening = worker_pb2.OpenChannel(
             batcher=self._batcher,
@@ -141,25 +147,38 @@ class Worker:
         await self._write(call, worker_pb2.WorkerRequest(open_channel=opening))
         while True:
             report = await next_report(call)
-            self._extend()
+            if self._is_lost:
+                return
+            self._heard_at = asyncio.get_running_loop().time()
             self._events.on_step(self.name, report)
             if report.ready and self._call is None:
-                self._call = call
-                self._missed = False
+                self._call, self._stood, self._missed = call, True, False
                 log.info("worker %s at %s is live", report.worker, self.name)
                 self._events.on_live(self.name)
+
+    def _watch(self) -> None:
+        """Looks whether the worker is silent, and again when it may be."""
+        loop, stall_s = asyncio.get_running_loop(), self._settings.stall_s
+        left_s = self._heard_at + stall_s - loop.time()
+        if left_s > 0:
+            self._watching = loop.call_later(left_s, self._watch)
+        else:
+            self._lose(f"silent for {stall_s:g} s")
 
     async def _send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
         call = self._client.stream(traceparent)
         try:
-            async with asyncio.timeout(self._settings.stall_s):
-                await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
-                await call.done_writing()
-                await read_receipt(call)
+            await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
+            await call.done_writing()
+            receipt = asyncio.ensure_future(read_receipt(call))
+            # No time-out, which would cancel the stream: the task ends with the channel.
+            if not (await asyncio.wait([receipt], timeout=2 * self._settings.stall_s))[0]:
+                self._lose(f"batch {batch.batch_id}: not queued in time")
+            await receipt
             self._events.on_queued(self.name, batch.batch_id)
             await read_to_end(call)
-        except (TimeoutError, *FAULTS) as error:
-            self._reset(f"batch {batch.batch_id}: {reason_of(error)}")
+        except FAULTS as error:
+            self._lose(f"batch {batch.batch_id}: {reason_of(error)}")
         finally:
             call.cancel()
 
@@ -167,22 +186,23 @@ class Worker:
         async with self._writing:
             await self._client.write(call, request)
 
-    def _extend(self) -> None:
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._settings.stall_s)
-
-    def _reset(self, fault: str) -> None:
-        """Closes the channel, because the worker's rows are no longer certain."""
-        if self._limit is not None and not self._limit.expired():
-            self._fault = fault
-            self._limit.reschedule(asyncio.get_running_loop().time())
+    def _lose(self, fault: str) -> None:
+        """The worker's rows leave. Its channel is kept until it speaks again, or for a limited time."""
+        if self._is_lost:
+            return
+        self._is_lost, self._call = True, None
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + SILENT_S_MAX)
+        if fault:
+            self._log_loss(fault)
+        self._events.on_lost(self.name)
 
     def _end_sending(self) -> None:
         for task in self._sending:
             task.cancel()
 
-    def _log_loss(self, fault: str, stood: bool) -> None:
-        if stood:
+    def _log_loss(self, fault: str) -> None:
+        if self._stood:
             log.warning("worker at %s is lost: %s", self.name, fault)
         elif not self._missed:
             log.info("no worker at %s yet: %s", self.name, fault)

@@ -89,8 +89,9 @@ class BatcherSettings(Section):
     """Bytes of the tasks of a model that a batcher holds; above it fetches none."""
     batchers_max: int = Field(8, ge=1, le=256)
     """Batchers side by side for which JetStream hands out tasks."""
-    heartbeat_ms: int = Field(1000, ge=50, le=10_000)
-    stall_s: float = Field(3.5, gt=0)
+    heartbeat_ms: int = Field(250, ge=50, le=10_000)
+    """How often a worker reports at least."""
+    stall_s: float = Field(1.5, gt=0)
     """A worker that was silent for this long is lost: its rows are sent again."""
     final_retry_s: float = Field(1.0, gt=0)
     """A final frame that no gateway confirmed for this long is sent again."""

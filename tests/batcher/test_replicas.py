@@ -1,5 +1,6 @@
 """Several workers of one model behind one batcher."""
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ async def test_rows_survive_the_death_of_one_of_two_workers(
         tasks = [await gateway.ask(prompt=range(n, 99), max_tokens=LONG) for n in range(1, 9)]
         for task in tasks:
             await gateway.has_tokens(task, 1)
-        two.kill_stub()
+        two.signal_stub(signal.SIGKILL)
         await two.restart()
         for task in tasks:
             answer = await gateway.finished(task, 30.0)

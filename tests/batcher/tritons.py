@@ -75,11 +75,11 @@ class MortalTriton:
             self._process = None
         triton.remove_shared_memory(self._config.shm_prefix)
 
-    def kill_stub(self) -> None:
-        """SIGKILL for the Python process of the model; the server does not notice."""
+    def signal_stub(self, number: signal.Signals) -> None:
+        """Sends a signal to the Python process; the server does not notice."""
         assert self._process is not None
         (stub,) = triton_stubs.stub_pids(self._process.pid).values()
-        os.kill(stub, signal.SIGKILL)
+        os.kill(stub, number)
 
     async def restart(self) -> None:
         """What the supervisor does when the model's process has ended."""
