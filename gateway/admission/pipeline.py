@@ -160,7 +160,9 @@ class Admission:
             prompt = await self._inspect(request, span, record)
         with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
             plan = await self._route(router, request, prompt, scheduling, span, record)
-        reservation = self._usage.reserve(request.tenant, plan)
+        unnamed = not request.sampling.max_tokens
+        longest = self.catalog[plan.model].max_answer_tokens if unnamed else 0
+        reservation = self._usage.reserve(request.tenant, plan, longest)
         try:
             with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
                 first = await self._prepare(request, prompt, plan.model)

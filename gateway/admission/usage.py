@@ -55,9 +55,13 @@ class UsageAccounting:
             else:
                 self._record_other_attempt(attempt, now)
 
-    def reserve(self, tenant: str, plan: Plan) -> Reservation:
-        """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost."""
-        return self.spending.reserve(tenant, plan.candidates[0].cost)
+    def reserve(self, tenant: str, plan: Plan, answer_tokens: int) -> Reservation:
+        """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost.
+
+        ``answer_tokens``: the longest answer beyond what the plan's cost includes.
+        """
+        cost = plan.candidates[0].cost + self.models[plan.model].cost(0, answer_tokens)
+        return self.spending.reserve(tenant, cost)
 
     def cost_max(self, *prepared: PreparedPrompt | None) -> float:
         """The cost of the longest answers to ``prepared`` prompts."""
