@@ -12,20 +12,25 @@ from typing import Final
 from nats.aio.client import Client
 from opentelemetry.trace import Tracer
 
+from batcher.core.row import checked_task
 from batcher.core.workers import Peers
 from batcher.gateways import Gateways, Reporter
-from batcher.jetstream.acks import MaxDeliveries
 from batcher.model_loop import ModelLoop, Process
 from batcher.spans import RowSpans
-from sluice.internal.v1 import control_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.reload import refuse_changes, reloading
+from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import connect, disconnect
 
 log = logging.getLogger(__name__)
 
-PING_INTERVAL_S: Final = 10
+PING_INTERVAL_S: Final = 2
 """A dead link to NATS is noticed after two of these, seconds."""
+CLOSE_S: Final = 5.0
+"""How long a drain may take beyond its limit, seconds."""
+RESTART_S: Final = 0.5
+"""Pause before a model starts again after a fault of its loop, seconds."""
 
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}"
@@ -55,65 +60,105 @@ class Batcher:
         self._settings = settings
         self._spans = RowSpans(tracer)
         self._gateways = Gateways(nats_client, batcher)
-        self._max_deliveries = MaxDeliveries(nats_client)
         self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
-        process = Process(
+        self._answering: set[asyncio.Task[None]] = set()
+        self._process = Process(
             nats_client, batcher, self._gateways, self._spans, self._peers, self._reporter.changed
         )
-        self._loops = [
-            ModelLoop(process, model, addresses(settings, model), settings)
-            for model in settings.models
-        ]
+        self._loops = {model.name: self._new_loop(model) for model in settings.models}
+
+    def _new_loop(self, model: ModelSettings) -> ModelLoop:
+        return ModelLoop(self._process, model, addresses(self._settings, model), self._settings)
 
     def apply(self, settings: Settings) -> None:
         """Activates policies, weights and limits of ``settings``; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
-        for loop in self._loops:
+        for loop in self._loops.values():
             loop.change(settings)
 
-    def _on_control(self, message: control_pb2.ControlMessage) -> None:
-        for loop in self._loops:
-            loop.on_control(message)
+    # Events, see `batcher.gateways.GatewayEvents`.
 
-    def _on_report(self, report: control_pb2.BatcherReport) -> None:
+    def on_task(self, payload: bytes, headers: dict[str, str] | None) -> None:
+        """Gives a task to its model; one that cannot be read or served is left to its gateway, which asks for it."""
+        try:
+            task = checked_task(payload)
+        except MalformedMessage as error:
+            log.error("a task is dropped: %s", error)
+            return
+        loop = self._loops.get(task.model)
+        if loop is not None:
+            loop.on_task(task, headers or {}, len(payload))
+
+    def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
+        """Cancels rows, or answers which of them this batcher has."""
+        for loop in self._loops.values():
+            loop.on_cancel(message.cancel.rows)
+        unknown = [
+            frame_pb2.RowRef(request_id=asked.request_id, attempt=asked.attempt)
+            for asked in message.query.rows
+            if not any(
+                loop.on_question(asked) for loop in self._loops.values() if asked.request_id in loop
+            )
+        ]
+        if unknown and not broadcast:
+            answering = asyncio.ensure_future(self._gateways.send_unknown(message.gateway, unknown))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
+
+    def on_report(self, report: control_pb2.BatcherReport) -> None:
+        """Another batcher has other work: our share of the workers may have changed."""
         self._peers.take(report, time.monotonic())
-        for loop in self._loops:
-            loop.wake()  # Our share of the workers may have changed.
+        for loop in self._loops.values():
+            loop.wake()
+
+    def on_gateway_gone(self, gateway: str) -> None:
+        """Drops the rows of a gateway."""
+        for loop in self._loops.values():
+            loop.on_gateway_gone(gateway)
 
     def on_loss(self) -> None:
         """NATS was reconnected, or messages were dropped: open pulls may be lost."""
-        for loop in self._loops:
+        for loop in self._loops.values():
             loop.inbox.restart()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop``, then drains."""
-        for loop in self._loops:
-            await loop.inbox.prepare()
-        await self._max_deliveries.listen()
-        await self._gateways.listen(self._on_control, self._on_report)
+        await self._gateways.listen(self)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._reporter.run())
-            running = [group.create_task(loop.run()) for loop in self._loops]
-            pulling = [group.create_task(loop.inbox.run()) for loop in self._loops]
+            running = [group.create_task(self._serve(model)) for model in self._settings.models]
             await stop.wait()
             await _end(reporting)
             await self._reporter.leave()
-            await _end(*pulling)
             await self._drain()
             await _end(*running)
         self._spans.close()
-        for loop in self._loops:
+        for loop in self._loops.values():
             await loop.close()
 
+    async def _serve(self, model: ModelSettings) -> None:
+        """Runs a model; after a fault it begins anew, and gateways send its rows again."""
+        while True:
+            try:
+                await self._loops[model.name].run()
+            except Exception:
+                log.exception("the loop of model %s failed; its rows are sent again", model.name)
+            faulty, self._loops[model.name] = self._loops[model.name], self._new_loop(model)
+            await faulty.close()
+            self._reporter.changed()
+            await asyncio.sleep(RESTART_S)
+
     async def _drain(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for loop in self._loops:
-                group.create_task(loop.drain(self._settings.batcher.drain_s))
+        drain_s = self._settings.batcher.drain_s
+        draining = [asyncio.ensure_future(loop.drain(drain_s)) for loop in self._loops.values()]
+        # A model that is just beginning anew has nothing to drain, and does not answer.
+        _, late = await asyncio.wait(draining, timeout=drain_s + CLOSE_S)
+        await _end(*late)
 
     def _report(self) -> list[control_pb2.ModelReport]:
-        return [loop.report() for loop in self._loops]
+        return [loop.report() for loop in self._loops.values()]
 
 
 def addresses(settings: Settings, model: ModelSettings) -> tuple[str, ...]:

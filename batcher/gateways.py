@@ -1,12 +1,13 @@
-"""Messages over core NATS between batchers and gateways: frames, control messages, reports, `Held` queries.
+"""Messages over core NATS between a batcher, gateways and other batchers: frames, tasks, control messages, reports.
 
 A batcher reports every second, more often while tasks wait, and at once when readiness changes.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import nats.errors
 from nats.aio.client import Client
@@ -22,65 +23,136 @@ log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 10.0
 """The server has this long to take our subscription, seconds."""
-ANSWER_S: Final = 2.0
-"""Time limit of a gateway's answer about a request, seconds."""
 INTERVAL_S: Final = 1.0
 BUSY_INTERVAL_S: Final = 0.25
 """While tasks wait, because the expected wait changes quickly."""
 
+ABSENT_S: Final = 30.0
+"""Rows of a gateway that was away for this long are dropped, seconds."""
+ABSENT_PAUSE_S: Final = 5.0
+"""Two messages that found no gateway and were further apart than this do not prove that it was away in between."""
+
+PENDING_MESSAGES: Final = 1 << 20
+PENDING_BYTES: Final = 256 * 1024 * 1024
+"""Tasks that may wait while the loop is busy; what is dropped here is sent again."""
+
+
+class GatewayEvents(Protocol):
+    """Receives what gateways and other batchers send."""
+
+    def on_task(self, payload: bytes, headers: dict[str, str] | None) -> None:
+        """A task for this batcher."""
+
+    def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
+        """A control message, for this batcher or for all."""
+
+    def on_report(self, report: control_pb2.BatcherReport) -> None:
+        """A report of a batcher; this batcher's own come too."""
+
+    def on_gateway_gone(self, gateway: str) -> None:
+        """A gateway has been away for `ABSENT_S`."""
+
 
 class Gateways:
-    """Publishes frames under this batcher's id."""
+    """Sends to gateways under this batcher's id, and receives."""
 
     def __init__(self, nats_client: Client, batcher: str) -> None:
         self._nats = nats_client
         self._batcher = batcher
         self._dropped = 0
+        self._absent: dict[str, tuple[float, float]] = {}
+        """Gateways that were not there: since when, and when that was seen last."""
 
-    async def send(self, frames: Iterable[tuple[str, frame_pb2.Frame]]) -> None:
-        """Sends frames, each to its gateway. Frames that NATS refuses are dropped: gateways request them again."""
-        by_gateway: dict[str, list[frame_pb2.Frame]] = {}
-        for gateway, frame in frames:
-            by_gateway.setdefault(gateway, []).append(frame)
-        for gateway, members in by_gateway.items():
-            for bundle in bundles(self._batcher, members):
-                await self._publish(subjects.frames(gateway), bundle)
-
-    async def listen(
+    async def send(
         self,
-        on_control: Callable[[control_pb2.ControlMessage], None],
-        on_report: Callable[[control_pb2.BatcherReport], None],
+        frames: Iterable[tuple[str, frame_pb2.Frame]],
+        held: Iterable[tuple[str, frame_pb2.RowRef]] = (),
     ) -> None:
-        """Takes messages until the connection closes; this batcher's own reports come too."""
+        """Sends each gateway its frames, and which rows this batcher has.
+
+        What NATS refuses is dropped: gateways ask for it again.
+        """
+        by_gateway: dict[str, tuple[list[frame_pb2.Frame], list[frame_pb2.RowRef]]] = {}
+        for gateway, frame in frames:
+            by_gateway.setdefault(gateway, ([], []))[0].append(frame)
+        for gateway, ref in held:
+            by_gateway.setdefault(gateway, ([], []))[1].append(ref)
+        for gateway, (members, refs) in by_gateway.items():
+            for bundle in bundles(self._batcher, members, refs):
+                await self._publish(gateway, bundle)
+
+    async def send_unknown(self, gateway: str, rows: Sequence[frame_pb2.RowRef]) -> None:
+        """Tells a gateway which of the rows that it asked about this batcher does not have."""
+        await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher, unknown=rows))
+
+    async def listen(self, events: GatewayEvents) -> None:
+        """Takes messages until the connection closes."""
+
+        async def own(message: Msg) -> None:
+            if message.subject == own_task:
+                events.on_task(message.data, message.headers)
+            else:
+                _take_control(message, events, broadcast=False)
 
         async def control(message: Msg) -> None:
-            try:
-                on_control(unpack(control_pb2.ControlMessage, message.data))
-            except MalformedMessage as error:
-                log.warning("%s: %s", subjects.CONTROL, error)
+            _take_control(message, events, broadcast=True)
 
         async def report(message: Msg) -> None:
             try:
-                on_report(unpack(control_pb2.BatcherReport, message.data))
+                events.on_report(unpack(control_pb2.BatcherReport, message.data))
             except MalformedMessage as error:
                 log.warning("%s: %s", subjects.REPORTS, error)
 
+        async def absent(message: Msg) -> None:
+            gateway = message.subject.rpartition(".")[2]
+            if self._is_gone(gateway, time.monotonic()):
+                events.on_gateway_gone(gateway)
+
+        own_task = subjects.task_to(self._batcher)
+        await self._nats.subscribe(
+            subjects.all_to(self._batcher),
+            cb=own,
+            pending_msgs_limit=PENDING_MESSAGES,
+            pending_bytes_limit=PENDING_BYTES,
+        )
         await self._nats.subscribe(subjects.CONTROL, cb=control)
         await self._nats.subscribe(subjects.REPORTS, cb=report)
-        # A Cancel that a gateway sends right after the start must be received.
+        await self._nats.subscribe(subjects.all_absent(self._batcher), cb=absent)
+        # The first report brings tasks.
         await settle(self._nats, SETTLE_S)
 
-    async def _publish(self, subject: str, bundle: frame_pb2.FrameBundle) -> None:
+    def _is_gone(self, gateway: str, now: float) -> bool:
+        since, last = self._absent.get(gateway, (now, now))
+        if now - last > ABSENT_PAUSE_S:
+            since = now
+        if now - since < ABSENT_S:
+            self._absent[gateway] = since, now
+            return False
+        self._absent.pop(gateway, None)
+        log.info("gateway %s is gone: its rows are dropped", gateway)
+        return True
+
+    async def _publish(self, gateway: str, bundle: frame_pb2.FrameBundle) -> None:
+        reply = subjects.absent(self._batcher, gateway)
         try:
-            await self._nats.publish(subject, pack(bundle))
+            await self._nats.publish(subjects.frames(gateway), pack(bundle), reply)
         except (nats.errors.Error, OversizedMessage) as error:
             if not self._dropped:
-                log.warning("frames for %s are dropped: %s", subject, error)
+                log.warning("frames for %s are dropped: %s", gateway, error)
             self._dropped += len(bundle.frames)
         else:
             if self._dropped:
                 log.warning("%d frames were dropped", self._dropped)
             self._dropped = 0
+
+
+def _take_control(message: Msg, events: GatewayEvents, *, broadcast: bool) -> None:
+    try:
+        control = unpack(control_pb2.ControlMessage, message.data)
+    except MalformedMessage as error:
+        log.warning("%s: %s", message.subject, error)
+    else:
+        events.on_control(control, broadcast=broadcast)
 
 
 class Reporter:
@@ -132,17 +204,3 @@ class Reporter:
             await self._nats.publish(subjects.REPORTS, pack(report))
         except nats.errors.Error as error:
             log.warning("report: %s", error)
-
-
-async def ask_held(
-    nats_client: Client, gateway: str, request_id: str
-) -> control_pb2.HeldTokensResponse | None:
-    """The gateway's answer; "does not wait" when it is gone; None when there was none in time."""
-    question = pack(control_pb2.HeldTokensRequest(request_id=request_id))
-    try:
-        reply = await nats_client.request(subjects.held(gateway), question, timeout=ANSWER_S)
-        return unpack(control_pb2.HeldTokensResponse, reply.data)
-    except nats.errors.NoRespondersError:
-        return control_pb2.HeldTokensResponse(waiting=False)
-    except (nats.errors.Error, MalformedMessage):
-        return None

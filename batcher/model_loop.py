@@ -4,33 +4,40 @@ Events only change the request table and wake the loop; only the loop carries ou
 keep their order:
 
     wake -> advance the table -> carry out its effects -> let the inbox pull as far as there is room -> sleep
+
+A fault of any part ends all of it: `run` raises, and the owner makes a new one. What was held is forgotten, and its
+gateways send it again.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from nats.aio.client import Client
 
 from batcher.core.effects import Effects
+from batcher.core.frames import final_frame
 from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.workers import Peers
-from batcher.gateways import Gateways, ask_held
-from batcher.jetstream.acks import HeldMessages
+from batcher.gateways import Gateways
 from batcher.jetstream.inbox import Inbox
 from batcher.spans import RowSpans
 from batcher.workers.worker import Fleet, name_of
-from sluice.internal.v1 import control_pb2, worker_pb2
-from sluice.settings import BatcherSettings, ModelSettings, Settings
+from sluice.errors import EngineFailed, Overloaded
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
+from sluice.settings import ModelSettings, Settings
+from sluice.wire.dead_letters import store_dead_letter
+from sluice.wire.subjects import CLASSES, QUEUED_CLASS
 
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 3.0
-"""How long questions and dead letters may still take when the batcher ends."""
+"""How long dead letters may still take when the batcher ends."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class ModelLoop:
     """One model of the batcher.
 
     Attributes:
-        inbox: its tasks.
+        inbox: its bulk tasks.
     """
 
     def __init__(
@@ -68,39 +75,44 @@ class ModelLoop:
         self._requests = Requests(
             process.batcher,
             policy=batcher.policy_of(model.name),
-            final_retry_s=batcher.final_retry_s,
             weights=settings.weights,
             ranked=workers,
             standby=model.standby,
         )
-        self._messages = HeldMessages(process.nats_client)
         self._fleet = Fleet(urls, model, process.batcher, batcher, self)
         self.inbox = Inbox(
             process.nats_client,
             model.name,
-            _pending_max(model, len(workers), batcher),
+            settings.nats,
             batcher,
             self._requests,
-            self._messages,
-            process.spans.arrived,
-            self.wake,
+            self.on_task,
         )
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
+        self._pulling: asyncio.Task[None] | None = None
+        self._fault: Exception | None = None
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the row is held."""
+        return request_id in self._requests
 
     async def run(self) -> None:
         """Runs the model until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fleet.run())
-            group.create_task(self._messages.keep_alive())
+            self._pulling = group.create_task(self.inbox.run())
             group.create_task(self._loop())
 
     async def drain(self, drain_s: float) -> None:
         """Returns waiting tasks, lets running rows end for at most ``drain_s`` seconds, and returns the rest.
 
-        The inbox must have stopped; `run` must go on until this returns.
+        `run` must go on until this returns.
         """
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.wait([self._pulling])
         await self.inbox.settle()
         self._requests.drain(time.monotonic())
         try:
@@ -108,13 +120,13 @@ class ModelLoop:
                 await self._until_idle()
         except TimeoutError:
             log.warning(
-                "%d rows of %s are returned to the work queue", len(self._requests), self._model
+                "%d rows of %s are returned to their gateways", self._requests.active, self._model
             )
             self._requests.release(time.monotonic())
             await self._until_idle()
 
     async def close(self) -> None:
-        """Waits a bounded time for open questions and dead letters; closes the connections to the workers."""
+        """Waits a bounded time for dead letters; closes the connections to the workers."""
         if self._chores:
             await asyncio.wait(self._chores, timeout=CLOSE_S)
         await self._fleet.close()
@@ -128,13 +140,14 @@ class ModelLoop:
     def report(self) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue
+        backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog.count}
         return control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
             slots=sum(worker.slots for worker in workers),
             running=sum(worker.running for worker in workers),
             queued=len(queue),
-            classes=queue.class_reports(self.inbox.backlog, time.monotonic()),
+            classes=queue.class_reports(backlog, time.monotonic()),
             tokens_per_s=queue.tokens_per_s,
         )
 
@@ -144,17 +157,58 @@ class ModelLoop:
 
     # Events of gateways and workers.
 
-    def on_control(self, message: control_pb2.ControlMessage) -> None:
-        """A cancel, resend or confirm; requests that are not held are ignored."""
-        now = time.monotonic()
-        match message.WhichOneof("message"):
-            case "cancel":
-                self._requests.cancel(message.cancel.request_ids, now)
-            case "confirm":
-                self._requests.confirm(message.confirm.request_ids, now)
-            case "resend":
-                self._requests.resend(message.resend.request_id, message.resend.from_index)
-        self.wake()
+    def on_task(
+        self, task: task_pb2.Task, headers: Mapping[str, str], size: int, given_up: str = ""
+    ) -> None:
+        """A task, from its gateway or from JetStream; ``given_up`` says why it must not be computed."""
+        with self._event():
+            now = time.monotonic()
+            row = Row(task, now, headers, size)
+            if given_up:
+                self._requests.bury(row, _failure(given_up), now)
+            elif self._requests.size + size > self.inbox.settings.prefetch_bytes:
+                self._requests.refuse(row, _full(self._model))
+            else:
+                self._add(row, now)
+
+    def _add(self, row: Row, now: float) -> None:
+        try:
+            self._requests.add(row, now)
+        except Exception:
+            # Sent again it would do the same.
+            row.final = frame_pb2.Final(
+                end=frame_pb2.ROW_END_FAILED, error=_failure("the batcher cannot take the request")
+            )
+            self._spawn(self._process.gateways.send([(row.task.gateway, final_frame(row))]))
+            self._spawn(self._bury(row))
+            raise
+
+    def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
+        """Nobody waits for these rows any more; rows that are not held are ignored."""
+        if any(ref.request_id in self._requests for ref in rows):
+            with self._event():
+                self._requests.cancel(rows, time.monotonic())
+
+    def on_question(self, asked: control_pb2.AskedRow) -> bool:
+        """A gateway asks about a row; False when it is not held."""
+        with self._event():
+            return self._requests.answer(asked)
+
+    def on_gateway_gone(self, gateway: str) -> None:
+        """Nobody waits for the rows of a gateway any more."""
+        with self._event():
+            self._requests.drop_gateway(gateway, time.monotonic())
+
+    @contextmanager
+    def _event(self) -> Iterator[None]:
+        """Callers of events take no exceptions: the loop raises them."""
+        try:
+            yield
+        except Exception as error:
+            self._fault = error
+            raise
+        finally:
+            self.wake()
 
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
@@ -167,8 +221,8 @@ class ModelLoop:
 
     def on_queued(self, worker: str, batch_id: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
-        self._requests.queued(worker, batch_id, time.monotonic())
-        self.wake()
+        with self._event():
+            self._requests.queued(worker, batch_id, time.monotonic())
 
     def on_lost(self, worker: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
@@ -181,12 +235,14 @@ class ModelLoop:
     async def _loop(self) -> None:
         while True:
             self._woken.clear()
+            if self._fault is not None:
+                raise self._fault
             now = time.monotonic()
             share = self._process.peers.share(self._model, now)
             self._requests.advance(now, self._requests.capacities(share, now))
             await self._carry_out(self._requests.take())
             self.inbox.nudge()
-            if not len(self._requests) and not self._woken.is_set():
+            if not self._requests.active and not self._woken.is_set():
                 self._idle.set()
             await self._sleep()
 
@@ -212,32 +268,40 @@ class ModelLoop:
             own, *rows = process.spans.formed(formed)
             batch = formed.message(process.batcher, rows, time.monotonic())
             self._fleet.send(formed.batch.worker, batch, own)
-        await process.gateways.send(effects.frames)
+        await process.gateways.send(effects.frames, effects.held)
         if effects.cancels:
             self._spawn(self._fleet.cancel(effects.cancels))
         for row in effects.dead:
-            assert row.final is not None
-            self._spawn(self._messages.bury(row.request_id, row.final.error.message))
-        for row in effects.questions:
-            self._spawn(self._ask(row))
-        for request_id, how in effects.settled:
-            await self._messages.settle(request_id, how)
+            self._spawn(self._bury(row))
 
-    async def _ask(self, row: Row) -> None:
-        answer = await ask_held(self._process.nats_client, row.task.gateway, row.request_id)
-        self._requests.resumed(row.request_id, answer, time.monotonic())
-        self.wake()
+    async def _bury(self, row: Row) -> None:
+        assert row.final is not None
+        task, reason = row.task, row.final.error.message
+        await store_dead_letter(
+            self._process.nats_client,
+            task.model,
+            task.priority_class,
+            task.SerializeToString(),
+            row.headers,
+            reason,
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+        task.add_done_callback(self._chored)
+
+    def _chored(self, task: asyncio.Task[None]) -> None:
+        self._chores.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._fault = error
+            self.wake()
 
 
-def _pending_max(model: ModelSettings, workers: int, settings: BatcherSettings) -> int:
-    """Tasks of a class that all batchers may hold together: never reached, since each has its own limit.
+def _failure(message: str) -> frame_pb2.RowError:
+    return frame_pb2.RowError(reason=EngineFailed.reason, message=message)
 
-    Twice what the workers take, as some ends wait for a confirm, and what `batchers_max` batchers hold ahead.
-    """
-    in_workers = workers * (model.slots + model.max_waiting_rows)
-    return 2 * in_workers + settings.batchers_max * settings.prefetch_rows
+
+def _full(model: str) -> frame_pb2.RowError:
+    message = f"this batcher has no room for more tasks of {model}"
+    return frame_pb2.RowError(reason=Overloaded.reason, message=message)

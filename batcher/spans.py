@@ -24,6 +24,7 @@ _FINISH_REASONS: Mapping[int, str] = {
     frame_pb2.ROW_END_DEADLINE: "deadline",
     frame_pb2.ROW_END_FAILED: "failed",
     frame_pb2.ROW_END_REFUSED: "refused",
+    frame_pb2.ROW_END_RETURNED: "returned",
 }
 
 
@@ -36,22 +37,17 @@ class _Spans:
 
 
 class RowSpans:
-    """Open spans by request id."""
+    """Open spans by row."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._open: dict[str, _Spans] = {}
-
-    def arrived(self, task: task_pb2.Task, headers: Mapping[str, str] | None) -> None:
-        """Opens the task span under the context in the NATS headers."""
-        span = self._tracer.start_span(
-            names.SPAN_TASK, context_of(headers), SpanKind.CONSUMER, _task_attributes(task)
-        )
-        self._open[task.request_id] = _Spans(span, trace.set_span_in_context(span, Context()))
+        self._open: dict[Row, _Spans] = {}
 
     def moved(self, move: Move) -> None:
-        """Opens and closes the spans of a row's states."""
-        spans = self._open.get(move.row.request_id)
+        """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
+        if move.before is None:
+            self._open[move.row] = self._start_task(move.row)
+        spans = self._open.get(move.row)
         if spans is None:
             return
         if spans.queue is not None and move.before is RowState.WAITING:
@@ -64,14 +60,14 @@ class RowSpans:
             spans.queue = self._start_queue(move.row, spans.context)
         elif move.after in (RowState.ENDED, RowState.CLOSED):
             _end_task(spans.task, move.row)
-            del self._open[move.row.request_id]
+            del self._open[move.row]
 
     def formed(self, formed: FormedBatch) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
         The first row's batch span stands for the batch.
         """
-        members = [self._open[row.request_id] for row in formed.rows]
+        members = [self._open[row] for row in formed.rows]
         links = [Link(spans.task.get_span_context()) for spans in members]
         for row, spans in zip(formed.rows, members, strict=True):
             attributes = _batch_attributes(formed, row)
@@ -89,6 +85,11 @@ class RowSpans:
                 if span is not None:
                     span.end()
         self._open.clear()
+
+    def _start_task(self, row: Row) -> _Spans:
+        context, attributes = context_of(row.headers), _task_attributes(row.task)
+        span = self._tracer.start_span(names.SPAN_TASK, context, SpanKind.CONSUMER, attributes)
+        return _Spans(span, trace.set_span_in_context(span, Context()))
 
     def _start_queue(self, row: Row, context: Context) -> Span:
         attributes: dict[str, str | int] = {
@@ -150,5 +151,5 @@ def _end_task(span: Span, row: Row) -> None:
             span.set_attribute(names.ERROR_REASON, row.final.error.reason)
             span.set_status(StatusCode.ERROR, row.final.error.message)
     else:
-        span.set_status(StatusCode.ERROR, "given back")
+        span.set_status(StatusCode.ERROR, "sent again by its gateway")
     span.end()

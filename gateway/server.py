@@ -37,7 +37,7 @@ from gateway.shared.bucket import Bucket, shared_secret
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
 from gateway.shared.spending import SharedSpending
-from gateway.streaming.control import ControlOutbox
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.registry import Registry
 from gateway.streaming.resume_token import ResumeKey
@@ -100,18 +100,20 @@ class Gateway:
         self.address = limits.address
         self._settings = settings
         self._loads = ModelLoadTable()
-        outbox = ControlOutbox()
-        self.registry = Registry(outbox, ReplayCache(limits.replay_entries, limits.replay_s))
-        self._transport = NatsTransport(gateway_id, self.registry, outbox, self._loads)
+        dispatch = Dispatch(gateway_id, self._loads, limits.stall_s)
+        self.registry = Registry(dispatch, ReplayCache(limits.replay_entries, limits.replay_s))
+        self._transport = NatsTransport(gateway_id, self.registry, self._loads)
         self.peers = Peers(gateway_id)
-        self.policies = Bucket(jetstream.policies_bucket())
+        self.policies = Bucket(jetstream.policies_bucket(), settings.nats.replicas)
         self.before_serving: list[Callable[[], Awaitable[None]]] = []
-        self._secrets = Bucket(jetstream.secrets_bucket())
+        self._secrets = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
         self._resume_key = ResumeKey(limits.resume_key or "")
-        self._key_bucket = Bucket(jetstream.keys_bucket())
+        self._key_bucket = Bucket(jetstream.keys_bucket(), settings.nats.replicas)
         keep_s = limits.replay_s if limits.replay_entries else 0.0
         self._keys = SharedKeys(self.registry, self._key_bucket, self.peers, keep_s)
-        self._store = RecordStore(settings.records, settings.routing.outcomes)
+        self._store = RecordStore(
+            settings.records, settings.routing.outcomes, settings.nats.replicas
+        )
         records = RecordBuilders(
             settings.records, self._store, catalog.facts, gateway_id, settings.currency
         )
@@ -128,7 +130,7 @@ class Gateway:
         self._admission = admission = Admission(
             catalog, overload=self._overload, inspector=inspector, router=router, usage=usage
         )
-        self._spending_bucket = Bucket(jetstream.spending_bucket())
+        self._spending_bucket = Bucket(jetstream.spending_bucket(), settings.nats.replicas)
         self.spending = usage.spending
         self._shared_spending = SharedSpending(
             self.spending,
@@ -263,7 +265,7 @@ class Gateway:
         while True:
             now = time.monotonic()
             try:
-                self.registry.tick(now)
+                self.registry.tick(now, connected=self._transport.connected)
                 self._loads.expire(now)
                 await self._health.refresh(now)
             except Exception:  # without this loop no stall would be noticed

@@ -173,8 +173,8 @@ class Recording:
         return len(self._pending)
 
     def task(self, task: task_pb2.Task, now: float) -> None:
-        """Takes a task; one that is published again counts once."""
-        if task.request_id in self._pending:
+        """Takes a task; one that is sent again counts once."""
+        if task.attempt or task.request_id in self._pending:
             return
         if len(self._pending) >= PENDING_MAX:
             self.dropped += 1
@@ -202,7 +202,6 @@ class Recording:
 
 def _arrival(task: task_pb2.Task, at_s: float) -> Arrival:
     """What a task says; the length of the answer is not known yet."""
-    timeout_ms = task.deadline_unix_ms - task.published_unix_ms
     return Arrival(
         at_s=round(at_s, 6),
         # Tokens that exist already are computed with the prompt.
@@ -212,7 +211,7 @@ def _arrival(task: task_pb2.Task, at_s: float) -> Arrival:
         priority_class=task.priority_class,
         tenant=task.tenant or "default",
         workload=task.workload,
-        timeout_s=max(0.0, timeout_ms / 1e3) if task.deadline_unix_ms else None,
+        timeout_s=task.timeout_ms / 1e3 if task.timeout_ms else None,
         model=task.model,
     )
 

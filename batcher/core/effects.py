@@ -2,22 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.task import Batch
 from sluice.internal.v1 import frame_pb2, worker_pb2
-
-
-class Settlement(Enum):
-    """How a task is acknowledged to JetStream."""
-
-    ACK = "ack"
-    """Done: it leaves the work queue."""
-    NAK = "nak"
-    """Another batcher shall have it, at once."""
-    LEAVE = "leave"
-    """Nothing: another batcher has it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +66,9 @@ class Effects:
     moves: list[Move] = field(default_factory=list)
     frames: list[tuple[str, frame_pb2.Frame]] = field(default_factory=list)
     """Gateway and frame."""
+    held: list[tuple[str, frame_pb2.RowRef]] = field(default_factory=list)
+    """Gateway and row: it is told that this batcher has the row."""
     batches: list[FormedBatch] = field(default_factory=list)
     cancels: list[Cancelled] = field(default_factory=list)
-    settled: list[tuple[str, Settlement]] = field(default_factory=list)
-    questions: list[Row] = field(default_factory=list)
-    """Rows whose gateway is to be asked whether it still waits."""
     dead: list[Row] = field(default_factory=list)
     """Tasks that become dead letters; `Row.final` says why."""

@@ -1,9 +1,6 @@
-"""Frames: merges workers' frames into rows, answers `Resend`, packs frames into messages, and keeps final frames in an
-outbox until their gateway confirms them.
-"""
+"""Frames: merges workers' frames into rows, gives gateways what they lack, packs what they are told into messages."""
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
 
@@ -12,15 +9,13 @@ from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 RESEND_TOKENS_MAX: Final = 4096
-"""Tokens in one frame of an answer to `Resend`; with log-probabilities a frame of 256 stays far below 1 MiB too."""
+"""Tokens in one frame for a gateway that lacks tokens; with log-probabilities a frame of 256 stays far below 1 MiB."""
 RESEND_LOGPROBS_MAX: Final = 256
 
 BUNDLE_BYTES_MAX: Final = MAX_MESSAGE_BYTES - 4096
 """Frames in one bundle; the rest is for its own fields and for length prefixes."""
-
-
-FINAL_TRIES: Final = 6
-"""The first sending of an end and five more."""
+REFS_MAX: Final = 4096
+"""Rows named in one bundle."""
 
 
 class Merge(Enum):
@@ -82,17 +77,22 @@ def resend(row: Row, from_index: int) -> list[frame_pb2.Frame]:
     return frames
 
 
-def bundles(batcher: str, frames: Iterable[frame_pb2.Frame]) -> Iterator[frame_pb2.FrameBundle]:
-    """Packs frames for one gateway, in order, into as few messages as their size allows."""
-    bundle, size = frame_pb2.FrameBundle(batcher=batcher), 0
+def bundles(
+    batcher: str, frames: Iterable[frame_pb2.Frame], held: Sequence[frame_pb2.RowRef] = ()
+) -> Iterator[frame_pb2.FrameBundle]:
+    """Packs what one gateway is told, in order, into as few messages as their size allows."""
+    for start in range(REFS_MAX, len(held), REFS_MAX):
+        yield frame_pb2.FrameBundle(batcher=batcher, held=held[start : start + REFS_MAX])
+    bundle = frame_pb2.FrameBundle(batcher=batcher, held=held[:REFS_MAX])
+    size = bundle.ByteSize()
     for frame in frames:
         more = frame.ByteSize() + 8
-        if bundle.frames and size + more > BUNDLE_BYTES_MAX:
+        if (bundle.frames or bundle.held) and size + more > BUNDLE_BYTES_MAX:
             yield bundle
             bundle, size = frame_pb2.FrameBundle(batcher=batcher), 0
         bundle.frames.append(frame)
         size += more
-    if bundle.frames:
+    if bundle.frames or bundle.held:
         yield bundle
 
 
@@ -126,36 +126,27 @@ def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
 
 
 class Outbox:
-    """Frames that wait to be sent, answers to `Resend`, and final frames until they are confirmed."""
+    """Frames that wait to be sent, and rows of which a gateway lacks tokens."""
 
-    def __init__(self, final_retry_s: float) -> None:
-        self._retry_s = final_retry_s
+    def __init__(self) -> None:
         self._frames: list[tuple[str, frame_pb2.Frame]] = []
         self._resends: dict[str, tuple[Row, int]] = {}
-        # All ends wait equally long, so the order of entry is the order of time: row, when to repeat, tries.
-        self._finals: OrderedDict[str, tuple[Row, float, int]] = OrderedDict()
 
     def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
         """Sends a frame to the row's gateway."""
         self._frames.append((row.task.gateway, frame))
 
-    def end(self, row: Row, now: float, frame: frame_pb2.Frame | None = None) -> None:
-        """Sends the final frame of a row for the first time; ``frame`` is the worker's, if it sent one."""
+    def end(self, row: Row, frame: frame_pb2.Frame | None = None) -> None:
+        """Sends the final frame of a row; ``frame`` is the worker's, if it sent one."""
         assert row.final is not None
         if frame is None:
             frame = final_frame(row)
         else:
             frame.final.CopyFrom(row.final)
         self.publish(row, frame)
-        self._wait(row, now, tries=1)
-
-    def unanswered(self, row: Row, now: float) -> None:
-        """The gateway did not answer what it has of the row: it is asked again."""
-        self._wait(row, now, FINAL_TRIES)
 
     def forget(self, row: Row) -> None:
-        """The final frame of the row is confirmed, or no longer needed."""
-        self._finals.pop(row.request_id, None)
+        """Nothing more is sent of the row."""
         self._resends.pop(row.request_id, None)
 
     def resend(self, row: Row, from_index: int) -> None:
@@ -163,30 +154,12 @@ class Outbox:
         _, known = self._resends.get(row.request_id, (row, from_index))
         self._resends[row.request_id] = (row, min(known, from_index))
 
-    def repeat(self, now: float) -> Iterator[Row]:
-        """Sends unconfirmed final frames again; returns the rows whose gateway is to be asked instead."""
-        while (at := self.next_at()) is not None and at <= now:
-            _, (row, _, tries) = self._finals.popitem(last=False)
-            if tries < FINAL_TRIES:
-                self.publish(row, final_frame(row))
-                self._wait(row, now, tries + 1)
-            else:
-                yield row
-
-    def next_at(self) -> float | None:
-        """When `repeat` is due next."""
-        return next(iter(self._finals.values()))[1] if self._finals else None
-
     def take(self) -> list[tuple[str, frame_pb2.Frame]]:
         """Gateway and frame, in order, since the last call."""
-        # Once for all `Resend`s that came: an answer may be long, and a gateway that lost many frames asks often.
+        # Once for all questions that came: an answer may be long, and a gateway that lost many frames asks often.
         for row, from_index in self._resends.values():
             for frame in resend(row, from_index):
                 self.publish(row, frame)
         self._resends.clear()
         frames, self._frames = self._frames, []
         return frames
-
-    def _wait(self, row: Row, now: float, tries: int) -> None:
-        self._finals[row.request_id] = (row, now + self._retry_s, tries)
-        self._finals.move_to_end(row.request_id)

@@ -4,23 +4,25 @@ effect.
 The owner calls `advance` after events and when `wake_at` comes, and then `take`s the effects. The rules are those of
 docs/wire.md:
 
-- A row is settled in JetStream when its end is confirmed, when it is cancelled, or when no gateway waits for it.
+- The gateway of a row leads its recovery: it asks about rows that are silent, and sends what is lost again, with the
+  tokens it has and a higher attempt. So a row that this table forgets is never lost, and nothing here is durable.
 - When a worker is lost, its rows go back to the head of the queue with their tokens and a higher attempt; another
   worker may get them.
 - A worker that returns rows, or is lost with rows in it, several times in succession gets one row at a time, after
   growing pauses, until a row brings a token: see `Breaker`.
 - A row that returned `NO_PROGRESS_MAX` times in succession without a new token ends as failed: it may be the cause of
   the workers' failures.
-- An end that is not confirmed is sent again, see `Outbox`; then the gateway is asked.
+- A row that has ended is kept for `ENDED_S`, in case its gateway lacks frames.
+- A batcher that drains returns its rows to their gateways.
 """
 
 import math
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from batcher.core.effects import Cancelled, Effects, FormedBatch, Move, Settlement
+from batcher.core.effects import Cancelled, Effects, FormedBatch, Move
 from batcher.core.frames import Merge, Outbox, classify, final_frame, merge
 from batcher.core.row import IN_FLIGHT, Row, RowState
 from batcher.core.scheduler.capacity import Capacity
@@ -38,8 +40,10 @@ from sluice.internal.v1 import control_pb2, frame_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
 NO_PROGRESS_MAX: Final = 5
-TOMBSTONES_MAX: Final = 8192
-"""Cancelled requests that are remembered, in case a cancel overtook its task; the oldest is forgotten first."""
+ENDED_S: Final = 3.0
+ENDED_MAX: Final = 2048
+"""How long rows that have ended are kept, and how many."""
+_OVER: Final = frozenset({RowState.ENDED, RowState.CLOSED})
 _WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
 
 
@@ -48,6 +52,8 @@ class Requests:
 
     Attributes:
         queue: read-only for others; only the table changes it.
+        active: rows that have not ended.
+        size: of their tasks, bytes.
     """
 
     def __init__(
@@ -55,7 +61,6 @@ class Requests:
         batcher: str,
         *,
         policy: Policy,
-        final_retry_s: float,
         weights: Mapping[str, float] | None = None,
         ranked: Sequence[str] = (),
         standby: int = 0,
@@ -63,13 +68,16 @@ class Requests:
         """``ranked``: all workers, those in front first; only needed with ``standby``, see `without_standby`."""
         self._ranked, self._standby = ranked, standby
         self.queue = Queue(policy, weights)
+        self.active = 0
+        self.size = 0
         self._batcher = batcher
         self._rows: dict[str, Row] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._workers: dict[str, WorkerState] = {}
         self._breakers: dict[str, Breaker] = {}
-        self._outbox = Outbox(final_retry_s)
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._outbox = Outbox()
+        self._ended: deque[tuple[float, Row]] = deque()
+        """With the time at which each is forgotten, the oldest first."""
         self._effects = Effects()
         self._batches = 0
         self._wake_at: float | None = None
@@ -94,71 +102,65 @@ class Requests:
         effects.frames = self._outbox.take()
         return effects
 
-    # Tasks, from JetStream.
+    # Tasks and questions, from gateways.
 
     def add(self, row: Row, now: float) -> None:
-        """Takes a row that is not held."""
+        """Takes a row. It replaces one of an earlier task of the request; of the same task it is a duplicate."""
+        held = self._rows.get(row.request_id)
+        if held is not None and held.task.attempt >= row.task.attempt:
+            self._tell_held(held)
+            return
+        if held is not None:
+            self._close(held, now)
         self._enter(row)
-        if row.request_id in self._tombstones:
-            self._close(row, Settlement.ACK, now)
-        elif self._draining:
-            self._close(row, Settlement.NAK, now)
+        if self._draining:
+            self._return(row, now)
         else:
             self.queue.add(row, now)
+            self._tell_held(row)
 
-    def drop(self, request_id: str) -> None:
-        """Drops a task that is not held, because no gateway waits for it."""
-        self._effects.settled.append((request_id, Settlement.ACK))
+    def refuse(self, row: Row, error: frame_pb2.RowError) -> None:
+        """Returns a row to its gateway that was not taken."""
+        row.final = frame_pb2.Final(end=frame_pb2.ROW_END_RETURNED, error=error)
+        self._outbox.publish(row, final_frame(row))
 
     def bury(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
         """Ends a row that is not held as failed, and makes its task a dead letter."""
         self._enter(row)
         self._fail(row, error, now)
 
-    # Control messages, from gateways.
-
-    def cancel(self, request_ids: Iterable[str], now: float) -> None:
-        """Cancels rows; they need no confirmation."""
-        for request_id in request_ids:
-            self._tombstones[request_id] = None
-            if len(self._tombstones) > TOMBSTONES_MAX:
-                self._tombstones.popitem(last=False)
-            row = self._rows.get(request_id)
-            if row is None:
-                continue
+    def cancel(self, rows: Iterable[frame_pb2.RowRef], now: float) -> bool:
+        """Nobody waits for these rows any more; whether one of them was held."""
+        held = [row for ref in rows if (row := self._up_to(ref)) is not None]
+        for row in held:
             if row.state is not RowState.ENDED:
                 row.final = frame_pb2.Final(end=frame_pb2.ROW_END_CANCELLED)
-                self._outbox.publish(row, final_frame(row))
-            self._close(row, Settlement.ACK, now)
+            self._close(row, now)
+        return bool(held)
 
-    def confirm(self, request_ids: Iterable[str], now: float) -> None:
-        """The gateway has the final frames of these rows."""
-        for request_id in request_ids:
-            row = self._rows.get(request_id)
-            if row is not None:
-                self._close(row, Settlement.ACK, now)
+    def drop_gateway(self, gateway: str, now: float) -> None:
+        """A gateway is gone: nobody waits for its rows."""
+        for row in [row for row in self._rows.values() if row.task.gateway == gateway]:
+            self._close(row, now)
 
-    def resend(self, request_id: str, from_index: int) -> None:
-        """The gateway lacks frames."""
-        row = self._rows.get(request_id)
-        if row is not None:
-            self._outbox.resend(row, from_index)
+    def answer(self, asked: control_pb2.AskedRow) -> bool:
+        """Tells the gateway what it lacks of a row; False when the row is not held."""
+        row = self._rows.get(asked.request_id)
+        if row is None or row.task.attempt < asked.attempt:
+            return False
+        self._outbox.resend(row, asked.next_index)
+        if row.state is not RowState.ENDED:
+            self._tell_held(row)
+        return True
 
-    def resumed(
-        self, request_id: str, answer: control_pb2.HeldTokensResponse | None, now: float
-    ) -> None:
-        """The gateway's answer about a final frame that it did not confirm; None: no answer came in time."""
-        row = self._rows.get(request_id)
-        if row is None or row.state is not RowState.ENDED:
-            return
-        if answer is None:
-            self._outbox.unanswered(row, now)
-        elif not answer.waiting:
-            self._close(row, Settlement.ACK, now)
-        elif answer.attempt > row.attempt:
-            self._close(row, Settlement.LEAVE, now)
-        else:
-            self._outbox.end(row, now)
+    def _up_to(self, ref: frame_pb2.RowRef) -> Row | None:
+        """The row, unless it is one of a later task of the request."""
+        row = self._rows.get(ref.request_id)
+        return row if row is not None and row.task.attempt <= ref.attempt else None
+
+    def _tell_held(self, row: Row) -> None:
+        ref = frame_pb2.RowRef(request_id=row.request_id, attempt=row.task.attempt)
+        self._effects.held.append((row.task.gateway, ref))
 
     # Workers.
 
@@ -225,11 +227,14 @@ class Requests:
     # Time.
 
     def advance(self, now: float, capacities: Sequence[Capacity]) -> None:
-        """Ends late rows, repeats unconfirmed final frames, and forms batches for the live workers."""
+        """Ends late rows, forgets those that ended long ago, and forms batches for the live workers."""
         for row in self._late(now):
             if row.state in IN_FLIGHT:  # Those that wait come out of the queue.
                 self._end(row, _deadline(), now)
-        self._effects.questions.extend(self._outbox.repeat(now))
+        while self._ended and (self._ended[0][0] <= now or len(self._ended) > ENDED_MAX):
+            row = self._ended.popleft()[1]
+            if row.state is RowState.ENDED:
+                self._close(row, now)
         while True:
             decision = self.queue.next_batch(now, capacities)
             for request_id in decision.expired:
@@ -247,35 +252,43 @@ class Requests:
         while self._deadlines and self._deadlines[0][1] not in self._rows:
             heappop(self._deadlines)
         deadline = self._deadlines[0][0] if self._deadlines else None
-        moments = (deadline, self._outbox.next_at(), self._wake_at, self._probe_at)
+        ended_at = self._ended[0][0] if self._ended else None
+        moments = (deadline, ended_at, self._wake_at, self._probe_at)
         return min((at for at in moments if at is not None), default=None)
 
     # The end of the batcher.
 
     def drain(self, now: float) -> None:
-        """Returns waiting rows to JetStream, now and from now on."""
+        """Returns waiting rows to their gateways, now and from now on."""
         self._draining = True
         for row in list(self._rows.values()):
             if row.state is RowState.WAITING:
-                self._close(row, Settlement.NAK, now)
+                self._return(row, now)
 
     def release(self, now: float) -> None:
-        """Returns all rows to JetStream."""
+        """Returns all rows to their gateways."""
         for row in list(self._rows.values()):
-            self._close(row, Settlement.NAK, now)
+            if row.state is not RowState.ENDED:
+                self._return(row, now)
 
     # State changes of rows.
 
     def _enter(self, row: Row) -> None:
         assert row.request_id not in self._rows, row.request_id
         self._rows[row.request_id] = row
+        self.active += 1
+        self.size += row.size
         self._effects.moves.append(Move(row, None, row.state))
         if not math.isinf(row.deadline):
             heappush(self._deadlines, (row.deadline, row.request_id))
 
     def _move(self, row: Row, state: RowState, now: float) -> None:
-        self._effects.moves.append(Move(row, row.state, state))
+        before = row.state
+        self._effects.moves.append(Move(row, before, state))
         row.move(state, now)
+        if state in _OVER and before not in _OVER:
+            self.active -= 1
+            self.size -= row.size
         if state is RowState.CLOSED:
             del self._rows[row.request_id]
 
@@ -283,7 +296,7 @@ class Requests:
         """Rows whose deadline has passed, each once."""
         while self._deadlines and self._deadlines[0][0] <= now:
             row = self._rows.get(heappop(self._deadlines)[1])
-            if row is not None:
+            if row is not None and row.deadline <= now:
                 yield row
 
     def _send(self, batch: Batch, now: float) -> None:
@@ -336,7 +349,7 @@ class Requests:
 
     def _wait_again(self, row: Row, now: float) -> None:
         if self._draining:
-            self._close(row, Settlement.NAK, now)
+            self._return(row, now)
         else:
             self._landed(row)
             self._move(row, RowState.WAITING, now)
@@ -373,17 +386,22 @@ class Requests:
             row.final.error.CopyFrom(final.error)
         if row.worker:
             row.final.batch.CopyFrom(row.batch)
-        self._outbox.end(row, now, frame)
+        self._outbox.end(row, frame)
+        self._ended.append((now + ENDED_S, row))
 
     def _fail(self, row: Row, error: frame_pb2.RowError, now: float) -> None:
         self._end(row, frame_pb2.Final(end=frame_pb2.ROW_END_FAILED, error=error), now)
         self._effects.dead.append(row)
 
-    def _close(self, row: Row, how: Settlement, now: float) -> None:
+    def _return(self, row: Row, now: float) -> None:
+        row.final = frame_pb2.Final(end=frame_pb2.ROW_END_RETURNED)
+        self._outbox.end(row)
+        self._close(row, now)
+
+    def _close(self, row: Row, now: float) -> None:
         self._leave(row, now, stop=True)
         self._move(row, RowState.CLOSED, now)
         self._outbox.forget(row)
-        self._effects.settled.append((row.request_id, how))
 
     def _leave(self, row: Row, now: float, *, stop: bool, whole: bool = False) -> None:
         """Removes a row from queue and worker; with ``stop`` the worker that computes it must drop it."""

@@ -4,10 +4,12 @@
        ^          |         |
        +----------+---------+   (worker lost, or the row refused for now)
 
-A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, given back).
+A row may end in every state before ENDED (deadline, failure), and may be closed in every state (cancelled, returned to
+its gateway).
 """
 
 import hashlib
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -16,10 +18,9 @@ from typing import Final
 from batcher.core.scheduler.task import QueuedTask
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire import subjects
+from sluice.wire.attempts import ATTEMPTS_PER_TASK
 from sluice.wire.codec import MalformedMessage, unpack
 
-ATTEMPTS_PER_DELIVERY: Final = 1000
-"""Attempts of a later delivery are above all of an earlier one; the rule is in docs/wire.md."""
 PREFIX_TOKENS: Final = 64
 """Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
@@ -36,7 +37,7 @@ class RowState(Enum):
     RUNNING = "running"
     """Taken by the worker."""
     ENDED = "ended"
-    """Its final frame went out and waits for the gateway's confirmation."""
+    """Its final frame went out; it is kept for a moment, in case the gateway asks for it again."""
     CLOSED = "closed"
     """Forgotten."""
 
@@ -61,7 +62,8 @@ class Row(QueuedTask):
 
     Attributes:
         task: as received.
-        deadline: monotonic seconds; infinite without one.
+        headers: of its message, with the trace context.
+        size: of its message, bytes.
         produced: the answer so far, from index 0.
         base: how many of `produced` the gateway had when the task came.
         final: the end, once there is one.
@@ -73,32 +75,32 @@ class Row(QueuedTask):
     def __init__(
         self,
         task: task_pb2.Task,
-        *,
-        deliveries: int,
-        produced: Sequence[int],
-        deadline: float,
         now: float,
+        headers: Mapping[str, str] | None = None,
+        size: int = 0,
     ) -> None:
+        """The deadline counts from ``now``, monotonic seconds."""
         super().__init__(
             task.request_id,
             task.priority_class,
-            deadline,
+            now + task.timeout_ms / 1e3 if task.timeout_ms else math.inf,
             tenant=task.tenant or "default",
             workload=task.workload,
             prompt_tokens=len(task.prompt_token_ids),
             max_tokens=task.sampling.max_tokens,
-            produced_tokens=len(produced),
+            produced_tokens=len(task.produced_token_ids),
             prefix=_prefix(task.prompt_token_ids[:PREFIX_TOKENS]),
         )
         self.task = task
-        self.produced = list(produced)
+        self.headers = headers or {}
+        self.size = size
+        self.produced = list(task.produced_token_ids)
         self.base = len(self.produced)
         self.logprobs: list[frame_pb2.Logprobs] = []
         self.final: frame_pb2.Final | None = None
         self.worker = ""
         self.batch = frame_pb2.BatchInfo()
         self.no_progress = 0
-        self._deliveries = deliveries
         self._sends = 0
         self._state = RowState.WAITING
         self._since = now
@@ -117,7 +119,7 @@ class Row(QueuedTask):
     @property
     def attempt(self) -> int:
         """Goes into every frame of the row, and fences out earlier owners."""
-        return (self._deliveries - 1) * ATTEMPTS_PER_DELIVERY + self._sends
+        return self.task.attempt + self._sends
 
     def move(self, state: RowState, now: float) -> None:
         """Changes to ``state``, and adds up the time spent in the previous one."""
@@ -127,7 +129,7 @@ class Row(QueuedTask):
 
     def next_attempt(self) -> None:
         """Starts a new attempt, which fences out frames of the previous one."""
-        self._sends = min(self._sends + 1, ATTEMPTS_PER_DELIVERY - 1)
+        self._sends = min(self._sends + 1, ATTEMPTS_PER_TASK - 1)
         self.no_progress += 1
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[frame_pb2.Logprobs]) -> None:
@@ -163,32 +165,28 @@ def _prefix(head: Sequence[int]) -> bytes:
     return hashlib.blake2b(array("I", head).tobytes(), digest_size=8).digest()
 
 
-def checked_task(payload: bytes, model: str, priority_class: str) -> task_pb2.Task:
-    """The task in ``payload``, which came on the subject of ``model`` and ``priority_class``.
+def checked_task(payload: bytes) -> task_pb2.Task:
+    """The task in ``payload``.
 
     Raises:
         MalformedMessage: it is not a task, or not one that can be answered; says which field is wrong.
     """
     task = unpack(task_pb2.Task, payload)
-    problem = _problem(task, model, priority_class)
+    problem = _problem(task)
     if problem:
         raise MalformedMessage(problem)
     return task
 
 
-def _problem(task: task_pb2.Task, model: str, priority_class: str) -> str:
+def _problem(task: task_pb2.Task) -> str:
     if not 0 < len(task.request_id) <= REQUEST_ID_CHARACTERS_MAX:
         return f"request_id: must have 1 to {REQUEST_ID_CHARACTERS_MAX} characters"
     if not subjects.is_token(task.gateway):
         return "gateway: cannot be part of a subject"
-    if task.model != model:
-        return "model: is not that of the subject"
-    if task.priority_class != priority_class:
-        return "priority_class: is not that of the subject"
+    if task.priority_class not in subjects.RANKS:
+        return "priority_class: is not known"
     if not task.prompt_token_ids:
         return "prompt_token_ids: is empty"
     if task.sampling.max_tokens == 0:
         return "sampling.max_tokens: is 0"
-    if task.deadline_unix_ms < 0:
-        return "deadline_unix_ms: is negative"
     return ""

@@ -1,4 +1,4 @@
-"""Pulls tasks from one durable consumer, and counts those that no batcher has taken.
+"""Pulls the tasks of one durable consumer, and counts those that no batcher has taken.
 
 One request is always open at the server, and costs nothing while it waits.
 
@@ -9,7 +9,7 @@ A pull requests as many messages as there is room for, expires after a minute, a
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import nats.errors
@@ -45,7 +45,7 @@ class Puller:
         prepare: makes sure that the consumer exists; called again when a pull fails.
         room: how many tasks may come now.
         room_bytes: how many bytes of them, about.
-        on_task: takes one message; must not block.
+        on_task: takes one message.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Puller:
         prepare: Callable[[], Awaitable[None]],
         room: Callable[[], int],
         room_bytes: Callable[[], int],
-        on_task: Callable[[Msg], None],
+        on_task: Callable[[Msg], Awaitable[None]],
     ) -> None:
         self._nats = nats_client
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.TASKS_STREAM}.{consumer}"
@@ -83,6 +83,7 @@ class Puller:
 
     async def run(self) -> None:
         """Pulls until it is cancelled; messages in flight are taken before this returns."""
+        await self._make_sure()
         subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._take)
         try:
             while True:
@@ -125,6 +126,9 @@ class Puller:
     async def _repair(self) -> None:
         log.warning("pull on %s: %s", self._subject, self._failure)
         await asyncio.sleep(RETRY_S)
+        await self._make_sure()
+
+    async def _make_sure(self) -> None:
         try:
             await self._prepare()
         except (TimeoutError, nats.errors.Error) as error:
@@ -135,7 +139,7 @@ class Puller:
         status = headers.get("Status")
         if status is None:
             self._missing -= 1
-            self._on_task(message)
+            await self._on_task(message)
         elif status != _HEARTBEAT and message.subject == f"{self._inbox}.{self._numbers}":
             description = headers.get("Description", "")
             if status != _EXPIRED and description not in _ENDS:
@@ -153,49 +157,40 @@ async def _drain(subscription: Subscription) -> None:
         log.info("pull abandoned: %s", error or "NATS does not answer")
 
 
-class Backlog(Mapping[str, int]):
-    """Tasks of one model, by class, that wait in JetStream for a batcher to take them.
+class Backlog:
+    """How many tasks of one model wait in JetStream for a batcher to take them.
 
     Every pulled message carries the number of messages after it. JetStream is asked while nothing is pulled, if some
-    were left or if nothing can be pulled: ``blocked`` tells whether none of a class can be pulled now.
+    were left or if nothing can be pulled: ``blocked`` tells whether that is so now.
+
+    Attributes:
+        count: as far as known.
     """
 
-    def __init__(self, js: JetStreamContext, model: str, blocked: Callable[[str], bool]) -> None:
+    def __init__(self, js: JetStreamContext, model: str, blocked: Callable[[], bool]) -> None:
+        self.count = 0
         self._js = js
-        self._model = model
+        self._consumer = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
         self._blocked = blocked
-        self._counts = dict.fromkeys(subjects.CLASSES, 0)
-        self._fresh: set[str] = set()
+        self._fresh = False
 
-    def __getitem__(self, priority_class: str) -> int:
-        return self._counts[priority_class]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._counts)
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def seen(self, priority_class: str, count: int) -> None:
+    def seen(self, count: int) -> None:
         """Takes the number of messages after a pulled one."""
-        self._counts[priority_class] = count
-        self._fresh.add(priority_class)
+        self.count, self._fresh = count, True
 
     async def run(self) -> None:
         """Asks JetStream for counts that no message has brought, until it is cancelled."""
         while True:
             await asyncio.sleep(BACKLOG_S)
-            for name in subjects.CLASSES:
-                if name not in self._fresh and (self._counts[name] or self._blocked(name)):
-                    await self._ask(name)
-            self._fresh.clear()
+            if not self._fresh and (self.count or self._blocked()):
+                await self._ask()
+            self._fresh = False
 
-    async def _ask(self, priority_class: str) -> None:
-        consumer = subjects.tasks_consumer(self._model, priority_class)
+    async def _ask(self) -> None:
         try:
             async with asyncio.timeout(BACKLOG_ANSWER_S):
-                info = await self._js.consumer_info(subjects.TASKS_STREAM, consumer)
+                info = await self._js.consumer_info(subjects.TASKS_STREAM, self._consumer)
         except (TimeoutError, nats.errors.Error) as error:
-            log.warning("backlog of %s unknown: %s", consumer, error)
+            log.warning("backlog of %s unknown: %s", self._consumer, error)
         else:
-            self._counts[priority_class] = info.num_pending or 0
+            self.count = info.num_pending or 0

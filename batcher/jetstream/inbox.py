@@ -1,179 +1,127 @@
-"""The inbox of one model: pulls tasks from JetStream by class as far as there is room, and validates them.
+"""The bulk tasks of one model: pulls them from JetStream as far as there is room, and validates them.
 
-Pulled tasks are ordered by this batcher, so a class takes no more than it has room for, but enough to find urgent
-tasks, other tenants and similar lengths among them.
-
-For a task that was delivered before, or waited long, the gateway is asked first: it may have tokens of it, or be gone.
+Pulled tasks are ordered by this batcher, so it takes no more than it has room for, but enough to find urgent tasks,
+other tenants and similar lengths among them. A task is acknowledged when it is taken: from then on its gateway looks
+after it, as after any other.
 """
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 
 from batcher.core.requests import Requests
-from batcher.core.row import Row, checked_task
-from batcher.gateways import ask_held
-from batcher.jetstream.acks import HeldMessages
+from batcher.core.row import checked_task
 from batcher.jetstream.consumer import Backlog, Puller
-from sluice.errors import EngineFailed
-from sluice.internal.v1 import frame_pb2, task_pb2
-from sluice.settings import BatcherSettings
-from sluice.wire import clock, jetstream, subjects
+from sluice.internal.v1 import task_pb2
+from sluice.settings import BatcherSettings, NatsSettings
+from sluice.wire import jetstream, subjects
 from sluice.wire.codec import MalformedMessage
+from sluice.wire.dead_letters import store_dead_letter
 
 SETTLE_S: Final = 3.0
-FRESH_MS: Final = 5000
-"""For a task that waited longer in JetStream the gateway is asked first: its caller may be gone."""
+CLASS: Final = subjects.QUEUED_CLASS
+GIVEN_UP: Final = f"{jetstream.MAX_DELIVER} batchers ended while they took it"
 
 
 class Inbox:
-    """The pulls of one model.
+    """The pull of one model.
 
     Args:
-        pending_max: tasks of a class that all batchers may hold together.
-        arrived: called with the task and the NATS headers of each that is taken.
-        wake: called when the table has changed.
+        take: called with each task, the headers and the size of its message, and why it must not be computed, if so.
 
     Attributes:
         settings: the active limits.
-        backlog: by class, tasks that no batcher has taken, as far as known.
+        backlog: tasks that no batcher has taken, as far as known.
     """
 
     def __init__(
         self,
         nats_client: Client,
         model: str,
-        pending_max: int,
+        nats_settings: NatsSettings,
         settings: BatcherSettings,
         requests: Requests,
-        messages: HeldMessages,
-        arrived: Callable[[task_pb2.Task, Mapping[str, str]], None],
-        wake: Callable[[], None],
+        take: Callable[[task_pb2.Task, Mapping[str, str], int, str], None],
     ) -> None:
         self.settings = settings
         self._nats = nats_client
-        self._js: JetStreamContext = nats_client.jetstream()
         self._model = model
-        self._pending_max = pending_max
+        self._nats_settings = nats_settings
         self._requests = requests
-        self._messages = messages
-        self._arrived = arrived
-        self._wake = wake
-        self._asking: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._pullers = [self._puller(name) for name in subjects.CLASSES]
-        self.backlog = Backlog(self._js, model, lambda name: self._room(name) <= 0)
+        self._take = take
+        self._burying: set[asyncio.Task[None]] = set()
+        consumer = subjects.tasks_consumer(model, CLASS)
+        self._puller = Puller(
+            nats_client, consumer, self._prepare, self._room, self._room_bytes, self._on_message
+        )
+        js = nats_client.jetstream()
+        self.backlog = Backlog(js, model, lambda: self._room() <= 0)
 
     def nudge(self) -> None:
         """Call when there may be more room."""
-        for puller in self._pullers:
-            puller.nudge()
+        self._puller.nudge()
 
     def restart(self) -> None:
-        """NATS was reconnected: open pulls are gone."""
-        for puller in self._pullers:
-            puller.restart()
-
-    async def prepare(self) -> None:
-        """Makes sure that the consumers exist."""
-        for name in subjects.CLASSES:
-            config = jetstream.tasks_consumer(self._model, name, self._pending_max)
-            await self._js.add_consumer(subjects.TASKS_STREAM, config)
+        """NATS was reconnected: the open pull is gone."""
+        self._puller.restart()
 
     async def run(self) -> None:
         """Pulls until it is cancelled; tasks in flight are taken before it returns."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.backlog.run())
-            for puller in self._pullers:
-                group.create_task(puller.run())
+            group.create_task(self._puller.run())
 
     async def settle(self) -> None:
-        """Waits a bounded time for open questions to gateways and for dead letters."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=SETTLE_S)
+        """Waits a bounded time for dead letters."""
+        if self._burying:
+            await asyncio.wait(self._burying, timeout=SETTLE_S)
 
-    def _puller(self, priority_class: str) -> Puller:
-        return Puller(
-            self._nats,
-            subjects.tasks_consumer(self._model, priority_class),
-            self.prepare,
-            lambda: self._room(priority_class),
-            self._room_bytes,
-            lambda message: self._take(priority_class, message),
-        )
+    async def _prepare(self) -> None:
+        """Makes sure that streams and consumer exist."""
+        js = self._nats.jetstream()
+        await jetstream.ensure_streams(js, self._nats_settings)
+        config = jetstream.tasks_consumer(self._model, self._nats_settings)
+        await js.add_consumer(subjects.TASKS_STREAM, config)
 
-    def _room(self, priority_class: str) -> int:
-        """How many more tasks of a class may come."""
+    def _room(self) -> int:
+        """How many more tasks may come."""
         if not self._requests.active_workers() or self._room_bytes() <= 0:
             return 0
-        held = self._requests.queue.waiting(priority_class) + self._asking[priority_class]
-        return self.settings.prefetch_rows - held
+        return self.settings.prefetch_rows - self._requests.queue.waiting(CLASS)
 
     def _room_bytes(self) -> int:
         """How many more bytes of tasks may come."""
-        return self.settings.prefetch_bytes - self._messages.size
+        return self.settings.prefetch_bytes - self._requests.size
 
-    def _take(self, priority_class: str, message: Msg) -> None:
+    async def _on_message(self, message: Msg) -> None:
+        self.backlog.seen(message.metadata.num_pending)
         try:
-            task = checked_task(message.data, self._model, priority_class)
+            task = checked_task(message.data)
+            if (task.model, task.priority_class) != (self._model, CLASS):
+                raise MalformedMessage("model, priority_class: are not those of the subject")
         except MalformedMessage as error:
-            self._spawn(self._messages.bury_message(message, str(error)))
+            self._spawn(self._bury(message, str(error)))
             return
-        if not self._messages.keep(task.request_id, message):
-            return  # Redelivered while it is being processed: only the message is new.
-        self.backlog.seen(priority_class, message.metadata.num_pending)
-        deliveries, headers = message.metadata.num_delivered, message.headers or {}
-        if deliveries == 1 and clock.unix_ms() - task.published_unix_ms < FRESH_MS:
-            self._add(task, headers, deliveries)
-        else:
-            self._spawn(self._ask(task, headers, deliveries))
+        given_up = message.metadata.num_delivered > jetstream.MAX_DELIVER
+        await self._ack(message)
+        self._take(task, message.headers or {}, len(message.data), GIVEN_UP if given_up else "")
 
-    async def _ask(self, task: task_pb2.Task, headers: Mapping[str, str], deliveries: int) -> None:
-        self._asking[task.priority_class] += 1
+    async def _ack(self, message: Msg) -> None:
         try:
-            answer = await ask_held(self._nats, task.gateway, task.request_id)
-        finally:
-            self._asking[task.priority_class] -= 1
-        if answer is not None and not answer.waiting:
-            self._requests.drop(task.request_id)
-            self._wake()
-            return
-        if (
-            answer is not None
-        ):  # Else the task starts where it was published: the gateway drops what it has.
-            del task.produced_token_ids[:]
-            task.produced_token_ids.extend(answer.token_ids)
-        self._add(task, headers, deliveries)
+            await message.ack()
+        except nats.errors.Error:
+            return  # It is delivered again, and its gateway does not wait for the second row.
 
-    def _add(self, task: task_pb2.Task, headers: Mapping[str, str], deliveries: int) -> None:
-        if task.request_id in self._requests:
-            return  # Redelivered while it is becoming a dead letter.
-        self._arrived(task, headers)
-        now, due_ms = time.monotonic(), task.deadline_unix_ms
-        # From the wall clock to the monotonic one.
-        left_s = (due_ms - clock.unix_ms()) / 1e3 if due_ms else float("inf")
-        row = Row(
-            task,
-            deliveries=deliveries,
-            produced=task.produced_token_ids,
-            deadline=now + left_s,
-            now=now,
-        )
-        if deliveries > jetstream.MAX_DELIVER:
-            message = f"the task was delivered {jetstream.MAX_DELIVER} times without an end"
-            error = frame_pb2.RowError(reason=EngineFailed.reason, message=message)
-            self._requests.bury(row, error, now)
-        else:
-            self._requests.add(row, now)
-        self._wake()
+    async def _bury(self, message: Msg, reason: str) -> None:
+        payload, headers = message.data, message.headers
+        await store_dead_letter(self._nats, self._model, CLASS, payload, headers, reason)
+        await self._ack(message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._burying.add(task)
+        task.add_done_callback(self._burying.discard)

@@ -1,6 +1,7 @@
 """The load of every model: workers, queues and expected waits, as the batchers report them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -48,30 +49,67 @@ class ModelLoad:
         return self.classes.get(priority_class, ClassLoad())
 
 
+@dataclass
+class _Batcher:
+    """The last report of one batcher."""
+
+    reported_at: float
+    models: Mapping[str, ModelReport]
+    sent: Counter[str] = field(default_factory=Counter)
+    """Tasks that this gateway has sent to it since, by model."""
+    chosen: int = 0
+    """The number of the last choice that it was."""
+
+
 class ModelLoadTable:
     """The last report of every batcher."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, tuple[BatcherReport, float]] = {}
-        """With the time of arrival, by batcher."""
+        self._batchers: dict[str, _Batcher] = {}
+        self._choices = 0
         self._loads: dict[str, ModelLoad] = {}
         """Computed since the reports changed; every request asks for several."""
 
     def update(self, report: BatcherReport, now: float) -> None:
         """Replaces the previous report of the batcher."""
         self._loads.clear()
-        if report.leaving:
-            self._reports.pop(report.batcher, None)
-        else:
-            self._reports[report.batcher] = report, now
+        known = self._batchers.pop(report.batcher, None)
+        if not report.leaving:
+            models = {entry.model: entry for entry in report.models}
+            chosen = 0 if known is None else known.chosen
+            self._batchers[report.batcher] = _Batcher(now, models, chosen=chosen)
 
     def expire(self, now: float) -> None:
         """Removes batchers that have been silent for `EXPIRY_S`."""
-        silent = [name for name, (_, at) in self._reports.items() if at + EXPIRY_S <= now]
-        for batcher in silent:
-            del self._reports[batcher]
+        silent = [
+            name
+            for name, batcher in self._batchers.items()
+            if batcher.reported_at + EXPIRY_S <= now
+        ]
+        for name in silent:
+            del self._batchers[name]
         if silent:
             self._loads.clear()
+
+    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
+        """The batcher for the next task of ``model``: it has a worker, and the fewest tasks wait there.
+
+        Among equals it is the one that was chosen longest ago. None: there is none but ``without``.
+        """
+        found: list[tuple[int, int, str]] = []
+        for name, batcher in self._batchers.items():
+            entry = batcher.models.get(model)
+            if entry is None or not entry.workers or name in without:
+                continue
+            if batcher.reported_at + EXPIRY_S > now:
+                found.append((entry.queued + batcher.sent[model], batcher.chosen, name))
+        if not found:
+            return None
+        chosen = self._batchers[min(found)[2]]
+        self._choices += 1
+        chosen.sent[model] += 1
+        chosen.chosen = self._choices
+        return min(found)[2]
 
     def load(self, model: str, now: float) -> ModelLoad:
         """The load of ``model``. Batchers share the workers: only their queues and their speeds add up."""
@@ -83,10 +121,9 @@ class ModelLoadTable:
 
     def _sum(self, model: str) -> ModelLoad:
         found = [
-            (at, entry)
-            for report, at in self._reports.values()
-            for entry in report.models
-            if entry.model == model
+            (batcher.reported_at, batcher.models[model])
+            for batcher in self._batchers.values()
+            if model in batcher.models
         ]
         reports = [report for _, report in found]
         return ModelLoad(

@@ -56,8 +56,11 @@ class RecordStore:
         dropped: records, outcomes and events that were too large or found no room.
     """
 
-    def __init__(self, settings: RecordsSettings, outcomes: OutcomeSettings) -> None:
+    def __init__(
+        self, settings: RecordsSettings, outcomes: OutcomeSettings, replicas: int = 1
+    ) -> None:
         self.dropped = 0
+        self._replicas = replicas
         self._writer = BackgroundWriter()
         self._audit_writer = BackgroundWriter()
         self._settings = settings
@@ -78,14 +81,14 @@ class RecordStore:
             limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
-            await jetstream.ensure_stream(self._js, config)
+            await jetstream.ensure_stream(self._js, config, self._replicas)
         await self.use_outcomes(self._outcomes)
 
     async def use_outcomes(self, settings: OutcomeSettings) -> None:
         """Takes other settings of outcomes; raises as `start`, and then the old ones stay."""
         if settings.tenants:
             config = jetstream.outcomes_stream(settings.max_mib * _MIB, settings.max_age_h * 3600)
-            await jetstream.ensure_stream(self._js, config)
+            await jetstream.ensure_stream(self._js, config, self._replicas)
         self._outcomes = settings
 
     async def run(self) -> None:

@@ -31,8 +31,10 @@ _WRONG_REVISION: Final = frozenset({10071, 10164})
 class Bucket:
     """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
 
-    def __init__(self, config: StreamConfig) -> None:
+    def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
+        """``replicas``: servers of the NATS cluster that keep it."""
         assert config.name is not None, "buckets have names"
+        self._replicas = replicas
         self._config = config
         self._stream: str = config.name
         self._prefix = subjects.bucket_prefix(config.name)
@@ -45,7 +47,7 @@ class Bucket:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
         self._jetstream = client.jetstream(timeout=ANSWER_S)
-        await jetstream.ensure_stream(self._jetstream, self._config)
+        await jetstream.ensure_stream(self._jetstream, self._config, self._replicas)
 
     async def write(
         self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None

@@ -7,7 +7,6 @@ The rules, with ``next_index`` the number of tokens held:
 - A frame that begins below and ends above loses the head that is known.
 - A frame that begins above is a gap: it is dropped, and the missing frames are requested, once until ``next_index``
   moves or ``stall_s`` passes.
-- After ``stall_s`` without a frame they are requested too: the lost frame may have been the last one.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ class AcceptedFrame:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[Logprobs] = ()
     final: Final | None = None
-    resend_from: int | None = None
-    """Set when frames before this one are missing: the index to request them from."""
+    gap: bool = False
+    """Set when frames before this one are missing and must be requested."""
     recovered: bool = False
     """The first frame of a later attempt: another process continues the row."""
 
@@ -38,7 +37,7 @@ class Assembler:
 
     Attributes:
         next_index: number of tokens held.
-        attempt: the highest seen.
+        attempt: the highest seen; frames of lower ones are dropped.
         has_frames: whether a frame has arrived, so a batcher has the row.
         sent_at: when the row was sent, seconds.
         last_token_at: when tokens arrived last, seconds.
@@ -51,29 +50,24 @@ class Assembler:
         self.has_frames = False
         self.sent_at = now
         self.last_token_at = -inf
-        self._last_frame_at = now
+        self._from_attempt = 0
+        """That of the last frame that was accepted."""
         self._requested_at: float | None = None
+
+    def fence(self, attempt: int) -> None:
+        """Drops frames of attempts below ``attempt`` from now on."""
+        self.attempt, self._requested_at = max(self.attempt, attempt), None
 
     def accept(self, frame: Frame, now: float) -> AcceptedFrame:
         """What is new in ``frame``."""
         if frame.attempt < self.attempt:
             return _NOTHING_NEW
-        recovered = self.has_frames and frame.attempt > self.attempt
-        self.attempt, self.has_frames, self._last_frame_at = frame.attempt, True, now
+        recovered = self.has_frames and frame.attempt > self._from_attempt
+        self.attempt = self._from_attempt = frame.attempt
+        self.has_frames = True
         if frame.start_index > self.next_index:
-            return AcceptedFrame(resend_from=self._request(now), recovered=recovered)
+            return AcceptedFrame(gap=self._request(now), recovered=recovered)
         return self._append(frame, recovered, now)
-
-    def overdue(self, now: float) -> int | None:
-        """The index to request frames from when none arrived for ``stall_s``, else None."""
-        if now - self._last_frame_at < self._stall_s:
-            return None
-        return self._request(now)
-
-    def request_now(self, now: float) -> int:
-        """The index to request frames from when some are known to be lost."""
-        self._requested_at = now
-        return self.next_index
 
     def _append(self, frame: Frame, recovered: bool, now: float) -> AcceptedFrame:
         known = self.next_index - frame.start_index
@@ -82,9 +76,10 @@ class Assembler:
             self.next_index += len(token_ids)
             self._requested_at, self.last_token_at = None, now
         final = frame.final if frame.HasField("final") else None
-        return AcceptedFrame(token_ids, frame.logprobs[known:], final, None, recovered)
+        return AcceptedFrame(token_ids, frame.logprobs[known:], final, False, recovered)
 
-    def _request(self, now: float) -> int | None:
+    def _request(self, now: float) -> bool:
         if self._requested_at is not None and now - self._requested_at < self._stall_s:
-            return None
-        return self.request_now(now)
+            return False
+        self._requested_at = now
+        return True

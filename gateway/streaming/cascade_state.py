@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from gateway.routing.cascade.monitor import AnswerMonitor, CascadeDecision
 from gateway.streaming.assembler import AcceptedFrame
 from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
-from gateway.streaming.control import ControlOutbox
+from gateway.streaming.dispatch import Dispatch
 from sluice.errors import SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_REFUSED, Frame
 from sluice.v1.inference_pb2 import (
@@ -61,7 +61,7 @@ class CascadeState:
         holding: nothing is shown before the commit point.
     """
 
-    def __init__(self, first: ModelAttempt, cascade: Cascade | None, outbox: ControlOutbox) -> None:
+    def __init__(self, first: ModelAttempt, cascade: Cascade | None, dispatch: Dispatch) -> None:
         self.attempts = [first]
         self.current = first
         self.backup: ModelAttempt | None = None
@@ -69,7 +69,7 @@ class CascadeState:
         self._cascade = cascade
         self._monitor = None if cascade is None else cascade.monitor
         """None once the current answer cannot be replaced by the cascade any more."""
-        self._outbox = outbox
+        self._dispatch = dispatch
 
     def is_backup(self, row_id: str) -> bool:
         """Whether that is the backup's row."""
@@ -95,10 +95,7 @@ class CascadeState:
         if attempt is not self.backup:
             # Computed before its batcher learned that it is not needed: it counts as usage.
             attempt.accept(frame, now)
-            self._outbox.reject(frame)
-        elif attempt.complete:
-            self._outbox.reject(frame)
-        else:
+        elif not attempt.complete:
             self._accept_backup(attempt, attempt.accept(frame, now))
 
     def fail_backup(self, error: SluiceError) -> None:
@@ -143,9 +140,9 @@ class CascadeState:
 
     def _accept_backup(self, backup: ModelAttempt, accepted: AcceptedFrame) -> None:
         if accepted.final is not None or backup.stopped:
-            self._outbox.release(backup.row_id, accepted.final)
-        elif accepted.resend_from is not None:
-            self._outbox.resend(backup.row_id, accepted.resend_from)
+            self._dispatch.release(backup.row_id, accepted.final)
+        elif accepted.gap:
+            self._dispatch.ask(backup.row_id)
         if accepted.final is not None and finish_reason_of(accepted.final.end) is None:
             self.fail_backup(error_of(accepted.final))
 
@@ -192,5 +189,5 @@ class CascadeState:
         backup, self.backup = self.backup, None
         backup.unused_reason = reason
         if not backup.complete:
-            self._outbox.cancel(backup.row_id)
+            self._dispatch.cancel(backup.row_id)
         self._cascade.backup_dropped()

@@ -16,9 +16,9 @@ class StreamState(Enum):
     """The state of a request."""
 
     PUBLISHING = auto()
-    """The task is on its way to JetStream."""
+    """The task is on its way to a batcher, or to JetStream."""
     WAITING = auto()
-    """JetStream has stored the task; no frame has arrived yet."""
+    """A batcher or JetStream has the task; no frame has arrived yet."""
     STREAMING = auto()
     """Frames arrive."""
     CHECKING = auto()
@@ -32,7 +32,7 @@ class StreamState(Enum):
 _ENDED: Final = frozenset({StreamState.FINISHED, StreamState.FAILED})
 _AFTER_STREAMING: Final = _ENDED | {StreamState.PUBLISHING, StreamState.CHECKING}
 
-# A batcher can be quicker than JetStream's acknowledgement: frames, even the last one, may arrive while publishing.
+# Frames, even the last one, may arrive before the word that the task was taken.
 # When another model takes over, its task is published: every live state may return to PUBLISHING.
 LEGAL_MOVES: Final[Mapping[StreamState, frozenset[StreamState]]] = {
     StreamState.PUBLISHING: frozenset(StreamState),

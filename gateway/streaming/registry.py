@@ -1,6 +1,6 @@
 """All live requests of this gateway; the one owner of them.
 
-`open` a stream, `accept` frames for it, `leave` when its call ends. Messages to the batchers go to the `ControlOutbox`.
+`open` a stream, `take` what batchers say about it, `leave` when its call ends. Its rows are in the `Dispatch`.
 """
 
 import logging
@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import Cascade
-from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import Replay, ReplayCache, check_fingerprint
 from gateway.streaming.lifecycle import StreamSpec
 from gateway.streaming.stream import Guards, Stream
@@ -21,8 +21,7 @@ from sluice.errors import (
     InvalidRequest,
     SluiceError,
 )
-from sluice.internal.v1.control_pb2 import HeldTokensResponse
-from sluice.internal.v1.frame_pb2 import Frame, RowTimings
+from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, FrameBundle, RowTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.v1.inference_pb2 import FinishReason
 from sluice.wire.tokens import VisibleToken
@@ -33,10 +32,15 @@ _GONE: Final = Cancelled("the caller has gone")
 
 
 class Registry:
-    """Live streams by request id, by row and by idempotency key, and replays of complete ones."""
+    """Live streams by request id, by row and by idempotency key, and replays of complete ones.
 
-    def __init__(self, outbox: ControlOutbox, replays: ReplayCache) -> None:
-        self._outbox = outbox
+    Attributes:
+        dispatch: their rows.
+    """
+
+    def __init__(self, dispatch: Dispatch, replays: ReplayCache) -> None:
+        self.dispatch = dispatch
+        dispatch.on_failed = self.row_failed
         self._replays = replays
         self._live: dict[str, Stream] = {}
         self._rows: dict[str, Stream] = {}
@@ -90,7 +94,7 @@ class Registry:
 
         ``on_end`` is called once, when the stream has ended and is forgotten.
         """
-        stream = Stream(spec, first, self._outbox, cascade, guards)
+        stream = Stream(spec, first, self.dispatch, cascade, guards)
         assert stream.request_id not in self._live, "request ids are unique"
         assert spec.key not in self._by_key, "the key is free"
         self._live[stream.request_id] = stream
@@ -122,17 +126,24 @@ class Registry:
         stream.cascade.start_backup(now)
         self._update(stream, now)
 
-    def published(self, row_id: str) -> None:
-        """JetStream has stored the task of a row."""
-        stream = self._rows.get(row_id)
-        if stream is not None:
-            stream.published(row_id)
+    def stored(self, row_id: str, sequence: int, now: float) -> None:
+        """The task of a row is in JetStream."""
+        self.dispatch.stored(row_id, sequence, now)
+        self._published(row_id)
 
     def publish_failed(self, row_id: str, error: SluiceError, now: float) -> None:
-        """JetStream did not confirm the task of a row."""
+        """The task of a row could not be sent, as far as is known."""
         stream = self._rows.get(row_id)
         if stream is not None:
             stream.publish_failed(row_id, error)
+            self._update(stream, now)
+
+    def row_failed(self, row_id: str, error: SluiceError, now: float) -> None:
+        """A row cannot be answered."""
+        stream = self._rows.get(row_id)
+        if stream is not None:
+            stream.row_failed(row_id, error)
+            stream.delivery.wake()
             self._update(stream, now)
 
     def finish(self, stream: Stream, reason: "FinishReason.ValueType", now: float) -> None:
@@ -171,11 +182,31 @@ class Registry:
         stream.reroute(attempt, reason)
         return True
 
+    def take(self, bundle: FrameBundle, now: float) -> None:
+        """Takes what a batcher says."""
+        batcher, dispatch = bundle.batcher, self.dispatch
+        dispatch.heard(batcher, now)
+        for ref in bundle.held:
+            if dispatch.accepts(batcher, ref.request_id, ref.attempt, now, waits=True):
+                self._published(ref.request_id)
+        for ref in bundle.unknown:
+            dispatch.unknown(batcher, ref, now)
+        for frame in bundle.frames:
+            if frame.final.end == ROW_END_RETURNED:
+                dispatch.returned(batcher, frame, now)
+            elif self._is_current(batcher, frame, now):
+                self.accept(frame, now)
+
+    def _is_current(self, batcher: str, frame: Frame, now: float) -> bool:
+        row_id = frame.request_id
+        # Frames of a row that its stream does not need any more still count as usage.
+        waits = row_id in self.dispatch
+        return self.dispatch.accepts(batcher, row_id, frame.attempt, now) or not waits
+
     def accept(self, frame: Frame, now: float) -> None:
-        """Gives ``frame`` to its stream; a frame that no stream waits for is answered too."""
+        """Gives ``frame`` to its stream."""
         stream = self._rows.get(frame.request_id)
         if stream is None:
-            self._outbox.reject(frame)
             return
         try:
             stream.accept(frame, now)
@@ -186,33 +217,26 @@ class Registry:
             stream.row_failed(frame.request_id, error)
             self._update(stream, now)
 
-    def tick(self, now: float) -> None:
-        """Ends what is past its deadline, requests overdue frames, evicts old replays."""
+    def tick(self, now: float, *, connected: bool = True) -> None:
+        """Ends what is past its deadline, asks about silent rows, evicts old replays.
+
+        ``connected``: whether batchers can be heard.
+        """
         for stream in list(self._live.values()):
             if now >= stream.spec.deadline:
                 self.fail(
                     stream, DeadlinePassed("the deadline passed before the answer was complete")
                 )
-            else:
-                stream.request_overdue(now)
+        if connected:
+            self.dispatch.tick(now)
+        else:
+            self.dispatch.restart(now)
         self._replays.expire(now)
 
-    def request_missing(self, now: float) -> None:
-        """Messages to this gateway were lost: requests the next frames of every live stream."""
-        for stream in self._live.values():
-            stream.request_missing(now)
-
-    def held(self, row_id: str) -> HeldTokensResponse:
-        """What this gateway has of a row, for a batcher that got its task again."""
+    def _published(self, row_id: str) -> None:
         stream = self._rows.get(row_id)
-        attempt = None if stream is None else stream.computing_attempt(row_id)
-        if attempt is None:
-            return HeldTokensResponse(waiting=False)
-        return HeldTokensResponse(
-            waiting=True,
-            token_ids=attempt.transcript.token_ids,
-            attempt=attempt.assembler.attempt,
-        )
+        if stream is not None:
+            stream.published(row_id)
 
     def _is_live(self, stream: Stream) -> bool:
         return self._live.get(stream.request_id) is stream

@@ -4,14 +4,14 @@ A `Stream` joins the parts and decides what follows from each event: its `Lifecy
 answer is, its `CascadeState` which model gives it, its `Delivery` what callers may see.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from gateway.safety.guards.checks import Checks
 from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
 from gateway.streaming.cascade_state import ENDED, REROUTED, Cascade, CascadeState
-from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Delivery, Reader
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.lifecycle import Lifecycle, StreamSpec, StreamState
 from sluice.errors import InvalidRequest, SluiceError
 from sluice.internal.v1.frame_pb2 import Frame, RowTimings
@@ -59,16 +59,16 @@ class Stream(Lifecycle):
         self,
         spec: StreamSpec,
         first: ModelAttempt,
-        outbox: ControlOutbox,
+        dispatch: Dispatch,
         cascade: Cascade | None = None,
         guards: Guards | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.cascade = CascadeState(first, cascade, outbox)
+        self.cascade = CascadeState(first, cascade, dispatch)
         self.delivery = Delivery(spec, first)
         self.guards = guards
-        self._outbox = outbox
+        self._dispatch = dispatch
 
     @property
     def request_id(self) -> str:
@@ -145,12 +145,8 @@ class Stream(Lifecycle):
         if error is not None:
             raise error
 
-    def computing_attempt(self, row_id: str) -> ModelAttempt | None:
-        """The attempt whose row ``row_id`` computes for the answer; None when the row is not needed."""
-        return next((one for one in self._computing() if one.row_id == row_id), None)
-
     def published(self, row_id: str) -> None:
-        """JetStream has stored the task of the row."""
+        """A batcher or JetStream has the task of the row."""
         attempt = self.cascade.attempt_of(row_id)
         attempt.published = True
         if attempt is self.current:
@@ -158,7 +154,7 @@ class Stream(Lifecycle):
         self.delivery.wake()
 
     def publish_failed(self, row_id: str, error: SluiceError) -> None:
-        """JetStream did not confirm the task of the row. It may be stored all the same: frames prove it."""
+        """The task of the row could not be sent, as far as is known: frames prove the contrary."""
         if self.cascade.is_backup(row_id):
             unknown = not self.cascade.attempt_of(row_id).assembler.has_frames
         else:
@@ -178,10 +174,9 @@ class Stream(Lifecycle):
         """Adds what is new in ``frame``."""
         if frame.request_id != self.current.row_id:
             self.cascade.accept_other(frame, now)
-        elif self.state is StreamState.CHECKING:  # the row has ended: a repeated final frame
-            if frame.HasField("final"):
-                self._outbox.reject(frame)
-        else:
+        elif (
+            self.state is not StreamState.CHECKING
+        ):  # else the row has ended: a repeated final frame
             self._accept_current(frame, now)
 
     def _accept_current(self, frame: Frame, now: float) -> None:
@@ -193,33 +188,20 @@ class Stream(Lifecycle):
         if accepted.recovered:
             self.delivery.notify(_RECOVERED)
         if self.cascade.should_escalate(accepted, now):
-            self._outbox.release(attempt.row_id, attempt.final)
+            self._dispatch.release(attempt.row_id, attempt.final)
             self._escalate(now)
             return
         if accepted.token_ids and not self.hidden:
             self._set_shown(now)
         if self._finish_if_complete(now):
-            self._outbox.release(attempt.row_id, attempt.final)
-        elif accepted.resend_from is not None:
-            self._outbox.resend(attempt.row_id, accepted.resend_from)
+            self._dispatch.release(attempt.row_id, attempt.final)
+        elif accepted.gap:
+            self._dispatch.ask(attempt.row_id)
         self._check_answer()
         if not (self.row_ended or self.hidden):
             too_slow = self.delivery.show_since(before)
             if too_slow is not None:
                 self.fail(too_slow)
-
-    def request_overdue(self, now: float) -> None:
-        """Requests the frames that should have arrived long ago."""
-        for attempt in self._computing():
-            publishing = attempt is self.current and self.state is StreamState.PUBLISHING
-            index = None if publishing else attempt.assembler.overdue(now)
-            if index is not None:
-                self._outbox.resend(attempt.row_id, index)
-
-    def request_missing(self, now: float) -> None:
-        """Requests all frames that come next, because some were lost."""
-        for attempt in self._computing():
-            self._outbox.resend(attempt.row_id, attempt.assembler.request_now(now))
 
     def reroute(self, attempt: ModelAttempt, reason: str) -> None:
         """A governed model gives the answer with ``attempt``; its task must still be sent."""
@@ -298,7 +280,7 @@ class Stream(Lifecycle):
 
     def _cancel_row(self) -> None:
         if not self.row_ended:
-            self._outbox.cancel(self.current.row_id)
+            self._dispatch.cancel(self.current.row_id)
 
     def _escalate(self, now: float) -> None:
         """The second model answers; what the first one answered is void."""
@@ -330,14 +312,6 @@ class Stream(Lifecycle):
     def _note_shown(self, now: float) -> None:
         if self.current.transcript.visible.token_ids:
             self._set_shown(now)
-
-    def _computing(self) -> Iterator[ModelAttempt]:
-        """The attempts whose rows compute for the answer."""
-        if not self.row_ended:
-            yield self.current
-        backup = self.cascade.backup
-        if backup is not None and not backup.complete:
-            yield backup
 
     def _finished_event(
         self, reason: "FinishReason.ValueType", row: RowTimings, now: float

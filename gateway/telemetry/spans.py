@@ -37,7 +37,7 @@ class CallSpans:
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Iterator[Span]:
         """A span around one hop; an error that passes through is recorded."""
-        span = self._tracer.start_span(name, self._context, kind, attributes)
+        span = self.start_hop(name, kind, attributes)
         try:
             yield span
         except SluiceError as error:
@@ -45,6 +45,12 @@ class CallSpans:
             raise
         finally:
             span.end()
+
+    def start_hop(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> Span:
+        """The span of a hop that begins now; the caller ends it."""
+        return self._tracer.start_span(name, self._context, kind, attributes)
 
     def completed_hop(
         self, name: str, lasted_s: float, attributes: Mapping[str, AttributeValue]

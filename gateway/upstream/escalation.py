@@ -35,7 +35,7 @@ class Escalation:
         self._upstream = upstream
         self._context = context
         self._prepared = admitted.second
-        # A row that is started again needs another name: JetStream drops a task whose name it knows.
+        # A row that is started again needs another name: frames of the one before may still come.
         self._row_ids = (f"{context.request_id}-{number}" for number in count(2))
         self._attempt = limiter.started(request.tenant)
 

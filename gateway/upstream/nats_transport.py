@@ -1,20 +1,19 @@
-"""The gateway's NATS client: publishes tasks and control messages, receives frames and reports (docs/wire.md)."""
+"""The gateway's NATS client: sends tasks and control messages, receives frames and reports (docs/wire.md)."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import Header
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
 
 from gateway.admission.load_table import ModelLoadTable
-from gateway.streaming.control import ControlOutbox
+from gateway.streaming.dispatch import SentRow
 from gateway.streaming.registry import Registry
 from sluice.errors import (
     MessageTooLarge,
@@ -22,20 +21,25 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import BatcherReport, HeldTokensRequest
+from sluice.internal.v1.control_pb2 import BatcherReport, ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
-from sluice.internal.v1.task_pb2 import Task
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
 from sluice.wire.connection import disconnect, settle
+from sluice.wire.dead_letters import store_dead_letter
 
 M = TypeVar("M", bound=Message)
 
 _log = logging.getLogger(__name__)
 
-PUBLISH_S: Final = 5.0
-"""Longest wait for JetStream to store a task, seconds."""
+STORE_S: Final = 1.5
+"""Longest wait for JetStream to store a task, or to say what became of it, seconds."""
+PONG_S: Final = 0.5
+"""NATS answers a ping in this time, or this gateway is cut off, seconds."""
+UNSTORED_S: Final = 5.0
+"""Tasks of class bulk are refused for this long after JetStream took one not, seconds: callers need not wait again."""
 RETRY_AFTER_S: Final = 1.0
+CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
 
 # Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
@@ -48,106 +52,155 @@ _FULL: Final = frozenset({10023, 10028, 10047, 10077})
 class NatsTransport:
     """Sends for the registry and passes it what arrives. The one user of the NATS connection."""
 
-    def __init__(
-        self, gateway_id: str, registry: Registry, outbox: ControlOutbox, loads: ModelLoadTable
-    ) -> None:
+    def __init__(self, gateway_id: str, registry: Registry, loads: ModelLoadTable) -> None:
         self.gateway_id = gateway_id
         self._registry = registry
-        self._outbox = outbox
         self._loads = loads
         self._client: Client | None = None
-        self._publishing: set[asyncio.Task[None]] = set()
-        self._flushing: set[asyncio.Task[None]] = set()
-        outbox.on_first = self._schedule_flush
+        self._working: set[asyncio.Task[None]] = set()
+        self._unstored_at: float | None = None
+        registry.dispatch.on_first = lambda: self._spawn(self._flush())
 
     @property
     def connected(self) -> bool:
         """Whether NATS can be reached now."""
         return self._client is not None and self._client.is_connected
 
+    def stores(self, now: float) -> bool:
+        """Whether JetStream takes tasks, as far as is known."""
+        return self._unstored_at is None or now - self._unstored_at > UNSTORED_S
+
     async def start(self, client: Client) -> None:
         """Subscribes. Frames can arrive as soon as this returns; core NATS drops messages without a subscription."""
         self._client = client
-        await self._subscribe(
-            client, subjects.frames(self.gateway_id), FrameBundle, self._on_frames
-        )
-        await self._subscribe(
-            client, subjects.held(self.gateway_id), HeldTokensRequest, self._on_held
-        )
-        await self._subscribe(client, subjects.REPORTS, BatcherReport, self._on_report)
+        await self._subscribe(subjects.frames(self.gateway_id), FrameBundle, self._on_frames)
+        await self._subscribe(subjects.REPORTS, BatcherReport, self._on_report)
+        await client.subscribe(subjects.all_absent(self.gateway_id), cb=self._on_absent)
         await settle(client, _SETTLE_S)
 
     async def close(self) -> None:
         """Sends what is left to send, then closes the connection."""
         if self._client is None:
             return
-        if self._publishing:
-            await asyncio.wait(self._publishing, timeout=PUBLISH_S)
         await self._flush()
+        if self._working:
+            await asyncio.wait(self._working, timeout=CLOSE_S)
         await disconnect(self._client)
 
-    def submit(self, publishing: Coroutine[Any, Any, None]) -> None:
-        """Runs ``publishing`` as a task: it outlives a call that leaves, because another call may have taken over."""
-        task = asyncio.ensure_future(publishing)
-        self._publishing.add(task)
-        task.add_done_callback(self._done)
-
-    async def publish(self, task: Task, headers: Mapping[str, str], deadline: float) -> None:
-        """Returns when JetStream has stored ``task``; waits until ``deadline`` (monotonic) and `PUBLISH_S` at most.
-
-        Raises:
-            TransportUnavailable: NATS does not answer, or no stream stores tasks.
-            Overloaded: there is no room for the task.
-            MessageTooLarge: the task is larger than a NATS message may be.
-        """
-        client = self._client
-        if client is None or not client.is_connected:
-            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
-        marked = {**headers, Header.MSG_ID: task.request_id}
-        try:
-            await client.jetstream().publish(
-                subjects.tasks(task.model, task.priority_class),
-                pack(task, client.max_payload - header_bytes(marked)),
-                timeout=min(PUBLISH_S, max(deadline - time.monotonic(), 0.0)),
-                headers=marked,
-            )
-        except (OversizedMessage, TimeoutError, NatsError) as error:
-            raise _public_error(error) from error
+    def problem(self, priority_class: str, now: float) -> SluiceError | None:
+        """Why a task of this class cannot be sent now."""
+        if not self.connected:
+            return TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
+        if priority_class == subjects.QUEUED_CLASS and not self.stores(now):
+            message = "JetStream does not store tasks now; other classes do not need it"
+            return TransportUnavailable(message, retry_after_s=UNSTORED_S)
+        return None
 
     def on_reconnect(self) -> None:
-        """Messages to this gateway may have been lost: requests the next frames."""
-        self._registry.request_missing(time.monotonic())
+        """Messages to this gateway may have been lost."""
+        self._registry.dispatch.restart(time.monotonic())
 
-    def _done(self, publishing: asyncio.Task[None]) -> None:
-        self._publishing.discard(publishing)
-        if not publishing.cancelled():
-            publishing.exception()  # the registry knows it
+    # What goes out.
 
-    def _schedule_flush(self) -> None:
-        flushing = asyncio.ensure_future(self._flush())
-        self._flushing.add(flushing)
-        flushing.add_done_callback(self._flushing.discard)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
     async def _flush(self) -> None:
-        for message in self._outbox.drain():
-            await self._send(subjects.CONTROL, message)
+        outgoing = self._registry.dispatch.drain()
+        for batcher, row in outgoing.tasks:
+            await self._send_task(batcher, row)
+        for batcher, message in outgoing.control:
+            await self._send_control(batcher, message)
+        for row in outgoing.stored:
+            self._spawn(self._store(row))
+        for model in outgoing.lookups:
+            self._spawn(self._look_up(model))
+        for row, reason in outgoing.dead:
+            self._spawn(self._bury(row, reason))
+        if outgoing.questions:
+            await self._prove_link()
 
-    async def _send(self, subject: str, message: Message) -> None:
-        assert self._client is not None, "nothing is sent before start"
+    async def _send_task(self, batcher: str, row: SentRow) -> None:
+        reply = subjects.absent(self.gateway_id, batcher)
         try:
-            await self._client.publish(subject, pack(message))
+            payload = self._packed(row)
+            await self._nats.publish(subjects.task_to(batcher), payload, reply, dict(row.headers))
+        except (OversizedMessage, NatsError) as error:
+            self._failed(row, error)
+
+    async def _send_control(self, batcher: str, message: ControlMessage) -> None:
+        subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
+        reply = subjects.absent(self.gateway_id, batcher) if batcher else ""
+        try:
+            await self._nats.publish(subject, pack(message), reply)
         except NatsError as error:
-            # Resends are repeated, and frames of unknown requests are answered with another cancel or confirm.
-            _log.warning("NATS: %s not sent: %s", type(message).__name__, error)
+            # Questions are repeated, and frames of unknown requests are answered with another cancel.
+            _log.warning("NATS: a control message is not sent: %s", error)
+
+    async def _store(self, row: SentRow) -> None:
+        subject = subjects.tasks(row.task.model, row.task.priority_class)
+        try:
+            stored = await self._nats.jetstream().publish(
+                subject, self._packed(row), timeout=STORE_S, headers=dict(row.headers)
+            )
+        except (OversizedMessage, TimeoutError, NatsError) as error:
+            self._failed(row, error)
+        else:
+            self._unstored_at = None
+            self._registry.stored(row.row_id, stored.seq, time.monotonic())
+
+    async def _look_up(self, model: str) -> None:
+        """How far batchers have taken the tasks of ``model`` from JetStream; without an answer nothing is lost."""
+        consumer = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
+        try:
+            async with asyncio.timeout(STORE_S):
+                info = await self._nats.jetstream().consumer_info(subjects.TASKS_STREAM, consumer)
+        except NotFoundError:
+            return  # no batcher has ever taken one
+        except (TimeoutError, NatsError) as error:
+            _log.warning("JetStream does not say what became of tasks of %s: %s", model, error)
+            return
+        taken = 0 if info.delivered is None else info.delivered.stream_seq
+        self._registry.dispatch.taken_up_to(model, taken, time.monotonic())
+
+    async def _bury(self, row: SentRow, reason: str) -> None:
+        task, payload = row.task, row.task.SerializeToString()
+        await store_dead_letter(
+            self._nats, task.model, task.priority_class, payload, row.headers, reason
+        )
+
+    async def _prove_link(self) -> None:
+        """Batchers are not to blame for silence while NATS itself does not answer."""
+        try:
+            async with asyncio.timeout(PONG_S):
+                await self._nats.flush()
+        except (TimeoutError, NatsError):
+            self._registry.dispatch.restart(time.monotonic())
+
+    def _packed(self, row: SentRow) -> bytes:
+        return pack(row.task, self._nats.max_payload - header_bytes(row.headers))
+
+    def _failed(self, row: SentRow, error: Exception) -> None:
+        public, now = _public_error(error), time.monotonic()
+        if row.task.priority_class == subjects.QUEUED_CLASS and isinstance(
+            public, TransportUnavailable
+        ):
+            self._unstored_at = now
+        self._registry.publish_failed(row.row_id, public, now)
+
+    @property
+    def _nats(self) -> Client:
+        assert self._client is not None, "nothing is sent before start"
+        return self._client
+
+    # What comes in.
 
     async def _subscribe(
-        self,
-        client: Client,
-        subject: str,
-        kind: type[M],
-        handle: Callable[[M, str], Awaitable[None]],
+        self, subject: str, kind: type[M], handle: Callable[[M], Awaitable[None]]
     ) -> None:
-        """Passes the messages of ``subject`` to ``handle``, each with its reply subject."""
+        """Passes the messages of ``subject`` to ``handle``."""
 
         async def on_message(msg: Msg) -> None:
             try:
@@ -155,25 +208,26 @@ class NatsTransport:
             except MalformedMessage as error:
                 _log.error("NATS: %s dropped: %s", kind.__name__, error)
                 return
-            await handle(message, msg.reply)
+            await handle(message)
 
-        await client.subscribe(
+        await self._nats.subscribe(
             subject,
             cb=on_message,
             pending_msgs_limit=_PENDING_MESSAGES,
             pending_bytes_limit=_PENDING_BYTES,
         )
 
-    async def _on_frames(self, bundle: FrameBundle, _: str) -> None:
+    async def _on_frames(self, bundle: FrameBundle) -> None:
+        self._registry.take(bundle, time.monotonic())
+
+    async def _on_report(self, report: BatcherReport) -> None:
         now = time.monotonic()
-        for frame in bundle.frames:
-            self._registry.accept(frame, now)
+        self._loads.update(report, now)
+        self._registry.dispatch.heard(report.batcher, now)
 
-    async def _on_held(self, request: HeldTokensRequest, reply: str) -> None:
-        await self._send(reply, self._registry.held(request.request_id))
-
-    async def _on_report(self, report: BatcherReport, _: str) -> None:
-        self._loads.update(report, time.monotonic())
+    async def _on_absent(self, message: Msg) -> None:
+        """Nobody has subscribed for a batcher."""
+        self._registry.dispatch.gone(message.subject.rpartition(".")[2], time.monotonic())
 
 
 def _public_error(error: Exception) -> SluiceError:
@@ -186,7 +240,7 @@ def _public_error(error: Exception) -> SluiceError:
     if isinstance(error, APIError) and error.err_code in _FULL:
         return Overloaded("the queue of tasks is full", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, TimeoutError):
-        message = "NATS did not store the task in time"
+        message = "JetStream did not store the task in time"
     else:
         message = f"NATS did not take the task ({type(error).__name__})"
     return TransportUnavailable(message, retry_after_s=RETRY_AFTER_S)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
@@ -15,6 +14,7 @@ from gateway.admission.usage import UsageAccounting
 from gateway.records.record_builder import RecordBuilder
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.dispatch import SentRow
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec
 from gateway.streaming.registry import Registry
 from gateway.streaming.resume_token import ResumeKey
@@ -23,7 +23,7 @@ from gateway.streaming.transcript import Transcript
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.validation.requests import ValidRequest
-from sluice.errors import Cancelled, SluiceError
+from sluice.errors import Cancelled
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -36,7 +36,6 @@ from sluice.v1.inference_pb2 import (
     Started,
 )
 from sluice.wire import subjects
-from sluice.wire.clock import unix_ms
 from sluice.wire.enums import value_of
 from sluice.wire.tokens import VisibleToken
 
@@ -139,24 +138,16 @@ class Upstream:
         )
 
     def task_of(
-        self,
-        attempt: ModelAttempt,
-        request: ValidRequest,
-        prepared: PreparedPrompt,
-        deadline: float,
+        self, attempt: ModelAttempt, request: ValidRequest, prepared: PreparedPrompt
     ) -> Task:
-        """The task of ``attempt``'s row; ``deadline`` in monotonic seconds."""
-        remaining_ms = (deadline - time.monotonic()) * 1000
+        """The task of ``attempt``'s row; `Dispatch` adds what it has of the answer, and the time that is left."""
         return Task(
             request_id=attempt.row_id,
             gateway=self.transport.gateway_id,
             model=prepared.model.name,
             tenant=request.tenant,
             priority_class=request.priority_class,
-            deadline_unix_ms=unix_ms() + int(remaining_ms),
-            published_unix_ms=unix_ms(),
             prompt_token_ids=prepared.prompt_token_ids,
-            produced_token_ids=attempt.transcript.token_ids,
             sampling=prepared.sampling,
             workload=request.workload,
         )
@@ -164,35 +155,34 @@ class Upstream:
     def send(
         self, context: RequestContext, attempt: ModelAttempt, prepared: PreparedPrompt
     ) -> None:
-        """Publishes the task of a row of the request; returns at once."""
+        """Sends the row of ``attempt`` for the request; returns at once."""
         attempt.sent = True
-        self.admission.sent(prepared, context.request.priority_class)
-        task = self.task_of(attempt, context.request, prepared, context.deadline)
-        self.transport.submit(self._publish_in_span(context, task))
-
-    async def publish(self, task: Task, headers: Mapping[str, str], deadline: float) -> None:
-        """Publishes ``task``, and tells the registry whether JetStream has stored it.
-
-        Raises:
-            SluiceError: it has not, as far as is known.
-        """
-        try:
-            await self.transport.publish(task, headers, deadline)
-        except SluiceError as error:
-            self.registry.publish_failed(task.request_id, error, time.monotonic())
-            raise
-        self.registry.published(task.request_id)
-
-    async def _publish_in_span(self, context: RequestContext, task: Task) -> None:
-        start = time.monotonic()
+        begun, task = time.monotonic(), self.task_of(attempt, context.request, prepared)
         attributes = {
             names.MESSAGING_SYSTEM: "nats",
             names.MESSAGING_OPERATION: "send",
             names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
         }
-        with context.spans.hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes) as span:
-            await self.publish(task, headers_of(span), context.deadline)
-        context.timings.publish_ms += (time.monotonic() - start) * 1000
+        span = context.spans.start_hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes)
+
+        def on_taken() -> None:
+            context.timings.publish_ms += (time.monotonic() - begun) * 1000
+            span.end()
+
+        self.admission.sent(prepared, context.request.priority_class)
+        self.send_row(SentRow(task, headers_of(span), attempt, context.deadline, on_taken=on_taken))
+
+    def send_row(self, row: SentRow) -> None:
+        """Sends a row, or fails it at once when that is impossible."""
+        now = time.monotonic()
+        problem = self.transport.problem(row.task.priority_class, now)
+        if problem is None:
+            self.registry.dispatch.send(row, now)
+        else:
+            row.taken()
+            # Later: the stream may not know its new row yet.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.registry.publish_failed, row.row_id, problem, now)
 
 
 class InternalRow:
@@ -218,7 +208,7 @@ class InternalRow:
         started = Started(request_id=row_id, model=prepared.model.name)
         spec = StreamSpec(started, deadline, False, RequestTimings(time.monotonic()))
         self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
-        self._task = upstream.task_of(self.attempt, request, prepared, deadline)
+        self._task = upstream.task_of(self.attempt, request, prepared)
         self.attempt.sent = True
         upstream.admission.sent(prepared, request.priority_class)
 
@@ -231,9 +221,8 @@ class InternalRow:
             SluiceError: there is no answer.
         """
         try:
-            # A failed publish ends the stream, unless frames prove that the task was stored.
-            with suppress(SluiceError):
-                await self._upstream.publish(self._task, headers, self.stream.spec.deadline)
+            deadline = self.stream.spec.deadline
+            self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
             await self._ended.wait()
         finally:
             # Has no effect once the stream has ended.

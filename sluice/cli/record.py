@@ -88,10 +88,13 @@ class Recorder:
         client = await _connect(url)
         try:
             self._recording = Recording(time.monotonic())
-            tasks = await client.subscribe(subjects.ALL_TASKS, cb=self._on_task)
+            tasks = [
+                await client.subscribe(subject, cb=self._on_task) for subject in subjects.ALL_TASKS
+            ]
             await client.subscribe(subjects.ALL_FRAMES, cb=self._on_frames)
             await asyncio.sleep(seconds)
-            await tasks.unsubscribe()
+            for subscription in tasks:
+                await subscription.unsubscribe()
             await self._until_ended(settle_s)
         finally:
             await client.close()

@@ -64,8 +64,9 @@ class GatewaySettings(Section):
     """A later deadline is cut to this: an answer that nobody reads any more ends at last."""
     reader_buffer_tokens: int = Field(2048, ge=1)
     """Tokens that may wait for a client that does not read."""
-    stall_s: float = Field(3.0, gt=0)
-    """After this long without a frame the gateway asks for frames again."""
+    stall_s: float = Field(0.75, gt=0)
+    """A row that was silent for this long is asked about; a batcher that does not answer for twice as long is lost: its
+    rows are sent again."""
     replay_entries: int = Field(1024, ge=0)
     replay_s: float = Field(120.0, ge=0)
     """How many finished answers with an idempotency key are kept for a replay, and how long."""
@@ -84,17 +85,13 @@ class BatcherSettings(Section):
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     prefetch_rows: int = Field(1024, ge=1, le=65536)
-    """Tasks of a class and model that a batcher prefetches; it chooses among them."""
+    """Bulk tasks of a model that a batcher prefetches; it chooses among them."""
     prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
-    """Bytes of the tasks of a model that a batcher holds; above it fetches none."""
-    batchers_max: int = Field(8, ge=1, le=256)
-    """Batchers side by side for which JetStream hands out tasks."""
+    """Bytes of the tasks of a model that a batcher holds; above it fetches none, and refuses others."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
     """How often a worker reports at least."""
     stall_s: float = Field(1.5, gt=0)
     """A worker that was silent for this long is lost: its rows are sent again."""
-    final_retry_s: float = Field(1.0, gt=0)
-    """A final frame that no gateway confirmed for this long is sent again."""
     drain_s: float = Field(10.0, ge=0)
 
     def policy_of(self, model: str) -> Policy:
@@ -118,9 +115,13 @@ class NatsSettings(Section):
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)
     tasks_max_messages: int = Field(100_000, ge=1)
-    """Tasks of one model and class that JetStream stores, running ones included; more are refused."""
+    """Bulk tasks of one model that wait in JetStream; more are refused."""
     tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
-    """All tasks that JetStream stores, bytes."""
+    """All tasks that wait in JetStream, bytes."""
+    tasks_max_age_s: float = Field(3600.0, ge=60)
+    """Tasks that no batcher took for this long are dropped, and so is the consumer of a model that nobody serves."""
+    replicas: Literal[1, 3, 5] = 1
+    """Servers of a NATS cluster that keep each stream."""
 
 
 class TritonSettings(Section):

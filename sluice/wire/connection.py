@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js.errors import ServiceUnavailableError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from sluice.settings import NatsSettings
 from sluice.wire.jetstream import ensure_streams
@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes that may wait to be written while NATS is away; the rest is dropped, and receivers ask for it again."""
 CLOSE_S: Final = 2.0
+JETSTREAM_S: Final = 3.0
+"""How long a process that starts waits for JetStream, seconds."""
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
 
@@ -76,10 +78,13 @@ async def connect(
                 disconnected_cb=on_disconnected,
             )
             await _ensure_streams(client, settings)
+    except APIError as error:
+        await client.close()
+        raise NatsUnreachable(f"JetStream of NATS at {url} refuses its streams: {error}") from error
     except (TimeoutError, OSError, NatsError) as error:
         await client.close()
         raise NatsUnreachable(
-            f"NATS with JetStream at {url} does not answer within {connect_s:g} s; start one or set nats.url"
+            f"NATS at {url} does not answer within {connect_s:g} s; start one or set nats.url"
         ) from error
     return client
 
@@ -111,9 +116,16 @@ async def settle(client: Client, timeout_s: float) -> None:
 
 
 async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
-    """A server takes connections a moment before its JetStream answers."""
-    while True:
-        try:
-            return await ensure_streams(client.jetstream(), settings)
-        except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
-            await asyncio.sleep(_RETRY_S)
+    """A server takes connections a moment before its JetStream answers.
+
+    A cluster may have no leader for longer; only bulk tasks need the streams, and batchers create them later.
+    """
+    try:
+        async with asyncio.timeout(JETSTREAM_S):
+            while True:
+                try:
+                    return await ensure_streams(client.jetstream(), settings)
+                except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
+                    await asyncio.sleep(_RETRY_S)
+    except TimeoutError:
+        _log.warning("JetStream of NATS does not answer: bulk tasks have to wait")

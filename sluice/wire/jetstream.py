@@ -21,13 +21,14 @@ from sluice.settings import NatsSettings
 from sluice.wire import subjects
 
 ACK_WAIT_S: Final = 10.0
-"""A task that is not acknowledged for this long is delivered again, seconds."""
-
-ACK_PROGRESS_S: Final = ACK_WAIT_S / 3
-"""How often a batcher reports progress on a task, seconds."""
+"""A batcher acknowledges a task when it takes it; one that ended before that leaves the task to another after this
+time, seconds."""
 
 MAX_DELIVER: Final = 5
-"""A task that was delivered this often becomes a dead letter."""
+"""A task that ended this many batchers before they could take it becomes a dead letter."""
+
+ACKS_PENDING_MAX: Final = 16_384
+"""Tasks of one model on their way to batchers."""
 
 DEAD_LETTERS_MAX_BYTES: Final = 256 * 1024 * 1024
 EVENTS_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -52,7 +53,7 @@ def tasks_stream(settings: NatsSettings) -> StreamConfig:
         discard_new_per_subject=True,
         max_msgs_per_subject=settings.tasks_max_messages,
         max_bytes=settings.tasks_max_bytes,
-        duplicate_window=120,
+        max_age=settings.tasks_max_age_s,
     )
 
 
@@ -124,34 +125,37 @@ def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None
     )
 
 
-def tasks_consumer(model: str, priority_class: str, max_ack_pending: int) -> ConsumerConfig:
-    """The durable pull consumer of one model and class.
+def tasks_consumer(model: str, settings: NatsSettings) -> ConsumerConfig:
+    """The durable pull consumer of the tasks of one model that wait in JetStream.
 
-    ``max_ack_pending`` bounds what all batchers hold together; with the default of 1,000 one batcher could take all.
-    ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up.
+    ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up. A
+    consumer that no batcher pulls from goes away by itself: its model was removed.
     """
     return ConsumerConfig(
-        durable_name=subjects.tasks_consumer(model, priority_class),
-        filter_subject=subjects.tasks(model, priority_class),
+        durable_name=subjects.tasks_consumer(model, subjects.QUEUED_CLASS),
+        filter_subject=subjects.tasks(model, subjects.QUEUED_CLASS),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_deliver=MAX_DELIVER + 1,
-        max_ack_pending=max_ack_pending,
+        max_ack_pending=ACKS_PENDING_MAX,
+        inactive_threshold=settings.tasks_max_age_s,
+        num_replicas=settings.replicas,
     )
 
 
 async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
     """Creates the streams, or gives those that exist their limits."""
     for config in (tasks_stream(settings), dead_letters_stream()):
-        await ensure_stream(js, config)
+        await ensure_stream(js, config, settings.replicas)
 
 
-async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
-    """Creates a stream, or gives it the limits of ``config``.
+async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
+    """Creates a stream, or gives it the limits of ``config`` and the number of servers that keep it.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
     """
+    config = config.evolve(num_replicas=replicas)
     try:
         await js.add_stream(config)
     except APIError as error:

@@ -2,14 +2,16 @@
 
 | subject | from, to | what |
 |---|---|---|
-| ``sluice.tasks.<model>.<class>`` | gateway, batcher (JetStream) | ``Task`` |
+| ``sluice.batchers.<batcher>.task`` | gateway, one batcher | ``Task`` |
+| ``sluice.batchers.<batcher>.control`` | gateway, one batcher | ``ControlMessage`` |
+| ``sluice.tasks.<model>.bulk`` | gateway, any batcher (JetStream) | ``Task`` |
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
-| ``sluice.held.<gateway>`` | batcher, gateway (request) | ``HeldTokensRequest`` |
+| ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
-| ``sluice.reports`` | batcher, all gateways | ``BatcherReport`` |
+| ``sluice.reports`` | batcher, all gateways and batchers | ``BatcherReport`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
-| ``sluice.dead_letters.<model>.<class>`` | batcher, operators (JetStream) | the task as it was, reason in headers |
+| ``sluice.dead_letters.<model>.<class>`` | gateway and batcher, operators (JetStream) | the task, reason in headers |
 | ``sluice.records.<request>.request`` | gateway, gateways (JetStream) | ``RequestRecord`` |
 | ``sluice.records.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.audit.<tenant>.<request>`` | gateway, auditors (JetStream) | ``AuditEntry`` |
@@ -50,7 +52,10 @@ POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
 SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 """Streams of the key-value buckets that gateways share; the prefix is JetStream's."""
 
-ALL_TASKS: Final = f"{TASKS}.>"
+BATCHERS: Final = "sluice.batchers"
+ABSENT: Final = "sluice.absent"
+
+ALL_TASKS: Final = (f"{BATCHERS}.*.task", f"{TASKS}.>")
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
 
@@ -58,6 +63,8 @@ CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
 RANKS: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSES)}
 """Their places."""
+QUEUED_CLASS: Final = "bulk"
+"""Tasks of this class wait in JetStream until a batcher has room; others go to a batcher at once."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -73,7 +80,7 @@ def _token(name: str) -> str:
 
 
 def tasks(model: str, priority_class: str) -> str:
-    """Subject of the tasks of one model and class."""
+    """Subject of the tasks of one model and class in JetStream."""
     return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
 
 
@@ -92,9 +99,29 @@ def frames(gateway: str) -> str:
     return f"{FRAMES}.{_token(gateway)}"
 
 
-def held(gateway: str) -> str:
-    """Subject that one gateway answers ``HeldTokensRequest`` on."""
-    return f"sluice.held.{_token(gateway)}"
+def task_to(batcher: str) -> str:
+    """Subject of tasks for one batcher."""
+    return f"{BATCHERS}.{_token(batcher)}.task"
+
+
+def control_to(batcher: str) -> str:
+    """Subject of control messages for one batcher."""
+    return f"{BATCHERS}.{_token(batcher)}.control"
+
+
+def all_to(batcher: str) -> str:
+    """Matches `task_to` and `control_to`: one subscription keeps their order."""
+    return f"{BATCHERS}.{_token(batcher)}.*"
+
+
+def absent(sender: str, receiver: str) -> str:
+    """Reply subject of messages without an answer: NATS tells on it that nobody has subscribed for them."""
+    return f"{ABSENT}.{_token(sender)}.{_token(receiver)}"
+
+
+def all_absent(sender: str) -> str:
+    """Matches `absent` of every receiver."""
+    return f"{ABSENT}.{_token(sender)}.*"
 
 
 def gateway(name: str) -> str:

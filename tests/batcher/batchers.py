@@ -40,8 +40,7 @@ def settings_of(
         routing=RoutingSettings(default=model.name),
         nats=NatsSettings(url=nats_url),
         triton=TritonSettings(url=triton_url),
-        batcher=batcher
-        or BatcherSettings(heartbeat_ms=100, stall_s=1.0, final_retry_s=0.1, drain_s=0.5),
+        batcher=batcher or BatcherSettings(heartbeat_ms=100, stall_s=1.0, drain_s=0.5),
     )
 
 

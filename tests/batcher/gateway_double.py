@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ from nats.js.api import ConsumerConfig
 
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings
-from sluice.wire import clock, jetstream, subjects
+from sluice.wire import jetstream, subjects
+from sluice.wire.attempts import next_task_attempt, task_attempt
 
 BOUND_S = 15.0
-ACK, NAK, TERM, PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
+ACK = b"+ACK"
 _numbers = itertools.count(1)
 
 
@@ -33,36 +35,38 @@ class Answer:
 
 
 class GatewayDouble:
-    """One gateway.
+    """One gateway. It sends again what a batcher returns or does not know, and what a test says is lost.
 
     Attributes:
-        confirms: whether finals are confirmed.
-        waits: whether it says that it waits for its requests.
         lose: frames for which this says True never arrive.
         answers: by request.
         reports: of batchers, in order.
-        questions: requests that batchers asked about, in order.
+        held: by request, batchers that said that they have it, in order.
+        unknown: by request, how often a batcher did not know it.
+        returned: requests that batchers returned, in order.
         senders: batchers that frames came from, by request.
-        settlements: the last word of batchers about a task, by its sequence in the stream.
-        deliveries: how often a task had been delivered when a batcher last spoke of it, by its sequence.
-        progress: in-progress acknowledgements that batchers sent.
+        settlements: the last word of batchers about a bulk task, by its sequence in the stream.
+        deliveries: how often a bulk task had been delivered when a batcher last spoke of it, by its sequence.
     """
 
     def __init__(self, client: Client, name: str) -> None:
         self.name = name
         self.client = client
         self.js = client.jetstream()
-        self.confirms = True
-        self.waits = True
         self.lose: Callable[[frame_pb2.Frame], bool] = lambda frame: False
         self.answers: dict[str, Answer] = {}
         self.reports: list[control_pb2.BatcherReport] = []
-        self.questions: list[str] = []
-        self.progress = 0
+        self.held: defaultdict[str, list[str]] = defaultdict(list)
+        self.unknown: defaultdict[str, int] = defaultdict(int)
+        self.returned: list[str] = []
         self.deliveries: dict[int, int] = {}
         self.senders: dict[str, set[str]] = {}
-        self._sequences: dict[str, int] = {}
         self.settlements: dict[int, bytes] = {}
+        self._sequences: dict[str, int] = {}
+        self._live: dict[str, control_pb2.BatcherReport] = {}
+        self._sent: dict[str, tuple[task_pb2.Task, str]] = {}
+        """By request, its task and the batcher; empty: none yet."""
+        self._headers: dict[str, Mapping[str, str] | None] = {}
         self._changed = asyncio.Condition()
 
     @staticmethod
@@ -75,7 +79,6 @@ class GatewayDouble:
         double = GatewayDouble(client, name)
         await jetstream.ensure_streams(double.js, NatsSettings())
         await client.subscribe(subjects.frames(name), cb=double._frames)
-        await client.subscribe(subjects.held(name), cb=double._held)
         await client.subscribe(subjects.REPORTS, cb=double._report)
         await client.subscribe(f"$JS.ACK.{subjects.TASKS_STREAM}.>", cb=double._settlement)
         await client.flush()
@@ -95,15 +98,13 @@ class GatewayDouble:
         logprobs: bool = False,
     ) -> task_pb2.Task:
         """A task nobody has published yet."""
-        now = clock.unix_ms()
         return task_pb2.Task(
             request_id=f"r{next(_numbers)}",
             gateway=self.name,
             model=model,
             tenant="default",
             priority_class=priority_class,
-            deadline_unix_ms=now + int(timeout_s * 1e3) if timeout_s is not None else 0,
-            published_unix_ms=now,
+            timeout_ms=max(1, int(timeout_s * 1e3)) if timeout_s is not None else 0,
             prompt_token_ids=prompt,
             sampling=task_pb2.Sampling(
                 max_tokens=max_tokens,
@@ -118,14 +119,17 @@ class GatewayDouble:
     async def publish(
         self, task: task_pb2.Task, headers: Mapping[str, str] | None = None
     ) -> task_pb2.Task:
-        """Publishes ``task``; returns it."""
+        """Sends ``task`` to a batcher as soon as there is one, or into JetStream; returns it."""
         self.answers.setdefault(task.request_id, Answer())
-        stored = await self.js.publish(
-            subjects.tasks(task.model, task.priority_class),
-            task.SerializeToString(),
-            headers={"Nats-Msg-Id": task.request_id, **(headers or {})},
-        )
-        self._sequences[task.request_id] = stored.seq
+        self._headers[task.request_id] = headers
+        self._sent[task.request_id] = task, ""
+        if task.priority_class == subjects.QUEUED_CLASS:
+            subject = subjects.tasks(task.model, task.priority_class)
+            payload, marked = task.SerializeToString(), dict(headers or {})
+            stored = await self.js.publish(subject, payload, headers=marked)
+            self._sequences[task.request_id] = stored.seq
+        else:
+            await self._send(task)
         return task
 
     async def ask(self, **fields: object) -> task_pb2.Task:
@@ -134,22 +138,61 @@ class GatewayDouble:
 
     async def cancel(self, *request_ids: str) -> None:
         """Cancels requests."""
-        message = control_pb2.ControlMessage()
-        message.cancel.request_ids.extend(request_ids)
-        await self._control(message)
+        for request_id in request_ids:
+            task, _ = self._sent[request_id]
+            ref = frame_pb2.RowRef(request_id=request_id, attempt=task.attempt)
+            message = control_pb2.ControlMessage(
+                gateway=self.name, cancel=control_pb2.Cancel(rows=[ref])
+            )
+            await self._control(request_id, message)
 
-    async def resend(self, request_id: str, from_index: int) -> None:
-        """Asks for frames again."""
-        message = control_pb2.ControlMessage()
-        message.resend.request_id = request_id
-        message.resend.from_index = from_index
-        await self._control(message)
+    async def query(self, request_id: str, from_index: int | None = None) -> None:
+        """Asks what became of a row."""
+        task, _ = self._sent[request_id]
+        index = len(self.answers[request_id].token_ids) if from_index is None else from_index
+        asked = control_pb2.AskedRow(request_id=request_id, attempt=task.attempt, next_index=index)
+        message = control_pb2.ControlMessage(
+            gateway=self.name, query=control_pb2.RowsQuery(rows=[asked])
+        )
+        await self._control(request_id, message)
 
-    async def confirm(self, *request_ids: str) -> None:
-        """Confirms finals."""
-        message = control_pb2.ControlMessage()
-        message.confirm.request_ids.extend(request_ids)
-        await self._control(message)
+    async def lost(self, batcher: str) -> None:
+        """A batcher is lost: its rows go to others."""
+        self._live.pop(batcher, None)
+        for request_id, (task, owner) in list(self._sent.items()):
+            if owner == batcher and self.answers[request_id].final is None:
+                await self._send_again(task)
+
+    def batcher_of(self, task: task_pb2.Task) -> str:
+        """The batcher that a task was sent to last."""
+        return self._sent[task.request_id][1]
+
+    async def _send(self, task: task_pb2.Task) -> None:
+        live = [
+            name
+            for name, report in self._live.items()
+            if any(entry.model == task.model and entry.workers for entry in report.models)
+        ]
+        if not live:
+            return
+        loads = [batcher for _, batcher in self._sent.values()]
+        batcher = min(live, key=loads.count)
+        self._sent[task.request_id] = task, batcher
+        await self.client.publish(
+            subjects.task_to(batcher),
+            task.SerializeToString(),
+            headers=dict(self._headers[task.request_id] or {}),
+        )
+
+    async def _send_again(self, task: task_pb2.Task) -> None:
+        answer = self.answers[task.request_id]
+        again = task_pb2.Task()
+        again.CopyFrom(task)
+        again.attempt = next_task_attempt(max(task.attempt, answer.attempt))
+        again.produced_token_ids[:] = answer.token_ids
+        answer.attempt = again.attempt
+        self._sent[task.request_id] = again, ""
+        await self._send(again)
 
     async def until(self, holds: Callable[[], bool], bound_s: float = BOUND_S) -> None:
         """Waits until something that came makes ``holds`` true."""
@@ -188,12 +231,17 @@ class GatewayDouble:
         count = len(self.reports)
         await self.until(lambda: len(self.reports) > count, bound_s)
 
+    async def taken(self, task: task_pb2.Task) -> str:
+        """Waits until a batcher has said that it has the task; returns the batcher."""
+        await self.until(lambda: bool(self.held[task.request_id]))
+        return self.held[task.request_id][-1]
+
     def sequence(self, task: task_pb2.Task) -> int:
         """Of a published task, in its stream."""
         return self._sequences[task.request_id]
 
     async def settled(self, task: task_pb2.Task, bound_s: float = BOUND_S) -> bytes:
-        """Waits until JetStream was told about a task, in-progress aside; returns the last word: ACK, NAK or TERM."""
+        """Waits until JetStream was told about a bulk task; returns the last word."""
         sequence = self.sequence(task)
         await self.until(lambda: sequence in self.settlements, bound_s)
         return self.settlements[sequence]
@@ -211,17 +259,23 @@ class GatewayDouble:
         return await subscription.next_msg(bound_s)
 
     async def ack_wait(self, wait_s: float, model: str = "echo") -> None:
-        """Sets how long JetStream waits for an acknowledgement of interactive tasks."""
-        name = subjects.tasks_consumer(model, "interactive")
+        """Sets how long JetStream waits for the acknowledgement of a task."""
+        name = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
         info = await self.js.consumer_info(subjects.TASKS_STREAM, name)
         config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
         await self.js.add_consumer(subjects.TASKS_STREAM, config)
 
-    async def _control(self, message: control_pb2.ControlMessage) -> None:
-        await self.client.publish(subjects.CONTROL, message.SerializeToString())
+    async def _control(self, request_id: str, message: control_pb2.ControlMessage) -> None:
+        batcher = self._sent[request_id][1]
+        subject = subjects.control_to(batcher) if batcher else subjects.CONTROL
+        await self.client.publish(subject, message.SerializeToString())
 
     async def _frames(self, message: Msg) -> None:
         bundle = frame_pb2.FrameBundle.FromString(message.data)
+        for ref in bundle.held:
+            self._hold(bundle.batcher, ref)
+        for ref in bundle.unknown:
+            await self._forget(bundle.batcher, ref)
         for frame in bundle.frames:
             self.senders.setdefault(frame.request_id, set()).add(bundle.batcher)
             if not self.lose(frame):
@@ -229,9 +283,27 @@ class GatewayDouble:
         async with self._changed:
             self._changed.notify_all()
 
+    def _hold(self, batcher: str, ref: frame_pb2.RowRef) -> None:
+        self.held[ref.request_id].append(batcher)
+        task, owner = self._sent[ref.request_id]
+        if not owner:
+            self._sent[ref.request_id] = task, batcher
+
+    async def _forget(self, batcher: str, ref: frame_pb2.RowRef) -> None:
+        self.unknown[ref.request_id] += 1
+        task, owner = self._sent[ref.request_id]
+        if owner == batcher and task.attempt == ref.attempt:
+            await self._send_again(task)
+
     async def _take(self, frame: frame_pb2.Frame) -> None:
         answer = self.answers.setdefault(frame.request_id, Answer())
         if frame.attempt < answer.attempt or answer.final is not None:
+            return
+        if frame.final.end == frame_pb2.ROW_END_RETURNED:
+            self.returned.append(frame.request_id)
+            task, _ = self._sent[frame.request_id]
+            if task_attempt(frame.attempt) == task.attempt:
+                await self._send_again(task)
             return
         answer.attempt = frame.attempt
         answer.frames.append(frame)
@@ -239,41 +311,32 @@ class GatewayDouble:
         if known < 0:
             if answer.asked_for != len(answer.token_ids):
                 answer.asked_for = len(answer.token_ids)
-                await self.resend(frame.request_id, answer.asked_for)
+                await self.query(frame.request_id)
             return
         answer.token_ids.extend(frame.token_ids[known:])
         answer.logprobs.extend(frame.logprobs[known:])
         if frame.HasField("final"):
             answer.final = frame.final
-            if self.confirms:
-                await self.confirm(frame.request_id)
-
-    async def _held(self, message: Msg) -> None:
-        request = control_pb2.HeldTokensRequest.FromString(message.data)
-        self.questions.append(request.request_id)
-        answer = self.answers.get(request.request_id)
-        reply = control_pb2.HeldTokensResponse(waiting=False)
-        if self.waits and answer is not None and (answer.final is None or not self.confirms):
-            reply = control_pb2.HeldTokensResponse(
-                waiting=True, token_ids=answer.token_ids, attempt=answer.attempt
-            )
-        await message.respond(reply.SerializeToString())
-        async with self._changed:
-            self._changed.notify_all()
 
     async def _settlement(self, message: Msg) -> None:
         # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>. ...
         deliveries, sequence = (int(part) for part in message.subject.split(".")[4:6])
         self.deliveries[sequence] = deliveries
-        if message.data == PROGRESS:
-            self.progress += 1
-        else:
-            self.settlements[sequence] = message.data or ACK
+        self.settlements[sequence] = message.data or ACK
         async with self._changed:
             self._changed.notify_all()
 
     async def _report(self, message: Msg) -> None:
-        self.reports.append(control_pb2.BatcherReport.FromString(message.data))
+        report = control_pb2.BatcherReport.FromString(message.data)
+        self.reports.append(report)
+        if report.leaving:
+            self._live.pop(report.batcher, None)
+        else:
+            self._live[report.batcher] = report
+            for task, batcher in list(self._sent.values()):
+                queued = task.priority_class == subjects.QUEUED_CLASS and not task.attempt
+                if not batcher and not queued:
+                    await self._send(task)
         async with self._changed:
             self._changed.notify_all()
 

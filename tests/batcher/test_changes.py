@@ -50,7 +50,7 @@ def test_policies_weights_and_limits_can_change(change: dict[str, Any]) -> None:
     ("change", "key"),
     [
         ({"batcher__stall_s": 9.0}, "batcher.stall_s"),
-        ({"batcher__batchers_max": 9}, "batcher.batchers_max"),
+        ({"batcher__heartbeat_ms": 99}, "batcher.heartbeat_ms"),
         ({"nats__tasks_max_messages": 9}, "nats.tasks_max_messages"),
         ({"triton__url": "127.0.0.1:9"}, "triton.url"),
         ({"models": (ECHO.model_copy(update={"slots": 9}),)}, "models.0.slots"),

@@ -1,6 +1,5 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
-import math
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +29,7 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
-        self.requests = Requests("b", policy=Policy(max_rows=8), final_retry_s=1.0)
+        self.requests = Requests("b", policy=Policy(max_rows=8))
         self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
 
@@ -39,9 +38,7 @@ class Scene:
             request_id=name, gateway="g", model="echo", priority_class="bulk", tenant="t"
         )
         task.prompt_token_ids.append(1)
-        self.spans.arrived(task, HEADERS)
-        row = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
-        self.requests.add(row, 0.0)
+        self.requests.add(Row(task, 0.0, HEADERS), 0.0)
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
@@ -146,12 +143,12 @@ def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene:
     assert len(scene.named(names.SPAN_TASK)) == 1
 
 
-def test_what_is_given_back_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
+def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None:
     scene.add("waits")
+    scene.add("gone")
+    scene.requests.cancel([frame_pb2.RowRef(request_id="gone")], 0.0)
     scene.requests.drain(0.0)
     scene.add("new")
-    scene.requests.cancel(["gone"], 0.0)
-    scene.add("gone")
     scene.advance()
     assert len(scene.named(names.SPAN_TASK)) == 3
     assert not scene.spans._open

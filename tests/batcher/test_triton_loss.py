@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
-from tests.batcher.gateway_double import ACK, GatewayDouble, echo_of
+from tests.batcher.gateway_double import GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 
 LONG = 5_000
@@ -31,8 +31,7 @@ async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
         for task in tasks:
             answer = await gateway.finished(task, 30.0)
             assert answer.token_ids == echo_of(task)
-            assert await gateway.settled(task) == ACK
-        # Sent to three workers, delivered once.
+        # Sent to three workers by one batcher.
         assert all(gateway.answers[t.request_id].attempt >= 2 for t in tasks)
 
 
@@ -62,4 +61,3 @@ async def test_rows_survive_that_the_python_process_stands_still(
             )
         for task in tasks:
             assert (await gateway.finished(task, 30.0)).token_ids == echo_of(task)
-            assert await gateway.settled(task) == ACK

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.internal.v1 import frame_pb2
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
-from tests.batcher.gateway_double import ACK, GatewayDouble
+from tests.batcher.gateway_double import GatewayDouble
 from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
 
@@ -211,9 +211,6 @@ async def test_cancel_reaches_the_worker_over_the_channel(
     await gateway.has_tokens(task, 1)
     await gateway.cancel(task.request_id)
     await worker.until(lambda: worker.cancels == [[task.request_id]])
-    answer = await gateway.finished(task)
-    assert answer.final is not None
-    assert answer.final.end == frame_pb2.ROW_END_CANCELLED
     assert len(worker.streams) == 2  # the channel and the batch
 
 
@@ -237,7 +234,6 @@ async def test_rows_nobody_waits_for_never_reach_a_worker(
     late = await gateway.ask(timeout_s=0.3)
     wanted = await gateway.ask()
     await gateway.cancel(gone.request_id)
-    assert await gateway.settled(gone) == ACK
     assert (await gateway.finished(late)).final is not None
     worker.busy = 0
     (row,) = (await worker.batch(0)).rows

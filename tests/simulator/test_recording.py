@@ -15,8 +15,7 @@ def task(request_id: str = "a", **values: object) -> task_pb2.Task:
         "workload": "reply",
         "priority_class": "interactive",
         "prompt_token_ids": [7] * 12,
-        "published_unix_ms": 1_000_000,
-        "deadline_unix_ms": 1_030_000,
+        "timeout_ms": 30_000,
     }
     made = task_pb2.Task(**{**given, **values})  # type: ignore[arg-type]
     made.sampling.max_tokens = 64
@@ -71,7 +70,7 @@ def test_tokens_that_exist_already_are_part_of_the_prompt() -> None:
 
 def test_what_ended_without_a_token_was_one_request_all_the_same() -> None:
     recording = Recording(began=0.0)
-    recording.task(task(deadline_unix_ms=0), 1.0)
+    recording.task(task(timeout_ms=0), 1.0)
     (arrival,) = recording.frames([frame(0, 0, final=True)], 2.0)
     assert (arrival.answer_tokens, arrival.ttft_s, arrival.timeout_s) == (1, None, None)
 

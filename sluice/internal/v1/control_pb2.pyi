@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from sluice.internal.v1 import frame_pb2 as _frame_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,37 +21,37 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ControlMessage(_message.Message):
-    """Sent by a gateway to every batcher, on sluice.control. A batcher that does not hold the request ignores it."""
+    """Sent by a gateway to the batcher that has a row, on sluice.batchers.<batcher>.control; to all batchers, on
+    sluice.control, while it is not known which one has it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CANCEL_FIELD_NUMBER: _builtins.int
-    RESEND_FIELD_NUMBER: _builtins.int
-    CONFIRM_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.str
+    """The gateway that sends it."""
     @_builtins.property
     def cancel(self) -> Global___Cancel:
         """Stop computing rows."""
 
     @_builtins.property
-    def resend(self) -> Global___Resend:
-        """Send frames again."""
-
-    @_builtins.property
-    def confirm(self) -> Global___Confirm:
-        """The final frames arrived."""
+    def query(self) -> Global___RowsQuery:
+        """Say what became of rows."""
 
     def __init__(
         self,
         *,
         cancel: Global___Cancel | None = ...,
-        resend: Global___Resend | None = ...,
-        confirm: Global___Confirm | None = ...,
+        query: Global___RowsQuery | None = ...,
+        gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "confirm", b"confirm", "message", b"message", "resend", b"resend"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "confirm", b"confirm", "message", b"message", "resend", b"resend"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "resend", "confirm"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -58,131 +59,83 @@ Global___ControlMessage: _TypeAlias = ControlMessage  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """The caller has disconnected or cancelled."""
+    """Nobody waits for these rows any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The requests to stop."""
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.RowRef]:
+        """The rows; one that has a higher attempt by now is kept."""
 
     def __init__(
         self,
         *,
-        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        rows: _abc.Iterable[_frame_pb2.RowRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
-class Resend(_message.Message):
-    """The gateway saw a gap, or nothing for too long."""
+class RowsQuery(_message.Message):
+    """The gateway saw a gap in the frames of these rows, or nothing for too long. Answered in a FrameBundle: frames from
+    next_index on, and whether the batcher has the row; on sluice.control only by batchers that have a row.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedRow]:
+        """The rows."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___AskedRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsQuery: _TypeAlias = RowsQuery  # noqa: Y015
+
+@_typing.final
+class AskedRow(_message.Message):
+    """A row, and how far the gateway has it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    FROM_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
-    from_index: _builtins.int
-    """The first missing index."""
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-        from_index: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index", "request_id", b"request_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Resend: _TypeAlias = Resend  # noqa: Y015
-
-@_typing.final
-class Confirm(_message.Message):
-    """The gateway has the final frames of these requests: their tasks may be acknowledged and forgotten."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The finished requests."""
-
-    def __init__(
-        self,
-        *,
-        request_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Confirm: _TypeAlias = Confirm  # noqa: Y015
-
-@_typing.final
-class HeldTokensRequest(_message.Message):
-    """Asked by a batcher that got a redelivered task, on sluice.held.<gateway> (request and reply)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    """The request of the task."""
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HeldTokensRequest: _TypeAlias = HeldTokensRequest  # noqa: Y015
-
-@_typing.final
-class HeldTokensResponse(_message.Message):
-    """The gateway's answer. No answer ("no responders") means that the gateway is gone, and with it the caller."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WAITING_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    waiting: _builtins.bool
-    """False: the gateway does not wait for this request any more; drop the task."""
     attempt: _builtins.int
-    """The highest attempt the gateway has seen frames of."""
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens the gateway has, from index 0."""
-
+    """The attempt of its task."""
+    next_index: _builtins.int
+    """The first index that the gateway does not have."""
     def __init__(
         self,
         *,
-        waiting: _builtins.bool = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        next_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "token_ids", b"token_ids", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_index", b"next_index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HeldTokensResponse: _TypeAlias = HeldTokensResponse  # noqa: Y015
+Global___AskedRow: _TypeAlias = AskedRow  # noqa: Y015
 
 @_typing.final
 class BatcherReport(_message.Message):

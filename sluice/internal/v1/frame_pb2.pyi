@@ -40,7 +40,9 @@ class _RowEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowEnd.ValueTy
     ROW_END_REFUSED: _RowEnd.ValueType  # 6
     """No worker could take it."""
     ROW_END_RETURNED: _RowEnd.ValueType  # 7
-    """Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far."""
+    """Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far. Of a
+    worker to its batcher, and of a batcher that drains or has no room to the gateway.
+    """
 
 class RowEnd(_RowEnd, metaclass=_RowEndEnumTypeWrapper):
     """Why a row ended."""
@@ -60,7 +62,9 @@ ROW_END_FAILED: RowEnd.ValueType  # 5
 ROW_END_REFUSED: RowEnd.ValueType  # 6
 """No worker could take it."""
 ROW_END_RETURNED: RowEnd.ValueType  # 7
-"""Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far."""
+"""Not computed any further here, through no fault of the row: it is to be sent again, with its tokens so far. Of a
+worker to its batcher, and of a batcher that drains or has no room to the gateway.
+"""
 Global___RowEnd: _TypeAlias = RowEnd  # noqa: Y015
 
 @_typing.final
@@ -306,7 +310,7 @@ class RowRef(_message.Message):
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
-    """The attempt."""
+    """Its attempt."""
     def __init__(
         self,
         *,
@@ -323,27 +327,39 @@ Global___RowRef: _TypeAlias = RowRef  # noqa: Y015
 
 @_typing.final
 class FrameBundle(_message.Message):
-    """Frames of several rows for one gateway: the payload of sluice.frames.<gateway>."""
+    """Everything that a batcher tells one gateway: the payload of sluice.frames.<gateway>."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCHER_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
     batcher: _builtins.str
     """The batcher that sends them."""
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]:
         """In the order of the step."""
 
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowRef]:
+        """Rows that this batcher has: taken just now, or asked for."""
+
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowRef]:
+        """Rows that it was asked for and does not have."""
+
     def __init__(
         self,
         *,
         batcher: _builtins.str = ...,
         frames: _abc.Iterable[Global___Frame] | None = ...,
+        held: _abc.Iterable[Global___RowRef] | None = ...,
+        unknown: _abc.Iterable[Global___RowRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "frames", b"frames"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "frames", b"frames", "held", b"held", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

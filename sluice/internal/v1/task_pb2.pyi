@@ -20,8 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Task(_message.Message):
-    """One prompt to be answered. Travels as a JetStream message on sluice.tasks.<model>.<class>; the W3C trace context is in
-    the NATS headers. Text stays in the gateway: here are token ids only.
+    """One prompt to be answered, from a gateway to one batcher on sluice.batchers.<batcher>.task; of class bulk first through
+    JetStream, on sluice.tasks.<model>.<class>. The W3C trace context is in the NATS headers. Text stays in the gateway:
+    here are token ids only.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -31,12 +32,12 @@ class Task(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
-    DEADLINE_UNIX_MS_FIELD_NUMBER: _builtins.int
-    PUBLISHED_UNIX_MS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PRODUCED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway, unique."""
     gateway: _builtins.str
@@ -47,12 +48,12 @@ class Task(_message.Message):
     """The tenant; "default" without authentication."""
     priority_class: _builtins.str
     """The class by name: interactive, standard or bulk."""
-    deadline_unix_ms: _builtins.int
-    """Absolute deadline, milliseconds since the Unix epoch; 0 means none."""
-    published_unix_ms: _builtins.int
-    """When the gateway published it, milliseconds since the Unix epoch."""
     workload: _builtins.str
     """What kind of work this is, by the request's label "task"; may be empty. Answers of one kind have similar lengths."""
+    timeout_ms: _builtins.int
+    """Milliseconds until the deadline, counted from the publication: clocks need not agree. 0 means none."""
+    attempt: _builtins.int
+    """Its first attempt: above every attempt of an earlier task of this request. A batcher counts on from here."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -73,16 +74,16 @@ class Task(_message.Message):
         model: _builtins.str = ...,
         tenant: _builtins.str = ...,
         priority_class: _builtins.str = ...,
-        deadline_unix_ms: _builtins.int = ...,
-        published_unix_ms: _builtins.int = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         produced_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
         workload: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_ms", b"deadline_unix_ms", "gateway", b"gateway", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "published_unix_ms", b"published_unix_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "gateway", b"gateway", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,13 +13,8 @@ from sluice.wire.codec import MAX_MESSAGE_BYTES
 
 def row_of(produced: int = 0, base: int = 0, logprobs: bool = False) -> Row:
     """A row with tokens 0, 1, 2, ...; the first ``base`` of them came with the task."""
-    row = Row(
-        task_pb2.Task(request_id="r", gateway="g"),
-        deliveries=1,
-        produced=range(base),
-        deadline=1.0,
-        now=0.0,
-    )
+    task = task_pb2.Task(request_id="r", gateway="g", produced_token_ids=range(base))
+    row = Row(task, now=0.0)
     new = range(base, produced)
     row.extend(new, [frame_pb2.Logprobs(logprob=-float(n)) for n in new] if logprobs else [])
     return row
@@ -104,6 +99,16 @@ def test_a_long_resend_goes_in_pieces_with_the_end_in_the_last(
     pieces = resend(row, 1)
     assert [(p.start_index, len(p.token_ids)) for p in pieces] == [(1, 4), (5, 4), (9, 1)]
     assert [p.HasField("final") for p in pieces] == [False, False, True]
+
+
+def test_rows_that_are_held_are_named_in_as_many_messages_as_they_need() -> None:
+    held = [frame_pb2.RowRef(request_id=f"r{n}") for n in range(2 * frames.REFS_MAX + 1)]
+    packed = list(bundles("b", [frame_of(0, 1)], held))
+    assert sorted(ref.request_id for one in packed for ref in one.held) == sorted(
+        ref.request_id for ref in held
+    )
+    assert sum(len(one.frames) for one in packed) == 1
+    assert all(one.ByteSize() <= MAX_MESSAGE_BYTES for one in packed)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,20 +1,17 @@
-import math
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.core.effects import Cancelled, Effects, Settlement
-from batcher.core.frames import FINAL_TRIES
-from batcher.core.requests import NO_PROGRESS_MAX, Requests
+from batcher.core.effects import Cancelled, Effects
+from batcher.core.requests import ENDED_MAX, ENDED_S, NO_PROGRESS_MAX, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.workers import ChannelBroken, WorkerShare
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 
-RETRY_S = 1.0
 WORKER = "w"
 
 
@@ -22,16 +19,25 @@ class Desk:
     """A request table with what it wanted so far; ``room`` is the worker's capacity."""
 
     def __init__(self) -> None:
-        self.requests = Requests("b", policy=Policy(max_rows=8), final_retry_s=RETRY_S)
+        self.requests = Requests("b", policy=Policy(max_rows=8))
         self.all = Effects()
         self.now = 100.0
 
-    def add(self, name: str = "r", *, deadline: float = math.inf, deliveries: int = 1) -> None:
+    def add(self, name: str = "r", *, timeout_s: float = 0.0, attempt: int = 0) -> None:
         task = task_pb2.Task(request_id=name, gateway="g", priority_class="standard")
         task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
-        row = Row(task, deliveries=deliveries, produced=(), deadline=deadline, now=self.now)
-        self.requests.add(row, self.now)
+        task.timeout_ms, task.attempt = int(timeout_s * 1e3), attempt
+        self.requests.add(Row(task, self.now, size=100), self.now)
+
+    def cancel(self, *names: str, attempt: int = 0) -> None:
+        refs = [frame_pb2.RowRef(request_id=name, attempt=attempt) for name in names]
+        self.requests.cancel(refs, self.now)
+
+    def ask(self, name: str, next_index: int, attempt: int = 0) -> bool:
+        return self.requests.answer(
+            control_pb2.AskedRow(request_id=name, attempt=attempt, next_index=next_index)
+        )
 
     def advance(self, *, room: int = 0, after_s: float = 0.0) -> Effects:
         """Returns the effects since the last call."""
@@ -114,12 +120,19 @@ def ends(effects: Effects) -> list[int]:
     return [frame.final.end for _, frame in effects.frames if frame.HasField("final")]
 
 
+def held(effects: Effects) -> list[str]:
+    return [ref.request_id for _, ref in effects.held]
+
+
 def states(effects: Effects) -> list[RowState]:
     return [move.after for move in effects.moves]
 
 
-def test_a_row_goes_its_way_and_is_acknowledged_only_when_confirmed(desk: Desk) -> None:
-    desk.run("r")
+def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) -> None:
+    desk.add("r")
+    assert held(desk.advance()) == ["r"]
+    desk.requests.queued(WORKER, desk.send(), desk.now)
+    assert (desk.requests.active, desk.requests.size) == (1, 100)
     assert desk.step("r", 0, 4)
     assert desk.step("r", 4, 6, end=frame_pb2.ROW_END_LENGTH)
     effects = desk.advance()
@@ -127,10 +140,21 @@ def test_a_row_goes_its_way_and_is_acknowledged_only_when_confirmed(desk: Desk) 
         ("g", 0),
         ("g", 4),
     ]
-    assert effects.settled == []
-    desk.requests.confirm(["r"], desk.now)
-    assert desk.advance().settled == [("r", Settlement.ACK)]
-    assert len(desk.requests) == 0
+    assert (desk.requests.active, desk.requests.size) == (0, 0)
+    assert desk.requests.wake_at() == desk.now + ENDED_S
+    desk.advance(after_s=ENDED_S - 0.1)
+    assert "r" in desk.requests
+    desk.advance(after_s=0.2)
+    assert "r" not in desk.requests
+
+
+def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:
+    for number in range(ENDED_MAX + 3):
+        desk.add(f"r{number}", timeout_s=0.001)
+    desk.advance(after_s=1.0)
+    desk.advance()
+    assert len(desk.requests) == ENDED_MAX
+    assert "r0" not in desk.requests
 
 
 def test_the_final_frame_carries_the_times_of_batcher_and_worker(desk: Desk) -> None:
@@ -277,21 +301,19 @@ def test_a_row_refused_for_good_ends_with_the_workers_reason(desk: Desk) -> None
 
 def test_cancel_of_a_waiting_row_never_reaches_a_worker(desk: Desk) -> None:
     desk.add()
-    desk.requests.cancel(["r", "unknown"], desk.now)
+    desk.cancel("r", "unknown")
     effects = desk.advance(room=8)
-    assert ends(effects) == [frame_pb2.ROW_END_CANCELLED]
-    assert (effects.batches, effects.cancels) == ([], [])
-    assert effects.settled == [("r", Settlement.ACK)]
+    assert (effects.frames, effects.batches, effects.cancels) == ([], [], [])
+    assert len(desk.requests) == 0
 
 
 def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 3)
-    desk.requests.cancel(["r"], desk.now)
+    desk.advance()
+    desk.cancel("r")
     effects = desk.advance()
     assert effects.cancels == [Cancelled(WORKER, "r", 0)]
-    assert effects.frames[-1][1].start_index == 3
-    assert effects.settled == [("r", Settlement.ACK)]
     assert desk.step("r", 3, 1)
     assert desk.advance().frames == []
 
@@ -299,23 +321,49 @@ def test_cancel_of_a_running_row_reaches_its_worker_at_once(desk: Desk) -> None:
 def test_cancel_of_a_row_on_its_way_waits_until_it_is_queued(desk: Desk) -> None:
     desk.add()
     batch = desk.send()
-    desk.requests.cancel(["r"], desk.now)
+    desk.cancel("r")
     assert desk.advance().cancels == []
     desk.requests.queued(WORKER, batch, desk.now)
     assert desk.advance().cancels == [Cancelled(WORKER, "r", 0)]
 
 
-def test_a_cancel_that_overtook_its_task_holds(desk: Desk) -> None:
-    desk.requests.cancel(["r"], desk.now)
-    desk.add()
+def test_a_cancel_of_an_earlier_task_leaves_the_later_one(desk: Desk) -> None:
+    desk.add(attempt=1000)
+    desk.cancel("r", attempt=7)
+    assert len(desk.advance(room=8).batches) == 1
+    desk.cancel("r", attempt=1001)
+    assert "r" not in desk.requests
+
+
+def test_a_later_task_replaces_a_row_with_its_tokens_and_an_equal_one_does_not(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 3)
+    desk.add("r")
+    assert held(desk.advance()) == ["r"]
+    assert desk.requests.active == 1
+    desk.add("r", attempt=1000)
     effects = desk.advance(room=8)
-    assert effects.batches == []
-    assert effects.settled == [("r", Settlement.ACK)]
-    assert states(effects) == [RowState.WAITING, RowState.CLOSED]
+    assert held(effects) == ["r"]
+    assert [(row.attempt, row.produced) for row in effects.batches[0].rows] == [(1000, [])]
+    assert effects.cancels == [Cancelled(WORKER, "r", 0)]
+    desk.step("r", 3, 1)  # of the earlier attempt
+    desk.step("r", 0, 1, attempt=1000)
+    assert [frame.attempt for _, frame in desk.advance().frames] == [1000]
+    assert desk.requests.active == 1
+
+
+def test_rows_of_a_gateway_that_is_gone_are_dropped(desk: Desk) -> None:
+    desk.run("runs")
+    desk.add("waits")
+    desk.requests.drop_gateway("other", desk.now)
+    assert desk.requests.active == 2
+    desk.requests.drop_gateway("g", desk.now)
+    assert desk.advance(room=8).cancels == [Cancelled(WORKER, "runs", 0)]
+    assert len(desk.requests) == 0
 
 
 def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> None:
-    desk.add(deadline=desk.now + 5.0)
+    desk.add(timeout_s=5.0)
     assert desk.requests.wake_at() == desk.now + 5.0
     effects = desk.advance(room=8, after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
@@ -323,69 +371,39 @@ def test_a_waiting_row_that_is_too_late_ends_without_a_worker(desk: Desk) -> Non
 
 
 def test_a_running_row_that_is_too_late_ends_and_leaves_its_worker(desk: Desk) -> None:
-    desk.add(deadline=desk.now + 5.0)
+    desk.add(timeout_s=5.0)
     desk.requests.queued(WORKER, desk.send(), desk.now)
     effects = desk.advance(after_s=5.0)
     assert ends(effects) == [frame_pb2.ROW_END_DEADLINE]
     assert effects.cancels == [Cancelled(WORKER, "r", 0)]
-    assert effects.settled == []
 
 
-def test_an_unconfirmed_final_is_repeated_then_asked_about(desk: Desk) -> None:
-    desk.run("r")
-    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
-    sent = len(ends(desk.advance()))
-    while not (effects := desk.advance(after_s=RETRY_S)).questions:
-        sent += len(ends(effects))
-    assert sent == FINAL_TRIES
-    assert desk.requests.wake_at() is None
-
-
-def held(waiting: bool, attempt: int = 0) -> control_pb2.HeldTokensResponse:
-    return control_pb2.HeldTokensResponse(waiting=waiting, attempt=attempt)
-
-
-@pytest.mark.parametrize(
-    ("answer", "finals", "settled"),
-    [
-        (held(False), 0, [("r", Settlement.ACK)]),
-        (held(True, attempt=1000), 0, [("r", Settlement.LEAVE)]),
-        (held(True), 1, []),
-        (None, 0, []),
-    ],
-)
-def test_what_the_gateway_says_about_an_unconfirmed_final(
-    desk: Desk,
-    answer: control_pb2.HeldTokensResponse | None,
-    finals: int,
-    settled: list[tuple[str, Settlement]],
-) -> None:
-    desk.run("r")
-    desk.step("r", 0, 1, end=frame_pb2.ROW_END_STOP)
-    while not desk.advance(after_s=RETRY_S).questions:
-        pass
-    desk.requests.resumed("r", answer, desk.now)
-    effects = desk.advance()
-    assert len(ends(effects)) == finals
-    assert effects.settled == settled
-    if answer is None:
-        assert len(desk.advance(after_s=RETRY_S).questions) == 1
-
-
-def test_resend_answers_with_what_there_is(desk: Desk) -> None:
+def test_a_question_is_answered_with_what_there_is(desk: Desk) -> None:
     desk.run("r")
     desk.step("r", 0, 5)
     desk.advance()
-    for index in (4, 2, 3):
-        desk.requests.resend("r", index)
-    desk.requests.resend("unknown", 0)
-    ((gateway, frame),) = desk.advance().frames
+    assert all(desk.ask("r", index) for index in (4, 2, 3))
+    assert not desk.ask("unknown", 0)
+    assert not desk.ask("r", 2, attempt=1000)
+    effects = desk.advance()
+    ((gateway, frame),) = effects.frames
     assert (gateway, frame.start_index, len(frame.token_ids)) == ("g", 2, 3)
+    assert held(effects) == ["r"] * 3
+
+
+def test_a_question_about_a_row_that_has_ended_is_answered_with_its_end(desk: Desk) -> None:
+    desk.run("r")
+    desk.step("r", 0, 2, end=frame_pb2.ROW_END_STOP)
+    desk.advance()
+    assert desk.ask("r", 1)
+    effects = desk.advance()
+    assert ends(effects) == [frame_pb2.ROW_END_STOP]
+    assert held(effects) == []
 
 
 def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) -> None:
-    task = task_pb2.Task(request_id="r", gateway="g")
-    row = Row(task, deliveries=6, produced=(1, 2), deadline=math.inf, now=desk.now)
+    task = task_pb2.Task(request_id="r", gateway="g", produced_token_ids=(1, 2), attempt=5000)
+    row = Row(task, desk.now)
     desk.requests.bury(row, frame_pb2.RowError(reason="ENGINE_FAILED"), desk.now)
     effects = desk.advance(room=8)
     ((_, frame),) = effects.frames
@@ -394,26 +412,45 @@ def test_a_buried_task_ends_as_failed_behind_what_the_gateway_has(desk: Desk) ->
     assert effects.batches == []
 
 
-def test_drain_gives_back_what_waits_and_what_comes_back(desk: Desk) -> None:
+def given_back(effects: Effects) -> list[str]:
+    return [
+        frame.request_id
+        for _, frame in effects.frames
+        if frame.final.end == frame_pb2.ROW_END_RETURNED
+    ]
+
+
+def test_drain_returns_what_waits_and_what_comes_back(desk: Desk) -> None:
     desk.run("runs", "lost")
     desk.add("waits")
     desk.requests.drain(desk.now)
-    assert desk.advance(room=8).settled == [("waits", Settlement.NAK)]
+    assert given_back(desk.advance(room=8)) == ["waits"]
     desk.add("new")
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
     desk.requests.lost(WORKER, desk.now)
-    assert desk.advance(room=8).settled == [("new", Settlement.NAK), ("lost", Settlement.NAK)]
-    assert len(desk.requests) == 1
+    assert given_back(desk.advance(room=8)) == ["new", "lost"]
+    assert desk.requests.active == 0
 
 
-def test_release_gives_back_everything_and_stops_the_worker(desk: Desk) -> None:
+def test_release_returns_everything_and_stops_the_worker(desk: Desk) -> None:
     desk.run("runs", "ended")
     desk.step("ended", 0, 1, end=frame_pb2.ROW_END_STOP)
+    desk.advance()
     desk.requests.release(desk.now)
     effects = desk.advance()
-    assert effects.settled == [("runs", Settlement.NAK), ("ended", Settlement.NAK)]
+    assert given_back(effects) == ["runs"]
     assert effects.cancels == [Cancelled(WORKER, "runs", 0)]
-    assert len(desk.requests) == 0
+    assert desk.requests.active == 0
+
+
+def test_a_row_that_is_refused_is_returned_with_the_reason(desk: Desk) -> None:
+    row = Row(task_pb2.Task(request_id="r", gateway="g", attempt=1000), desk.now)
+    desk.requests.refuse(row, frame_pb2.RowError(reason="OVERLOADED"))
+    effects = desk.advance()
+    ((_, frame),) = effects.frames
+    assert (frame.attempt, frame.final.error.reason) == (1000, "OVERLOADED")
+    assert given_back(effects) == ["r"]
+    assert effects.moves == []
 
 
 def test_batches_never_exceed_the_room(desk: Desk) -> None:
@@ -450,9 +487,7 @@ def test_a_lost_worker_gives_back_its_own_rows_alone(desk: Desk) -> None:
 
 
 def test_a_standby_gets_the_rows_of_a_lost_worker_until_it_is_back() -> None:
-    requests = Requests(
-        "b", policy=Policy(), final_retry_s=RETRY_S, ranked=("first", "standby"), standby=1
-    )
+    requests = Requests("b", policy=Policy(), ranked=("first", "standby"), standby=1)
 
     def able() -> list[str]:
         return [capacity.worker for capacity in requests.capacities(WorkerShare(), 0.0)]
@@ -484,15 +519,14 @@ def test_the_end_of_a_row_tells_of_its_batch(desk: Desk) -> None:
 
 
 def test_a_row_that_never_was_in_a_batch_tells_of_none(desk: Desk) -> None:
-    desk.add()
-    desk.requests.cancel(["r"], desk.now)
-    ((_, frame),) = desk.advance().frames
+    desk.add(timeout_s=1.0)
+    ((_, frame),) = desk.advance(after_s=2.0).frames
     assert not frame.final.HasField("batch")
 
 
 def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.run("runs", "lost")
-    desk.add("waits", deadline=desk.now + 5.0)
+    desk.add("waits", timeout_s=5.0)
     desk.requests.change_policy(Policy(max_rows=1), {"a": 2.0})
     desk.step("runs", 0, 1, end=frame_pb2.ROW_END_STOP)
     desk.requests.lost(WORKER, desk.now)
@@ -502,7 +536,6 @@ def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
         "waits",
     ]
     assert {len(formed.rows) for formed in effects.batches} == {1}
-    desk.requests.cancel(["lost", "waits"], desk.now)
-    desk.requests.confirm(["runs"], desk.now)
+    desk.cancel("lost", "waits", "runs")
     assert len(desk.requests) == 0
     assert len(desk.requests.queue) == 0

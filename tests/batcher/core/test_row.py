@@ -4,18 +4,26 @@ import pytest
 
 from batcher.core.row import LEGAL, Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.wire.attempts import next_task_attempt, task_attempt
 
 
-def new_row(deliveries: int = 1) -> Row:
-    task = task_pb2.Task(request_id="r")
-    return Row(task, deliveries=deliveries, produced=(), deadline=1.0, now=10.0)
+def new_row(attempt: int = 0) -> Row:
+    return Row(task_pb2.Task(request_id="r", attempt=attempt), now=10.0)
 
 
-def test_attempts_of_a_later_delivery_are_above_all_of_an_earlier_one() -> None:
-    first, second = new_row(1), new_row(2)
+def test_attempts_of_a_later_task_are_above_all_of_an_earlier_one() -> None:
+    first = new_row()
+    second = new_row(next_task_attempt(0))
     for _ in range(5000):
         first.next_attempt()
     assert (first.attempt, second.attempt) == (999, 1000)
+    assert [task_attempt(row.attempt) for row in (first, second)] == [0, 1000]
+
+
+def test_the_deadline_counts_from_the_arrival() -> None:
+    task = task_pb2.Task(request_id="r", timeout_ms=1500)
+    assert Row(task, now=10.0).deadline == 11.5
+    assert new_row().deadline == float("inf")
 
 
 def test_a_token_shows_that_the_row_does_not_kill_workers() -> None:

@@ -35,7 +35,7 @@ def free_rows(state: WorkerState) -> int:
 
 def row(name: str, priority_class: str = "interactive", prefill: int = 1, cache: int = 1) -> Row:
     task = task_pb2.Task(request_id=name, priority_class=priority_class)
-    made = Row(task, deliveries=1, produced=(), deadline=math.inf, now=0.0)
+    made = Row(task, now=0.0)
     made.prefill_tokens, made.cache_tokens = prefill, cache
     return made
 

@@ -1,33 +1,49 @@
-"""Request tables in a simulated mesh, driven by one seed: a work queue, gateways, workers, lossy links.
+"""Request tables and a gateway in a simulated mesh, driven by one seed: batchers, workers, JetStream, lossy links.
 
 Everything that happens is an event at a virtual time; the same seed gives the same history. Workers stall and die,
-batchers die, the network becomes slow, clocks jump, tasks are delivered twice, callers cancel, and the policy changes.
-`World.run` plays until nothing is left to do, and the checks inside raise as soon as a rule is broken:
+batchers drain and die, the gateway is cut off, the network becomes slow, clocks jump, tasks are delivered twice,
+callers cancel, and the policy changes. `World.run` plays until nothing is left to do, and the checks inside raise as
+soon as a rule is broken:
 
 - the gateway accepts tokens only at the next index, and every token is the one that (request, index) gives;
 - a request ends once, with all its tokens, or because it was cancelled or too late;
-- a task leaves the work queue only when its gateway has its end or wants it no more;
 - no batch is beyond its budgets, and no class is passed over for longer than its policy says, see `Checks`;
-- at the end no requests holds a row, and the work queue is empty.
+- at the end no batcher computes a row, and JetStream has no task.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-from batcher.core.effects import Settlement
-from batcher.core.row import Row
-from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.dispatch import Dispatch, SentRow
+from gateway.streaming.transcript import Transcript
+from sluice.errors import SluiceError
+from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.settings.batching import PRESETS, Policy
 from sluice.wire.subjects import CLASSES
 from tests.batcher.core.actors.engine import Engine
-from tests.batcher.core.actors.requests import Message, Request, token
-from tests.batcher.core.actors.shell import STALL_S, TICK_S, Shell
+from tests.batcher.core.actors.requests import LATE, Message, Request, token
+from tests.batcher.core.actors.shell import Shell
 
 ACK_WAIT_S: Final = 10.0
 END_S: Final = 900.0
+STALL_S: Final = 0.75
+GATEWAY_TICK_S: Final = 0.1
+EXPIRY_S: Final = 3.5
+
+
+class Letters:
+    """A detokenizer for tokens that are no text."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 class World:
@@ -43,12 +59,17 @@ class World:
         self.report_loss = self.chance.choice([0.0, 0.0, 0.002])
         self.frame_loss = self.chance.choice([0.0, 0.05, 0.2])
         self.ordered_at: dict[str, float] = {}
+        self.cut_until = 0.0
         self.queue: dict[str, Message] = {}
+        self.sequences = self.delivered = 0
+        self.reported: dict[str, float] = {}
         self.requests: dict[str, Request] = {}
+        self.dispatch = Dispatch("g", self, STALL_S)
+        self.dispatch.on_failed = self.fail
         self.policy = self.drawn_policy()
         self.engines = [Engine(self, f"w{n}") for n in range(self.chance.randrange(1, 4))]
         self.shells = [Shell(self, "b1"), Shell(self, "b2")]
-        self.at(TICK_S, self.redeliver)
+        self.at(0.0, self.tick)
         self.plan(self.publish, self.chance.randrange(10, 60), within_s=30)
         for fault, most in (
             (self.kill_engine, 4),
@@ -58,7 +79,9 @@ class World:
             (self.slow_down, 3),
             (self.jump, 2),
             (self.deliver_again, 4),
-            (self.kill_batcher, 2),
+            (self.kill_batcher, 3),
+            (self.drain_batcher, 2),
+            (self.cut_off, 2),
             (self.change_policy, 2),
         ):
             self.plan(fault, self.chance.randrange(most), within_s=40)
@@ -90,12 +113,12 @@ class World:
         """A link that delays; messages may overtake each other."""
         self.at(self.delay_s(), act)
 
-    def send_lossy(self, act: Callable[[], None]) -> None:
-        """Core NATS: loses, and a gateway may see a message again."""
+    def send_lossy(self, way: str, act: Callable[[], None]) -> None:
+        """Core NATS: keeps the order between two processes, loses, and something may be said again later."""
         if self.now > self.quiet_at or self.chance.random() > self.frame_loss:
-            self.send(act)
+            self.in_order(way, act)
         if self.chance.random() < 0.02:
-            self.send(act)
+            self.in_order(way, act)
 
     def in_order(self, name: str, act: Callable[[], None]) -> None:
         """One stream: what was sent first arrives first."""
@@ -114,12 +137,13 @@ class World:
             self.check_end(request)
 
     def over(self) -> bool:
-        held = any(len(shell.requests) for shell in self.shells if shell.alive)
+        held = any(shell.requests.active for shell in self.shells if shell.alive)
+        held = held or any(request.waiting for request in self.requests.values())
         return self.now > self.quiet_at and not held and not self.queue
 
     def left(self) -> str:
         waiting = [key for key, request in self.requests.items() if request.waiting]
-        return f"never ended: {waiting}, in the work queue: {sorted(self.queue)}"
+        return f"never ended: {waiting}, in JetStream: {sorted(self.queue)}"
 
     # Faults.
 
@@ -143,24 +167,41 @@ class World:
         self.now += self.chance.random() * 8
 
     def deliver_again(self) -> None:
-        """The work queue heard nothing of a task for too long, though its batcher has it."""
-        if self.queue:
-            self.deliver(self.queue[self.chance.choice(sorted(self.queue))])
+        """JetStream heard nothing of a task, though a batcher has taken it."""
+        taken = [row for row in self.dispatch._rows.values() if row.sequence]
+        if taken:
+            row = self.chance.choice(taken)
+            self.queue[row.row_id] = Message(self.copy(row.task), row.sequence, self.now)
 
     def kill_batcher(self) -> None:
-        victim = self.chance.choice(self.shells)
+        self.end_batcher(self.chance.choice(self.shells))
+
+    def end_batcher(self, victim: Shell) -> None:
+        if not victim.alive:
+            return
         victim.alive = False
         for engine in self.engines:
             self.at(0.05, partial(engine.abandon, victim.name))
         name = f"{victim.name}x"
         self.shells = [Shell(self, name) if s is victim else s for s in self.shells]
 
+    def drain_batcher(self) -> None:
+        victim = self.chance.choice(self.shells)
+        self.reported.pop(victim.name, None)
+        victim.drain()
+        self.at(self.chance.random() * 3, victim.release)
+        self.at(4.0, partial(self.end_batcher, victim))
+
+    def cut_off(self) -> None:
+        """NATS does not answer the gateway."""
+        self.cut_until = self.now + self.chance.random() * 10
+
     def change_policy(self) -> None:
         self.policy = self.drawn_policy()
         for shell in self.shells:
             shell.change_policy(self.policy)
 
-    # The work queue.
+    # The gateway.
 
     def publish(self) -> None:
         chance = self.chance
@@ -172,111 +213,155 @@ class World:
         task.prompt_token_ids.extend(range(1, 2 + min(200, int(chance.lognormvariate(3.5, 1)))))
         task.sampling.max_tokens = chance.randrange(1, 60)
         late = chance.random() < 0.1
-        task.deadline_unix_ms = int((self.now + chance.random() * 3) * 1e3) if late else 0
-        self.requests[request_id] = Request(task, heard_at=self.now)
-        self.queue[request_id] = Message(task)
-        self.deliver(self.queue[request_id])
+        deadline = self.now + (chance.random() * 3 if late else END_S)
+        transcript = Transcript(Letters(), (), frozenset(), str)
+        attempt = ModelAttempt(request_id, "m", 1, transcript, Assembler(0, STALL_S, 0.0))
+        row = SentRow(task, {}, attempt, deadline)
+        self.requests[request_id] = Request(row, late)
+        self.dispatch.send(row, self.now)
+        self.flush()
         if chance.random() < 0.1:
-            self.at(chance.random() * 4, partial(self.cancel, request_id))
-        self.at(STALL_S, partial(self.ask_again, request_id))
+            self.at(chance.random() * 4, partial(self.leave, request_id, 0))
+        if late:
+            self.at(deadline - self.now, partial(self.leave, request_id, LATE))
 
-    def deliver(self, message: Message) -> None:
-        message.deliveries += 1
-        shell = self.chance.choice(self.shells)
-        message.owner, message.progress_at = shell, self.now
-        self.send(partial(self.arrive, shell, message, message.deliveries))
+    def leave(self, request_id: str, end: int) -> None:
+        """The caller goes, or its deadline passes."""
+        request = self.requests[request_id]
+        if request.waiting:
+            request.cancelled, request.end = True, end
+            self.dispatch.cancel(request_id)
+            self.flush()
 
-    def arrive(self, shell: Shell, message: Message, deliveries: int) -> None:
-        request = self.requests[message.task.request_id]
-        if not shell.alive or message.task.request_id in shell.requests:
-            return
-        if deliveries > 1 and not request.waiting:
-            shell.requests.drop(message.task.request_id)
+    def fail(self, row_id: str, error: SluiceError, now: float) -> None:
+        raise AssertionError(f"{row_id} failed: {error}")
+
+    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
+        """`gateway.streaming.dispatch.Batchers`: any that has reported lately, dead ones included."""
+        found = [
+            name
+            for name, at in self.reported.items()
+            if at + EXPIRY_S > now and name not in without
+        ]
+        return self.chance.choice(found) if found else None
+
+    def report(self, batcher: str) -> None:
+        if self.connected:
+            self.reported[batcher] = self.now
+            self.dispatch.heard(batcher, self.now)
+
+    @property
+    def connected(self) -> bool:
+        return self.now >= self.cut_until
+
+    def tick(self) -> None:
+        self.at(GATEWAY_TICK_S, self.tick)
+        if self.connected:
+            self.dispatch.tick(self.now)
         else:
-            due = message.task.deadline_unix_ms / 1e3 or float("inf")
-            held = request.tokens if deliveries > 1 else []
-            row = Row(
-                message.task, deliveries=deliveries, produced=held, deadline=due, now=self.now
-            )
-            shell.requests.add(row, self.now)
-        shell.pump()
-
-    def redeliver(self) -> None:
-        self.at(TICK_S, self.redeliver)
+            self.dispatch.restart(self.now)
+        self.flush()
         for message in list(self.queue.values()):
-            owner = message.owner
-            if owner is not None and owner.alive and message.task.request_id in owner.requests:
-                message.progress_at = self.now
-            elif self.now - message.progress_at > ACK_WAIT_S:
+            if message.deliver_at <= self.now:
                 self.deliver(message)
 
-    def settle(self, shell: Shell, request_id: str, how: Settlement) -> None:
-        if how is Settlement.ACK:
-            assert not self.requests[request_id].waiting, f"{request_id} acknowledged too early"
-            self.queue.pop(request_id, None)
-        elif how is Settlement.NAK and request_id in self.queue:
-            self.deliver(self.queue[request_id])
+    def flush(self) -> None:
+        """What `gateway.upstream.nats_transport` does."""
+        outgoing = self.dispatch.drain()
+        for batcher, row in outgoing.tasks:
+            payload = row.task.SerializeToString()
+            self.to_batcher(batcher, partial(Shell.take, payload=payload))
+        for batcher, message in outgoing.control:
+            told = partial(
+                Shell.control, payload=message.SerializeToString(), broadcast=not batcher
+            )
+            for name in [batcher] if batcher else [shell.name for shell in self.shells]:
+                self.to_batcher(name, told)
+        for row in outgoing.stored:
+            self.sequences += 1
+            self.queue[row.row_id] = Message(self.copy(row.task), self.sequences, self.now)
+            self.send(partial(self.stored, row.row_id, self.sequences))
+        for model in outgoing.lookups:
+            self.send(partial(self.tell_delivered, model, self.delivered))
+        assert not outgoing.dead
 
-    # The gateway.
+    def stored(self, row_id: str, sequence: int) -> None:
+        self.dispatch.stored(row_id, sequence, self.now)
+
+    def tell_delivered(self, model: str, sequence: int) -> None:
+        """Tasks have no model here."""
+        self.dispatch.taken_up_to("", sequence, self.now)
+        self.flush()
+
+    def to_batcher(self, name: str, act: Callable[[Shell], None]) -> None:
+        """Core NATS: it says when nobody has subscribed."""
+        shell = next((shell for shell in self.shells if shell.name == name), None)
+        if not self.connected:
+            return
+        if shell is None or not shell.alive:
+            self.send(partial(self.tell_gone, name))
+        else:
+            self.send_lossy(f"g {name}", partial(self.arrive, shell, act))
+
+    def arrive(self, shell: Shell, act: Callable[[Shell], None]) -> None:
+        if shell.alive:
+            act(shell)
+
+    def tell_gone(self, batcher: str) -> None:
+        if self.connected:
+            self.dispatch.gone(batcher, self.now)
+            self.flush()
+
+    def to_gateway(self, batcher: str, payload: bytes) -> None:
+        self.send_lossy(f"{batcher} g", partial(self.take, payload))
+
+    def take(self, payload: bytes) -> None:
+        """What `gateway.streaming.registry` does."""
+        if not self.connected:
+            return
+        bundle, dispatch = frame_pb2.FrameBundle.FromString(payload), self.dispatch
+        dispatch.heard(bundle.batcher, self.now)
+        for ref in bundle.held:
+            dispatch.accepts(bundle.batcher, ref.request_id, ref.attempt, self.now, waits=True)
+        for ref in bundle.unknown:
+            dispatch.unknown(bundle.batcher, ref, self.now)
+        for frame in bundle.frames:
+            if frame.final.end == frame_pb2.ROW_END_RETURNED:
+                dispatch.returned(bundle.batcher, frame, self.now)
+            elif dispatch.accepts(bundle.batcher, frame.request_id, frame.attempt, self.now):
+                self.take_frame(frame)
+        self.flush()
 
     def take_frame(self, frame: frame_pb2.Frame) -> None:
         request = self.requests[frame.request_id]
-        if frame.attempt < request.attempt or not request.waiting:
-            if request.end and frame.HasField("final"):
-                self.confirm(frame.request_id)
-            return
-        request.attempt, request.heard_at = frame.attempt, self.now
-        known = len(request.tokens) - frame.start_index
-        if known < 0:
-            self.ask_for(frame.request_id)
-            return
-        request.tokens.extend(frame.token_ids[known:])
-        expected = [token(frame.request_id, index) for index in range(len(request.tokens))]
-        assert request.tokens == expected, frame.request_id
-        if frame.HasField("final"):
-            request.end = frame.final.end
-            self.confirm(frame.request_id)
+        accepted = request.row.attempt.accept(frame, self.now)
+        tokens = request.tokens
+        assert tokens == [token(frame.request_id, index) for index in range(len(tokens))]
+        if accepted.final is not None:
+            request.end = accepted.final.end
+            self.dispatch.release(frame.request_id, accepted.final)
+        elif accepted.gap:
+            self.dispatch.ask(frame.request_id)
 
-    def confirm(self, request_id: str) -> None:
-        self.to_batchers(lambda shell: shell.requests.confirm([request_id], self.now))
+    # JetStream.
 
-    def ask_for(self, request_id: str) -> None:
-        index = len(self.requests[request_id].tokens)
-        self.to_batchers(lambda shell: shell.requests.resend(request_id, index))
+    def deliver(self, message: Message) -> None:
+        self.delivered = max(self.delivered, message.sequence)
+        message.deliver_at = self.now + ACK_WAIT_S
+        shell = self.chance.choice(self.shells)
+        self.send(partial(self.pull, shell, message))
 
-    def ask_again(self, request_id: str) -> None:
-        request = self.requests[request_id]
-        if request.waiting:
-            if self.now - request.heard_at > STALL_S:
-                self.ask_for(request_id)
-            self.at(STALL_S, partial(self.ask_again, request_id))
+    def pull(self, shell: Shell, message: Message) -> None:
+        if shell.alive and self.queue.pop(message.task.request_id, None) is not None:
+            shell.take(message.task.SerializeToString())
 
-    def cancel(self, request_id: str) -> None:
-        if self.requests[request_id].waiting:
-            self.requests[request_id].cancelled = True
-            self.to_batchers(lambda shell: shell.requests.cancel([request_id], self.now))
-
-    def to_batchers(self, act: Callable[[Shell], None]) -> None:
-        for shell in self.shells:
-            self.send_lossy(partial(self.control, shell, act))
-
-    def control(self, shell: Shell, act: Callable[[Shell], None]) -> None:
-        if shell.alive:
-            act(shell)
-            shell.pump()
-
-    def answer_question(self, shell: Shell, row: Row) -> None:
-        request = self.requests[row.request_id]
-        answer = control_pb2.HeldTokensResponse(
-            waiting=request.waiting, token_ids=request.tokens, attempt=request.attempt
-        )
-        lost = self.now < self.quiet_at and self.chance.random() < 0.2
-        shell.requests.resumed(row.request_id, None if lost else answer, self.now)
-        shell.pump()
+    @staticmethod
+    def copy(task: task_pb2.Task) -> task_pb2.Task:
+        return task_pb2.Task.FromString(task.SerializeToString())
 
     def check_end(self, request: Request) -> None:
-        whole = len(request.tokens) == request.task.sampling.max_tokens
-        assert not request.waiting, request.task.request_id
-        if not request.cancelled and not request.task.deadline_unix_ms:
+        whole = len(request.tokens) == request.row.task.sampling.max_tokens
+        assert not request.waiting, request.row.row_id
+        if not request.cancelled and not request.has_deadline:
             assert request.end == frame_pb2.ROW_END_LENGTH
         assert whole or request.end != frame_pb2.ROW_END_LENGTH

@@ -9,7 +9,7 @@ from sluice.internal.v1.control_pb2 import ClassReport
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2 import CountTokensRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
-from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.batcher import BOUND_S, last, wire_batcher
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
 
 
@@ -91,13 +91,14 @@ async def test_what_would_be_late_is_refused_at_once_and_never_published(wire: W
     await events_of(call)
 
 
-async def test_a_degraded_answer_says_so(wire: Wire) -> None:
-    await report(wire, "large")
-    await report(wire, "small", batcher="b2", wait_s=0.0)
-    request = prompt("hello", model="large", allow_degraded=True)
-    call = wire.stub.Generate(request, timeout=5.0)
-    task = await wire.batcher.task("small")
-    await wire.batcher.send(task, last(0, wire.tokens("x")))
-    started = (await events_of(call))[0].started
+async def test_a_degraded_answer_says_so(wire: Wire, nats_url: str) -> None:
+    async with wire_batcher(nats_url, "b2") as other:
+        await report(wire, "large")
+        await report(wire, "small", batcher="b2", wait_s=0.0)
+        request = prompt("hello", model="large", allow_degraded=True)
+        call = wire.stub.Generate(request, timeout=5.0)
+        task = await other.task("small")
+        await other.send(task, last(0, wire.tokens("x")))
+        started = (await events_of(call))[0].started
     assert (started.model, started.route.tier, started.route.degraded) == ("small", "small", True)
     assert "large would take" in started.route.reason

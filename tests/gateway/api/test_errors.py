@@ -11,13 +11,12 @@ import pytest
 from nats.js.api import StreamConfig
 
 from sluice.errors import ShuttingDown, SluiceError
-from sluice.internal.v1.frame_pb2 import Frame
+from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError
 from sluice.settings import NatsSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2 import CheckTextRequest
 from sluice.wire import jetstream, subjects
-from sluice.wire.clock import unix_ms
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import CONTEXT, write_model
 from tests.gateway.kit.wire import (
@@ -166,19 +165,35 @@ async def test_waiting_bulk_calls_take_nothing_from_interactive_ones(
             call.cancel()
 
 
-async def test_without_a_stream_for_tasks_the_transport_is_unavailable(wire: Wire) -> None:
+BULK = {"priority": pb.PRIORITY_BULK}
+
+
+async def test_without_a_stream_bulk_is_unavailable_and_the_rest_goes_on(wire: Wire) -> None:
     await wire.batcher.jetstream.delete_stream(subjects.TASKS_STREAM)
-    code, error = await error_of(wire.stub.Generate(prompt()))
-    assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
-    assert error.retry_after_s
+    for _ in range(2):  # the second is refused before it is tried
+        code, error = await error_of(wire.stub.Generate(prompt(**BULK)))
+        assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
+        assert error.retry_after_s
     assert len(wire.gateway.registry) == 0
+    await still_answers(wire)
 
 
-async def test_a_full_queue_is_an_overload(wire: Wire) -> None:
+async def test_a_full_queue_is_an_overload_of_bulk_alone(wire: Wire) -> None:
     full: StreamConfig = jetstream.tasks_stream(NatsSettings())
     full.max_bytes = 1
     await wire.batcher.jetstream.update_stream(full)
-    code, error = await error_of(wire.stub.Generate(prompt()))
+    code, error = await error_of(wire.stub.Generate(prompt(**BULK)))
+    assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+    assert error.retry_after_s
+    await still_answers(wire)
+
+
+async def test_a_batcher_without_room_is_an_overload(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    full = RowError(reason="OVERLOADED", message="no room")
+    await wire.batcher.send(task, frame(0, end=ROW_END_RETURNED, error=full))
+    code, error = await error_of(call)
     assert (code.name, error.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
     assert error.retry_after_s
 
@@ -293,7 +308,7 @@ async def test_a_deadline_has_a_maximum(nats_url: str, model_folder: Path) -> No
     async with open_wire(nats_url, model_folder, max_timeout_s=0.3) as wire:
         call = wire.stub.Generate(prompt(), timeout=600)
         task = await wire.batcher.task()
-        assert task.deadline_unix_ms - unix_ms() <= 300
+        assert task.timeout_ms <= 300
         code, error = await error_of(call)
         assert (code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_PASSED")
 

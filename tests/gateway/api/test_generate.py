@@ -8,8 +8,8 @@ import pytest
 from sluice.internal.v1.frame_pb2 import ROW_END_DEADLINE, ROW_END_FAILED, Logprobs, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.v1 import inference_pb2 as pb
-from sluice.wire.clock import ms_of, unix_ms
-from tests.gateway.kit.batcher import TIMINGS, frame, last
+from sluice.wire.clock import ms_of
+from tests.gateway.kit.batcher import TIMINGS, frame, last, wire_batcher
 from tests.gateway.kit.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER, id_of
 from tests.gateway.kit.wire import (
     Wire,
@@ -45,8 +45,8 @@ async def test_an_answer_streams_from_started_to_finished(wire: Wire) -> None:
     assert ms_of(finished.timings.decode) == TIMINGS.decode_ms
     assert ms_of(finished.timings.total) >= ms_of(finished.timings.time_to_first_token) > 0
     assert ms_of(finished.timings.publish) > 0
-    await wire.batcher.confirmed(task)
     assert len(wire.gateway.registry) == 0
+    assert wire.batcher.control == []
 
 
 async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
@@ -76,12 +76,12 @@ async def test_the_task_says_all_an_engine_must_know(wire: Wire) -> None:
     message = await wire.batcher.message("large", "bulk")
     assert message.headers is not None
     task = Task.FromString(message.data)
-    assert message.headers["Nats-Msg-Id"] == task.request_id
     assert message.headers["traceparent"].startswith("00-")
     text = f"{BOS}{SYSTEM}be brief{END}{USER}hello{END}{ASSISTANT}"
     assert list(task.prompt_token_ids) == wire.tokens(text)
     assert (task.gateway, task.model, task.tenant) == ("gw1", "large", "default")
-    assert 50_000 < task.deadline_unix_ms - unix_ms() < 61_000  # gRPC rounds up
+    assert 50_000 < task.timeout_ms < 61_000  # gRPC rounds up
+    assert task.attempt == 0
     sampling = task.sampling
     assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (9, 3, 5)
     assert sampling.temperature == pytest.approx(0.5)
@@ -133,7 +133,7 @@ async def test_bytes_that_are_no_frames_change_nothing(wire: Wire) -> None:
     task = await wire.batcher.task()
     await wire.batcher.client.publish("sluice.frames.gw1", b"\xff\xff")
     await wire.batcher.client.publish("sluice.reports", b"\xff\xff")
-    await wire.batcher.client.publish("sluice.held.gw1", b"\xff\xff", reply="nobody")
+    await wire.batcher.client.publish("sluice.absent.gw1.b9", b"\xff\xff")
     await wire.batcher.send(task, last(0, wire.tokens("hello")))
     assert text_of(await events_of(call)) == "hello"
 
@@ -230,11 +230,10 @@ async def test_a_caller_that_leaves_cancels_its_row_and_leaves_nothing(wire: Wir
     task = await wire.batcher.task()
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
     await call.read()
-    assert (await wire.batcher.held(task)).waiting
     call.cancel()
     await wire.batcher.cancelled(task)
     await wire.until(lambda: len(wire.gateway.registry) == 0 and wire.gateway.active == 0)
-    assert not (await wire.batcher.held(task)).waiting
+    assert task.request_id not in wire.gateway.registry.dispatch
 
 
 async def test_a_row_that_goes_on_after_its_caller_left_is_cancelled_again(wire: Wire) -> None:
@@ -245,18 +244,65 @@ async def test_a_row_that_goes_on_after_its_caller_left_is_cancelled_again(wire:
     wire.batcher.control.clear()
     await wire.batcher.send(task, frame(0, wire.tokens("hello")))
     await wire.batcher.cancelled(task)
-    await wire.batcher.send(task, last(1))
-    await wire.batcher.confirmed(task)
 
 
-async def test_held_tokens_are_told_to_the_next_batcher(wire: Wire) -> None:
+async def test_a_row_goes_on_at_another_batcher_behind_the_tokens_that_arrived(
+    wire: Wire, nats_url: str
+) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     answer = wire.tokens("hello world")
-    await wire.batcher.send(task, frame(0, answer[:2], attempt=3))
-    held = await wire.batcher.held(task)
-    assert (held.waiting, list(held.token_ids), held.attempt) == (True, answer[:2], 3)
-    call.cancel()
+    await wire.batcher.send(task, frame(0, answer[:1], attempt=3))
+    async with wire_batcher(nats_url, "b2") as other:
+        await other.report("small", "large")
+        await wire.batcher.report(leaving=True)
+        await wire.batcher.forget(task)
+        again = await other.task()
+        assert (again.attempt, list(again.produced_token_ids)) == (1000, answer[:1])
+        await wire.batcher.send(task, last(1, wire.tokens("zzzz"), attempt=3))
+        await wire.batcher.cancelled(task)
+        await other.send(again, last(1, answer[1:]))
+        events = await events_of(call)
+    assert tokens_of(events) == answer
+    assert [e.notice.kind for e in events if e.HasField("notice")] == [pb.NOTICE_KIND_RECOVERED]
+
+
+async def test_a_batcher_that_nobody_has_subscribed_for_is_passed_over_at_once(
+    wire: Wire, nats_url: str
+) -> None:
+    await wire.batcher.report("small", batcher="b0")  # and then it was killed
+    calls = [wire.stub.Generate(prompt()) for _ in range(4)]
+    for _ in calls:
+        await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+    assert [text_of(await events_of(call)) for call in calls] == ["hello"] * 4
+
+
+async def test_a_batcher_that_answers_nothing_loses_its_row(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, stall_s=0.2) as wire:
+        call = wire.stub.Generate(prompt())
+        task = await wire.batcher.task()
+        async with wire_batcher(nats_url, "b2") as other:
+            await other.report("small")
+            again = await other.task()
+            assert again.request_id == task.request_id
+            await other.send(again, last(0, wire.tokens("hello")))
+            assert text_of(await events_of(call)) == "hello"
+
+
+async def test_without_a_batcher_for_a_moment_no_call_ends(wire: Wire, nats_url: str) -> None:
+    call = wire.stub.Generate(prompt())
+    task = await wire.batcher.task()
+    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+    await wire.batcher.report(leaving=True)
+    await wire.until(lambda: not wire.gateway.ready("small"))
+    await wire.batcher.forget(task)
+    async with wire_batcher(nats_url, "b2") as next_one:
+        await next_one.report("small")
+        again = await next_one.task()
+        await next_one.send(again, last(len(again.produced_token_ids)))
+        assert text_of(await events_of(call)) == "hello"
 
 
 async def test_many_streams_at_once_do_not_mix(wire: Wire) -> None:

@@ -1,9 +1,10 @@
-"""The test plays the batcher: it takes tasks out of JetStream and says on the wire what a batcher would say."""
+"""The test plays the batcher: it takes tasks and says on the wire what a batcher would say."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import nats
 from nats.aio.client import Client
@@ -14,8 +15,6 @@ from sluice.internal.v1.control_pb2 import (
     BatcherReport,
     ClassReport,
     ControlMessage,
-    HeldTokensRequest,
-    HeldTokensResponse,
     ModelReport,
 )
 from sluice.internal.v1.frame_pb2 import (
@@ -25,6 +24,7 @@ from sluice.internal.v1.frame_pb2 import (
     Logprobs,
     RowEnd,
     RowError,
+    RowRef,
     RowTimings,
 )
 from sluice.internal.v1.frame_pb2 import (
@@ -36,24 +36,45 @@ from sluice.wire.codec import pack, unpack
 from sluice.wire.connection import settle
 
 BOUND_S: Final = 5.0
+REPORT_S: Final = 1.0
 TIMINGS: Final = RowTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
 
 
 class WireBatcher:
-    """A batcher without a policy and without workers."""
+    """A batcher without a policy and without workers.
 
-    def __init__(self, client: Client, jetstream: JetStreamContext) -> None:
+    Attributes:
+        name: its id.
+        control: what gateways told it, in order.
+    """
+
+    def __init__(
+        self, client: Client, jetstream: JetStreamContext, name: str, gateway: str
+    ) -> None:
         self.client = client
         self.jetstream = jetstream
+        self.name = name
+        self._gateway = gateway
         self.control: list[ControlMessage] = []
+        self._report: BatcherReport | None = None
         self._control_grew = asyncio.Event()
+        self._tasks: defaultdict[tuple[str, str], asyncio.Queue[Msg]] = defaultdict(asyncio.Queue)
         self._consumers: dict[str, JetStreamContext.PullSubscription] = {}
 
     async def task(self, model: str = "small", priority_class: str = "interactive") -> Task:
-        """The next task, acknowledged."""
+        """The next task; its gateway is told that it is here."""
         return unpack(Task, (await self.message(model, priority_class)).data)
 
     async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
+        if priority_class == subjects.QUEUED_CLASS:
+            message = await self._pulled(model, priority_class)
+        else:
+            async with asyncio.timeout(BOUND_S):
+                message = await self._tasks[model, priority_class].get()
+        await self.hold(unpack(Task, message.data))
+        return message
+
+    async def _pulled(self, model: str, priority_class: str) -> Msg:
         subject = subjects.tasks(model, priority_class)
         if subject not in self._consumers:
             self._consumers[subject] = await self.jetstream.pull_subscribe(
@@ -63,18 +84,30 @@ class WireBatcher:
         await message.ack()
         return message
 
+    async def hold(self, task: Task) -> None:
+        """Says that it has a row."""
+        await self._say(task, held=[_ref(task)])
+
+    async def forget(self, task: Task) -> None:
+        """Says that it does not have a row."""
+        await self._say(task, unknown=[_ref(task)])
+
     async def send(self, task: Task, *frames: Frame) -> None:
         """Frames of one bundle; names and attempts are filled in."""
         for frame in frames:
             frame.request_id = frame.request_id or task.request_id
-        bundle = FrameBundle(batcher="b1", frames=frames)
+            frame.attempt = frame.attempt or task.attempt
+        await self._say(task, frames=frames)
+
+    async def _say(self, task: Task, **words: Any) -> None:
+        bundle = FrameBundle(batcher=self.name, **words)
         await self.client.publish(subjects.frames(task.gateway), pack(bundle))
         await self.client.flush()
 
     async def report(
         self,
         *models: str,
-        batcher: str = "b1",
+        batcher: str = "",
         leaving: bool = False,
         slots: int = 8,
         classes: Sequence[ClassReport] = (),
@@ -91,16 +124,18 @@ class WireBatcher:
             )
             for m in models
         ]
-        report = BatcherReport(batcher=batcher, models=entries, leaving=leaving)
+        report = BatcherReport(batcher=batcher or self.name, models=entries, leaving=leaving)
+        if report.batcher == self.name:
+            self._report = None if leaving else report
         await self.client.publish(subjects.REPORTS, pack(report))
         await self.client.flush()
 
-    async def held(self, task: Task) -> HeldTokensResponse:
-        question = HeldTokensRequest(request_id=task.request_id)
-        answer = await self.client.request(
-            subjects.held(task.gateway), pack(question), timeout=BOUND_S
-        )
-        return unpack(HeldTokensResponse, answer.data)
+    async def repeat_report(self) -> None:
+        """Repeats its last report, as a batcher does, until it is cancelled."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if self._report is not None:
+                await self.client.publish(subjects.REPORTS, pack(self._report))
 
     async def heard(self, wanted: Callable[[ControlMessage], bool]) -> ControlMessage:
         """The first control message that is ``wanted``, waiting for it."""
@@ -113,19 +148,30 @@ class WireBatcher:
                 await self._control_grew.wait()
 
     async def cancelled(self, task: Task) -> ControlMessage:
-        return await self.heard(lambda m: task.request_id in m.cancel.request_ids)
-
-    async def confirmed(self, task: Task) -> ControlMessage:
-        return await self.heard(lambda m: task.request_id in m.confirm.request_ids)
+        return await self.heard(
+            lambda m: any(ref.request_id == task.request_id for ref in m.cancel.rows)
+        )
 
     async def asked_again(self, task: Task, index: int) -> ControlMessage:
         return await self.heard(
-            lambda m: m.resend.request_id == task.request_id and m.resend.from_index == index
+            lambda m: any(
+                asked.request_id == task.request_id and asked.next_index == index
+                for asked in m.query.rows
+            )
         )
 
-    async def on_control(self, message: Msg) -> None:
-        self.control.append(unpack(ControlMessage, message.data))
-        self._control_grew.set()
+    async def on_message(self, message: Msg) -> None:
+        if message.subject == subjects.task_to(self.name):
+            task = unpack(Task, message.data)
+            if self._gateway in ("", task.gateway):
+                self._tasks[task.model, task.priority_class].put_nowait(message)
+        else:
+            self.control.append(unpack(ControlMessage, message.data))
+            self._control_grew.set()
+
+
+def _ref(task: Task) -> RowRef:
+    return RowRef(request_id=task.request_id, attempt=task.attempt)
 
 
 def frame(
@@ -154,12 +200,16 @@ def last(start: int, token_ids: Sequence[int] = (), attempt: int = 0) -> Frame:
 
 
 @asynccontextmanager
-async def wire_batcher(url: str) -> AsyncIterator[WireBatcher]:
+async def wire_batcher(url: str, name: str = "b1", gateway: str = "") -> AsyncIterator[WireBatcher]:
+    """``gateway``: whose tasks it takes; empty: all."""
     client = await nats.connect(url)
     try:
-        batcher = WireBatcher(client, client.jetstream())
-        await client.subscribe(subjects.CONTROL, cb=batcher.on_control)
+        batcher = WireBatcher(client, client.jetstream(), name, gateway)
+        await client.subscribe(subjects.all_to(name), cb=batcher.on_message)
+        await client.subscribe(subjects.CONTROL, cb=batcher.on_message)
         await settle(client, BOUND_S)
+        repeating = asyncio.ensure_future(batcher.repeat_report())
         yield batcher
+        repeating.cancel()
     finally:
         await client.close()

@@ -29,6 +29,7 @@ from gateway.server import Gateway
 from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
+from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -110,6 +111,14 @@ class Wire:
             while not condition():  # noqa: ASYNC110, the gateway has no event for each fact
                 await asyncio.sleep(0.005)
 
+    def waits_for(self, task: Task) -> bool:
+        """Whether the gateway waits for the row of ``task``."""
+        return task.request_id in self.gateway.registry.dispatch
+
+    async def forgotten(self, task: Task) -> None:
+        """Waits until the gateway does not need the row any more."""
+        await self.until(lambda: not self.waits_for(task))
+
     def span(self, name: str) -> Any:
         """The first ended span of that name, or None."""
         return next((s for s in self.spans.get_finished_spans() if s.name == name), None)
@@ -160,7 +169,7 @@ async def open_wire(
     # Of the file only the lines in errors matter.
     reload = GatewayReload(settings, folder / "config.json", inspector, catalog, served)
     async with (
-        wire_batcher(url) as batcher,
+        wire_batcher(url, gateway=gateway_id) as batcher,
         served.running(),
         grpc.aio.insecure_channel(served.address) as channel,
     ):

@@ -68,7 +68,7 @@ async def test_the_other_gateway_takes_a_running_call_over(wires: tuple[Wire, Wi
     code, error = await error_of(first)
     assert (code.name, error.reason) == ("CANCELLED", "CANCELLED")
     await one.batcher.cancelled(task)
-    again = await one.batcher.task()
+    again = await two.batcher.task()
     assert (again.gateway, list(again.produced_token_ids)) == ("gw2", answer[:2])
     assert again.sampling.seed == seed
     await two.batcher.send(again, last(2, answer[2:]))
@@ -119,7 +119,7 @@ async def test_a_key_is_free_again_after_its_caller_left(
     first.cancel()
     await one.batcher.cancelled(task)
     call = two.stub.Generate(keyed("something else"))
-    task = await one.batcher.task()
+    task = await two.batcher.task()
     await two.batcher.send(task, last(0, one.tokens("hello")))
     assert text_of(await events_of(call)) == "hello"
 
@@ -127,7 +127,7 @@ async def test_a_key_is_free_again_after_its_caller_left(
 async def test_a_gateway_that_is_gone_is_not_waited_for(wires: tuple[Wire, Wire]) -> None:
     one, two = wires
     first = one.stub.Generate(keyed())
-    task = await two.batcher.task()
+    task = await one.batcher.task()
     answer = two.tokens("hello world, how are you?")
     await two.batcher.send(task, frame(0, answer[:3]))
     while (await first.read()).WhichOneof("event") != "delta":

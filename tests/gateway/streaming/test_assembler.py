@@ -11,7 +11,7 @@ STALL_S = 3.0
 
 
 def assembler(held: int = 0) -> Assembler:
-    return Assembler(held, STALL_S, now=0.0)
+    return Assembler(held, STALL_S, 0.0)
 
 
 def test_frames_in_order_are_taken() -> None:
@@ -37,17 +37,17 @@ def test_known_tokens_at_the_start_of_a_frame_are_dropped() -> None:
 
 def test_a_gap_is_requested_once_until_it_moves_or_time_passes() -> None:
     a = assembler()
-    assert a.accept(frame(2, [7]), 1).resend_from == 0
-    assert a.accept(frame(3, [8]), 1).resend_from is None
-    assert a.accept(frame(3, [8]), 1 + STALL_S).resend_from == 0
+    assert a.accept(frame(2, [7]), 1).gap
+    assert not a.accept(frame(3, [8]), 1).gap
+    assert a.accept(frame(3, [8]), 1 + STALL_S).gap
     a.accept(frame(0, [5]), 5)
-    assert a.accept(frame(3, [8]), 5).resend_from == 1
+    assert a.accept(frame(3, [8]), 5).gap
 
 
 def test_a_final_frame_beyond_a_gap_does_not_end_the_answer() -> None:
     taken = assembler().accept(last(3, [9]), 1)
     assert taken.final is None
-    assert taken.resend_from == 0
+    assert taken.gap
 
 
 def test_a_final_frame_without_new_tokens_ends_the_answer() -> None:
@@ -71,12 +71,13 @@ def test_the_first_frame_is_not_a_recovery() -> None:
     assert not assembler().accept(frame(0, [5], attempt=1000), 1).recovered
 
 
-def test_silence_leads_to_a_resend_request_every_stall_s() -> None:
-    a = assembler(held=4)
-    assert a.overdue(STALL_S - 0.1) is None
-    assert a.overdue(STALL_S) == 4
-    assert a.overdue(STALL_S + 0.1) is None
-    assert a.overdue(2 * STALL_S) == 4
+def test_a_fence_drops_what_the_earlier_owner_sends_and_the_next_one_recovers() -> None:
+    a = assembler()
+    a.accept(frame(0, [5]), 1)
+    a.fence(1000)
+    assert not a.accept(frame(1, [6], attempt=999), 2).token_ids
+    assert a.accept(frame(1, [6], attempt=1000), 2).recovered
+    assert not a.accept(frame(2, [7], attempt=1000), 2).recovered
 
 
 def test_logprobs_of_known_tokens_are_dropped_too() -> None:
@@ -98,8 +99,9 @@ def test_any_delivery_yields_the_answer_as_long_as_gaps_are_resent(data: st.Data
         now += STALL_S
         start = data.draw(st.integers(0, len(answer)))
         end = data.draw(st.integers(start, len(answer)))
-        got, ended, resend = _take(a, got, _piece(answer, start, end), now)
-        if resend is not None:
+        got, ended, gap = _take(a, got, _piece(answer, start, end), now)
+        if gap:
+            resend = a.next_index
             assert resend == len(got)
             if data.draw(st.booleans()):
                 got, ended, _ = _take(a, got, _piece(answer, resend, len(answer)), now)
@@ -112,8 +114,6 @@ def _piece(answer: list[int], start: int, end: int) -> Frame:
     return make(start, answer[start:end])
 
 
-def _take(
-    a: Assembler, got: list[int], sent: Frame, now: float
-) -> tuple[list[int], bool, int | None]:
+def _take(a: Assembler, got: list[int], sent: Frame, now: float) -> tuple[list[int], bool, bool]:
     taken = a.accept(sent, now)
-    return [*got, *taken.token_ids], taken.final is not None, taken.resend_from
+    return [*got, *taken.token_ids], taken.final is not None, taken.gap

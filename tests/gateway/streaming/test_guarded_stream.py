@@ -7,7 +7,6 @@ from gateway.safety.guards.families import GuardVerdict, family_of
 from gateway.safety.settings import GuardSettings
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
@@ -17,6 +16,7 @@ from gateway.streaming.transcript import Transcript
 from sluice.errors import DeadlinePassed
 from sluice.v1.inference_pb2 import FINISH_REASON_CONTENT_FILTER, FINISH_REASON_STOP, Started
 from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.rows import dispatch_to, hold, said, sent_row, take
 
 SAFE, UNSAFE = GuardVerdict(flagged=False), GuardVerdict(True, ("S1",))
 STALL_S = 3.0
@@ -50,8 +50,8 @@ class Bench:
     def __init__(self, **keys: object) -> None:
         settings = GuardSettings.model_validate({"model": "m", "template": "llama_guard", **keys})
         self.guards = ScriptedGuards(Guard("g", settings, family_of(settings)))
-        self.outbox = ControlOutbox()
-        self.registry = Registry(self.outbox, ReplayCache(2, 60))
+        self.dispatch = dispatch_to(stall_s=STALL_S)
+        self.registry = Registry(self.dispatch, ReplayCache(2, 60))
         spec = StreamSpec(
             started=Started(request_id="r1", model="m"),
             deadline=10,
@@ -59,9 +59,10 @@ class Bench:
             timings=RequestTimings(arrived_at=0),
         )
         transcript = Transcript(Letters(), (), frozenset(), chr)
-        first = ModelAttempt("r1", "m", 3, transcript, Assembler(0, STALL_S, 0))
+        first = ModelAttempt("r1", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
         self.stream = self.registry.open(spec, first, guards=self.guards)
-        self.stream.published("r1")
+        self.dispatch.send(sent_row(first), 0)
+        hold(self.registry, "r1")
         self.reader = Reader(0, 4, lambda: None)
         self.registry.join(self.stream, self.reader)
 
@@ -69,7 +70,7 @@ class Bench:
         ids = [ord(letter) for letter in text]
         sent = last(start, ids) if final else frame(start, ids)
         sent.request_id = "r1"
-        self.registry.accept(sent, 1.0)
+        take(self.registry, sent, now=1.0)
 
     def decide(self, verdict: GuardVerdict) -> None:
         assert self.guards.checks.decide(self.guards.due.pop(0), verdict) is not None
@@ -88,18 +89,14 @@ def test_held_back_text_of_any_length_is_released_whole() -> None:
     assert bench.text() == "a" * 50 + "b"  # not the reader's fault, although its limit is 4
 
 
-def test_an_ended_row_is_confirmed_again_without_a_resend_request() -> None:
+def test_an_ended_row_is_not_asked_about_while_its_answer_waits_for_a_verdict() -> None:
     bench = Bench()
     bench.take("abc", final=True)
     assert bench.stream.state is StreamState.CHECKING
-    assert not bench.registry.held("r1").waiting
-    bench.outbox.drain()
-    bench.take("abc", final=True)
-    (message,) = bench.outbox.drain()
-    assert list(message.confirm.request_ids) == ["r1"]
-    bench.registry.request_missing(3.0)
+    assert "r1" not in bench.dispatch
+    bench.dispatch.drain()
     bench.registry.tick(5.0)
-    assert bench.outbox.drain() == []
+    assert said(bench.dispatch.drain()) == {}
     bench.decide(SAFE)
     delta, finished = bench.stream.read(bench.reader)
     assert (delta.delta.text, finished.finished.reason) == ("abc", FINISH_REASON_STOP)
@@ -120,13 +117,12 @@ def test_a_blocked_answer_shows_what_was_taken_and_no_more(final: bool) -> None:
     bench.take("ab")
     assert bench.text() == "ab"
     bench.take("cd", 2, final=final)
-    bench.outbox.drain()
+    bench.dispatch.drain()
     bench.registry.block(bench.stream, ("guard.g.S1",), 2.0)
     (finished,) = bench.stream.read(bench.reader)
     assert finished.finished.reason == FINISH_REASON_CONTENT_FILTER
     assert finished.finished.usage.completion_tokens == 4
-    cancelled = [list(message.cancel.request_ids) for message in bench.outbox.drain()]
-    assert cancelled == ([] if final else [["r1"]])
+    assert said(bench.dispatch.drain()) == ({} if final else {"cancel": ["r1"]})
     again = Reader(0, 4, lambda: None)
     bench.registry.join(bench.stream, again)
     assert bench.stream.read(again)[0].delta.text == "ab"
@@ -136,7 +132,7 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     bench = Bench(checks=["input", "output"], action="block", window_tokens=1)
     bench.take("abc", final=True)
     attempt = ModelAttempt(
-        "r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 2)
+        "r2", "n", 3, Transcript(Letters(), (), frozenset(), chr), Assembler(0, STALL_S, 0.0)
     )
     assert bench.registry.reroute(bench.stream, attempt, "guard.g.S1")
     assert bench.stream.state is StreamState.PUBLISHING
@@ -150,7 +146,8 @@ def test_a_reroute_restarts_the_answer_and_voids_the_first_one() -> None:
     assert rest == []
     sent = frame(0, [ord("z")])
     sent.request_id = "r2"
-    bench.registry.accept(sent, 3.0)
+    bench.dispatch.send(sent_row(attempt), 3.0)
+    take(bench.registry, sent, now=3.0)
     assert bench.text() == "z"
 
 

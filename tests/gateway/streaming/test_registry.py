@@ -10,7 +10,6 @@ from hypothesis import given
 
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.lifecycle import LEGAL_MOVES, RequestTimings, StreamSpec, StreamState
@@ -29,7 +28,6 @@ from sluice.errors import (
     SlowReader,
 )
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.control_pb2 import ControlMessage
 from sluice.internal.v1.frame_pb2 import Frame, RowError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import (
@@ -42,6 +40,7 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
+from tests.gateway.kit.rows import dispatch_to, hold, said, sent_row, take
 
 STALL_S = 3.0
 
@@ -61,9 +60,9 @@ class Bench:
 
     def __init__(self, keep_s: float = 60.0) -> None:
         self.announced = 0
-        self.outbox = ControlOutbox()
-        self.outbox.on_first = self._announce
-        self.registry = Registry(self.outbox, ReplayCache(2, keep_s))
+        self.dispatch = dispatch_to(stall_s=STALL_S)
+        self.dispatch.on_first = self._announce
+        self.registry = Registry(self.dispatch, ReplayCache(2, keep_s))
 
     def _announce(self) -> None:
         self.announced += 1
@@ -87,7 +86,10 @@ class Bench:
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
         attempt = ModelAttempt(name, "m", 3, transcript, Assembler(0, STALL_S, now))
         stream = self.registry.open(spec, attempt, on_end=on_end)
-        stream.published(name)
+        self.dispatch.send(sent_row(attempt, now + 10), now)
+        self.dispatch.drain()
+        self.announced = 0
+        hold(self.registry, name, now)
         return stream
 
     def reader(self, stream: Stream, index: int = 0, limit: int = 4) -> Reader:
@@ -97,10 +99,10 @@ class Bench:
 
     def take(self, sent: Frame, now: float = 1.0, name: str = "r1") -> None:
         sent.request_id = name
-        self.registry.accept(sent, now)
+        take(self.registry, sent, now=now)
 
-    def said(self) -> list[ControlMessage]:
-        return self.outbox.drain()
+    def said(self) -> dict[str, list[str]]:
+        return said(self.dispatch.drain())
 
 
 def found(bench: Bench, stream: Stream, now: float) -> bool:
@@ -113,7 +115,7 @@ def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def test_an_answer_is_read_in_one_delta_and_confirmed() -> None:
+def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:
     bench = Bench()
     stream = bench.stream()
     reader = bench.reader(stream)
@@ -127,8 +129,7 @@ def test_an_answer_is_read_in_one_delta_and_confirmed() -> None:
     assert ms_of(timings.queue) == TIMINGS.queue_ms
     assert ms_of(timings.time_to_first_token) == pytest.approx(1000)
     assert ms_of(timings.total) == pytest.approx(2000)
-    (message,) = bench.said()
-    assert list(message.confirm.request_ids) == ["r1"]
+    assert bench.said() == {}
     assert len(bench.registry) == 0
 
 
@@ -150,18 +151,16 @@ def test_a_stop_string_finishes_and_cancels_the_row() -> None:
     assert list(delta.delta.token_ids) == ids("abc")
     assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
     assert finished.finished.stop == "bc"
-    (message,) = bench.said()
-    assert list(message.cancel.request_ids) == ["r1"]
+    assert bench.said() == {"cancel": ["r1"]}
 
 
-def test_a_stop_string_in_the_final_frame_is_confirmed() -> None:
+def test_a_stop_string_in_the_final_frame_needs_no_cancel() -> None:
     bench = Bench()
     stream = bench.stream(stop="bc")
     reader = bench.reader(stream)
     bench.take(last(0, ids("abc")))
     assert stream.read(reader)[-1].finished.reason == FINISH_REASON_STOP_SEQUENCE
-    (message,) = bench.said()
-    assert list(message.confirm.request_ids) == ["r1"]
+    assert bench.said() == {}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_a_slow_reader_is_ended_and_its_row_cancelled() -> None:
         bench.take(frame(index, ids("b")))
     with pytest.raises(SlowReader):
         stream.read(reader)
-    assert bench.said()[0].cancel.request_ids == ["r1"]
+    assert bench.said() == {"cancel": ["r1"]}
 
 
 def test_one_large_frame_is_not_the_readers_fault() -> None:
@@ -208,15 +207,6 @@ def test_one_large_frame_is_not_the_readers_fault() -> None:
     assert len(event.delta.token_ids) == 101
 
 
-def test_silence_leads_to_a_resend_request() -> None:
-    bench = Bench()
-    bench.stream()
-    bench.registry.tick(STALL_S)
-    (message,) = bench.said()
-    assert message.resend.request_id == "r1"
-    assert message.resend.from_index == 0
-
-
 def test_the_deadline_ends_the_stream() -> None:
     bench = Bench()
     stream = bench.stream()
@@ -224,7 +214,7 @@ def test_the_deadline_ends_the_stream() -> None:
     bench.registry.tick(10)
     with pytest.raises(DeadlinePassed):
         stream.read(reader)
-    assert bench.said()[0].cancel.request_ids == ["r1"]
+    assert bench.said() == {"cancel": ["r1"]}
 
 
 def test_a_caller_that_leaves_cancels_its_row() -> None:
@@ -232,8 +222,8 @@ def test_a_caller_that_leaves_cancels_its_row() -> None:
     stream = bench.stream()
     bench.registry.leave(stream, bench.reader(stream))
     assert len(bench.registry) == 0
-    assert bench.said()[0].cancel.request_ids == ["r1"]
-    assert not bench.registry.held("r1").waiting
+    assert bench.said() == {"cancel": ["r1"]}
+    assert "r1" not in bench.dispatch
 
 
 def test_leaving_after_the_end_cancels_nothing() -> None:
@@ -243,28 +233,15 @@ def test_leaving_after_the_end_cancels_nothing() -> None:
     bench.take(last(0, ids("a")))
     bench.said()
     bench.registry.leave(stream, reader)
-    assert bench.said() == []
+    assert bench.said() == {}
 
 
-def test_frames_of_unknown_requests_are_answered_with_a_cancel() -> None:
+def test_frames_of_unknown_requests_are_answered_with_one_cancel() -> None:
     bench = Bench()
     bench.take(frame(0, ids("a")), name="gone")
     bench.take(frame(1, ids("a")), name="gone")
-    bench.take(last(2), name="done")
-    cancel, confirm = bench.said()
-    assert list(cancel.cancel.request_ids) == ["gone"]
-    assert list(confirm.confirm.request_ids) == ["done"]
+    assert bench.said() == {"cancel": ["gone"]}
     assert bench.announced == 1
-
-
-def test_held_tokens_and_attempt_are_reported() -> None:
-    bench = Bench()
-    bench.stream()
-    bench.take(frame(0, ids("ab"), attempt=2))
-    held = bench.registry.held("r1")
-    assert held.waiting
-    assert list(held.token_ids) == ids("ab")
-    assert held.attempt == 2
 
 
 def test_a_later_attempt_is_noticed_by_the_reader() -> None:
@@ -277,16 +254,6 @@ def test_a_later_attempt_is_noticed_by_the_reader() -> None:
     assert notice.notice.kind == NOTICE_KIND_RECOVERED
     assert delta.delta.text == "ab"
     assert stream.read(reader) == []
-
-
-def test_after_lost_messages_all_rows_are_requested_again() -> None:
-    bench = Bench()
-    bench.stream("r1")
-    bench.stream("r2")
-    bench.take(frame(0, ids("ab")))
-    bench.registry.request_missing(2)
-    asked = {m.resend.request_id: m.resend.from_index for m in bench.said()}
-    assert asked == {"r1": 2, "r2": 0}
 
 
 def test_one_bad_row_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -328,7 +295,7 @@ def test_the_same_key_finds_the_live_stream_and_takes_it_over() -> None:
         stream.read(old)
     bench.registry.leave(stream, old)
     assert stream.read(new)[0].delta.text == "b"
-    assert bench.said() == []
+    assert bench.said() == {}
 
 
 def test_a_finished_answer_is_found_until_it_is_too_old() -> None:

@@ -2,7 +2,7 @@
 rows end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -14,8 +14,8 @@ from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import COMMITTED, ENDED, KEPT, REROUTED
-from gateway.streaming.control import ControlOutbox
 from gateway.streaming.delivery import Reader
+from gateway.streaming.dispatch import Dispatch, SentRow
 from gateway.streaming.idempotency import ReplayCache
 from gateway.streaming.lifecycle import RequestTimings, StreamSpec, StreamState
 from gateway.streaming.registry import Registry
@@ -23,7 +23,14 @@ from gateway.streaming.stream import Stream
 from gateway.streaming.transcript import Transcript
 from sluice.errors import Cancelled, EngineFailed, SluiceError, TransportUnavailable
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.frame_pb2 import ROW_END_CANCELLED, ROW_END_FAILED, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import (
+    ROW_END_CANCELLED,
+    ROW_END_FAILED,
+    FrameBundle,
+    Logprobs,
+    RowError,
+    RowRef,
+)
 from sluice.settings.routing import CascadeRoute
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_STOP,
@@ -32,6 +39,7 @@ from sluice.v1.inference_pb2 import (
     Started,
 )
 from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.rows import BATCHER, dispatch_to, hold, said, sent_row, take
 
 STALL_S: Final = 3.0
 DEADLINE_S: Final = 1000.0
@@ -57,7 +65,8 @@ class ScriptedCascade:
 
     speculative = True
 
-    def __init__(self, holds: bool = True, stop: str = "") -> None:
+    def __init__(self, dispatch: Dispatch, holds: bool = True, stop: str = "") -> None:
+        self._dispatch = dispatch
         route = CascadeRoute(first="small", second="large", start="together", commit_tokens=COMMIT)
         self.monitor = AnswerMonitor(route, "prompt", wants_json=False)
         self.holds = holds
@@ -73,6 +82,7 @@ class ScriptedCascade:
         self.escalated += 1
         attempt = attempt_of(f"r1-{len(self.started) + 2}", "large", self._stop)
         self.started.append(attempt.row_id)
+        self._dispatch.send(sent_row(attempt), now)
         return attempt
 
     def backup_dropped(self) -> None:
@@ -90,10 +100,10 @@ class Bench:
     def __init__(
         self, holds: bool = True, stop: str = "", refuses: str = "", unread: int = READER_TOKENS
     ) -> None:
-        self.cascade = ScriptedCascade(holds, stop)
+        self.dispatch = dispatch_to(stall_s=STALL_S)
+        self.cascade = ScriptedCascade(self.dispatch, holds, stop)
         self.cascade.refuses = refuses
-        self.outbox = ControlOutbox()
-        self.registry = Registry(self.outbox, ReplayCache(2, 60.0))
+        self.registry = Registry(self.dispatch, ReplayCache(2, 60.0))
         self.now = 1.0
         self.ends = 0
         spec = StreamSpec(
@@ -103,13 +113,16 @@ class Bench:
             timings=RequestTimings(arrived_at=0.0),
             key="k",
         )
-        self.stream = self.registry.open(
-            spec, attempt_of(FIRST, "small", stop), self.cascade, on_end=self._count_end
-        )
+        first = attempt_of(FIRST, "small", stop)
+        self.stream = self.registry.open(spec, first, self.cascade, on_end=self._count_end)
+        self.dispatch.send(sent_row(first), self.now)
         self.registry.start_backup(self.stream, self.now)
-        self.stream.published(FIRST)
+        hold(self.registry, FIRST, self.now)
         self.reader = Reader(0, unread, lambda: None)
         self.registry.join(self.stream, self.reader)
+
+    def _count_end(self, stream: Stream) -> None:
+        self.ends += 1
 
     def _count_end(self, stream: Stream) -> None:
         self.ends += 1
@@ -134,17 +147,11 @@ class Bench:
             error=error,
             request_id=row,
         )
-        self.registry.accept(sent, self.now)
+        take(self.registry, sent, now=self.now)
 
     def said(self) -> dict[str, list[str]]:
-        """What batchers heard since the last look: by word, the rows."""
-        heard: dict[str, list[str]] = {"cancel": [], "confirm": [], "resend": []}
-        for message in self.outbox.drain():
-            heard["cancel"] += message.cancel.request_ids
-            heard["confirm"] += message.confirm.request_ids
-            if message.HasField("resend"):
-                heard["resend"].append(message.resend.request_id)
-        return heard
+        """What batchers heard since the last look, new tasks aside: by word, the rows."""
+        return {word: rows for word, rows in said(self.dispatch.drain()).items() if word != "task"}
 
     def text(self) -> str:
         return "".join(event.delta.text for event in self.stream.read(self.reader))
@@ -156,7 +163,7 @@ def test_both_begin_and_the_commit_of_the_first_cancels_the_second() -> None:
     bench.take(SECOND, 0, LARGE[:4])
     bench.take(FIRST, 0, SMALL[: COMMIT - 1])
     assert bench.text() == ""
-    assert bench.said() == {"cancel": [], "confirm": [], "resend": []}
+    assert bench.said() == {}
     bench.take(FIRST, COMMIT - 1, SMALL[COMMIT - 1 : COMMIT])
     assert bench.said()["cancel"] == [SECOND]
     assert bench.cascade.escalated == 0
@@ -178,7 +185,7 @@ def test_an_answer_that_commits_at_its_end_reports_the_unused_model() -> None:
     bench.take(FIRST, 0, SMALL[:3], end=frame_pb2.ROW_END_STOP)
     finished = bench.stream.read(bench.reader)[-1].finished
     assert [leg.unused for leg in finished.attempts] == [False, True]
-    assert bench.said() == {"cancel": [SECOND], "confirm": [FIRST], "resend": []}
+    assert bench.said() == {"cancel": [SECOND]}
 
 
 def test_in_doubt_the_second_answer_so_far_is_shown_at_once() -> None:
@@ -194,7 +201,7 @@ def test_in_doubt_the_second_answer_so_far_is_shown_at_once() -> None:
     assert bench.cascade.started == [SECOND]
     bench.take(SECOND, 5, LARGE[5:], end=frame_pb2.ROW_END_STOP)
     assert bench.text() == LARGE[5:]
-    assert bench.said()["confirm"] == [SECOND]
+    assert bench.said() == {}
     assert bench.stream.finished is not None
     assert not any(leg.unused for leg in bench.stream.finished.attempts)
 
@@ -202,10 +209,9 @@ def test_in_doubt_the_second_answer_so_far_is_shown_at_once() -> None:
 def test_a_second_answer_that_is_complete_ends_the_request_when_the_first_is_in_doubt() -> None:
     bench = Bench()
     bench.take(SECOND, 0, LARGE, end=frame_pb2.ROW_END_STOP)
-    assert bench.said()["confirm"] == [SECOND]  # the batcher need not keep it
-    assert not bench.registry.held(SECOND).waiting
+    assert SECOND not in bench.dispatch
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    assert bench.said() == {"cancel": [FIRST], "confirm": [], "resend": []}
+    assert bench.said() == {"cancel": [FIRST]}
     notice, delta, finished = bench.stream.read(bench.reader)
     assert notice.notice.model == "large"
     assert delta.delta.text == LARGE
@@ -220,7 +226,6 @@ def test_a_stop_string_in_the_second_answer_cancels_its_row_and_waits() -> None:
     bench.take(SECOND, 6, LARGE[6:8])  # on its way when the cancel came
     bench.take(SECOND, 8, "", end=ROW_END_CANCELLED)
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    assert bench.said()["confirm"] == []
     _, delta, finished = bench.stream.read(bench.reader)
     assert delta.delta.text == "MN"
     assert finished.finished.reason == FINISH_REASON_STOP_SEQUENCE
@@ -231,11 +236,11 @@ def test_a_failed_second_row_is_harmless_and_restarts_in_doubt(tokens: int) -> N
     bench = Bench()
     bench.take(SECOND, 0, LARGE[:tokens])
     bench.take(SECOND, tokens, "", end=ROW_END_FAILED)
-    assert bench.said() == {"cancel": [], "confirm": [SECOND], "resend": []}
+    assert bench.said() == {}
     assert bench.cascade.escalated == 0
     bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    assert bench.cascade.started == [SECOND, THIRD]  # another name: JetStream knows the first one
-    bench.stream.published(THIRD)
+    assert bench.cascade.started == [SECOND, THIRD]
+    hold(bench.registry, THIRD)
     bench.take(THIRD, 0, LARGE, end=frame_pb2.ROW_END_STOP)
     assert bench.text() == LARGE
     assert bench.stream.finished is not None
@@ -283,7 +288,7 @@ def test_the_second_answer_replaces_a_failed_first_one() -> None:
     bench.take(SECOND, 0, LARGE[:2])
     bench.take(FIRST, 0, SMALL[:3])
     bench.take(FIRST, 3, "", end=ROW_END_FAILED)
-    assert bench.said()["confirm"] == [FIRST]
+    assert bench.said() == {}
     assert bench.text() == LARGE[:2]
     assert isinstance(bench.stream.attempts[0].error, EngineFailed)
     assert "ENGINE_FAILED" in bench.stream.attempts[0].escalation_reason
@@ -298,45 +303,27 @@ def test_a_task_that_was_not_stored_is_lost_unless_frames_prove_it() -> None:
     other = Bench()
     other.take(SECOND, 0, LARGE[:1])
     other.registry.publish_failed(SECOND, lost, 1.0)
-    assert other.said()["cancel"] == []
+    assert other.said() == {}
     first = Bench()
     first.registry.publish_failed(FIRST, lost, 1.0)  # it has been, by now
     assert not first.stream.ended
 
 
-@pytest.mark.parametrize("tokens", [0, 2])
-@pytest.mark.parametrize("published", [False, True])
-def test_silence_of_the_second_row_leads_to_a_resend_request(published: bool, tokens: int) -> None:
-    bench = Bench()
-    if published:
-        bench.stream.published(SECOND)
-    bench.take(SECOND, 0, LARGE[:tokens])
-    bench.take(FIRST, 0, SMALL[:4], logprob=-5.0)
-    bench.said()
-    bench.registry.tick(bench.now + STALL_S)
-    assert bench.said()["resend"] == ([SECOND] if published or tokens else [])
-    bench.stream.published(SECOND)
-    bench.registry.tick(bench.now + 3 * STALL_S)
-    assert bench.said()["resend"] == [SECOND]
-
-
-def test_both_rows_are_requested_after_lost_messages_and_reported_to_a_new_batcher() -> None:
+def test_both_rows_are_asked_about_when_they_are_silent() -> None:
     bench = Bench()
     bench.take(FIRST, 0, SMALL[:2])
-    bench.take(SECOND, 0, LARGE[:3], attempt=2)
-    bench.registry.request_missing(2.0)
-    assert sorted(bench.said()["resend"]) == [FIRST, SECOND]
-    held = bench.registry.held(SECOND)
-    assert (held.waiting, len(held.token_ids), held.attempt) == (True, 3, 2)
-    bench.take(SECOND, 5, LARGE[5:6], attempt=2)  # a gap
+    bench.take(SECOND, 0, LARGE[:3])
+    for tick in range(11):
+        bench.registry.tick(bench.now + tick * STALL_S / 10)
+    assert sorted(bench.said()["ask"]) == [FIRST, SECOND]
     bench.take(FIRST, 2, SMALL[2:COMMIT])
-    assert not bench.registry.held(SECOND).waiting
+    assert SECOND not in bench.dispatch
 
 
 def test_an_invalid_frame_of_the_second_row_fails_only_that_row() -> None:
     bench = Bench()
     sent = frame(0, [0x110000], request_id=SECOND)  # no such character
-    bench.registry.accept(sent, 1.0)
+    take(bench.registry, sent, now=1.0)
     assert bench.said()["cancel"] == [SECOND]
     bench.take(FIRST, 0, SMALL, end=frame_pb2.ROW_END_STOP)
     assert bench.text() == SMALL
@@ -396,8 +383,8 @@ class Life(Enum):
 
     RUNNING = auto()
     ENDED = auto()
-    """Its final frame is out, and waits to be confirmed."""
-    SETTLED = auto()
+    """Its final frame is out, and is kept."""
+    CANCELLED = auto()
 
 
 @dataclass
@@ -411,11 +398,6 @@ class Row:
     attempt: int = 0
     life: Life = Life.RUNNING
     end: "frame_pb2.RowEnd.ValueType" = frame_pb2.ROW_END_STOP
-    settlements: int = field(default=0)
-
-    def settle(self) -> None:
-        self.settlements += self.life is not Life.SETTLED
-        self.life = Life.SETTLED
 
 
 class World:
@@ -424,25 +406,33 @@ class World:
     def __init__(self, holds: bool, doubt_at: int) -> None:
         self.bench = Bench(holds, unread=len(SMALL))
         self.sure = [index != doubt_at for index in range(len(SMALL))]
-        self.rows = {FIRST: Row(FIRST, SMALL, self.sure)}
+        self.rows: dict[str, Row] = {}
         self.model, self.text, self.tokens = "small", "", list[int]()
         self.done: SluiceError | None = None
         self.finished = ""
         self.obey()
 
     def obey(self) -> None:
-        """Batchers hear what the gateway has to say, new tasks included."""
-        for row_id in self.bench.cascade.started:
-            self.rows.setdefault(row_id, Row(row_id, LARGE))
-            self.bench.stream.published(row_id)
-        for message in self.bench.outbox.drain():
-            for row_id in message.cancel.request_ids:
-                self.rows[row_id].settle()
-            for row_id in message.confirm.request_ids:
-                assert self.rows[row_id].life is not Life.RUNNING, "confirmed before its end"
-                self.rows[row_id].settle()
-            if message.HasField("resend") and message.resend.request_id in self.rows:
-                self.send(self.rows[message.resend.request_id], message.resend.from_index)
+        """Batchers hear what the gateway has to say."""
+        outgoing = self.bench.dispatch.drain()
+        for _, sent in outgoing.tasks:
+            self.rows[sent.row_id] = self.row_of(sent)
+            hold(self.bench.registry, sent.row_id, self.bench.now)
+        for _, message in outgoing.control:
+            for ref in message.cancel.rows:
+                self.rows[ref.request_id].life = Life.CANCELLED
+            for asked in message.query.rows:
+                self.send(self.rows[asked.request_id], asked.next_index)
+
+    def row_of(self, sent: SentRow) -> Row:
+        """A batcher takes a task, the first or a later one of its row."""
+        task = sent.task
+        first = task.request_id == FIRST
+        row = Row(task.request_id, SMALL if first else LARGE, self.sure if first else ())
+        row.sent, row.attempt = len(task.produced_token_ids), task.attempt
+        if row.sent == len(row.text):
+            row.life = Life.ENDED
+        return row
 
     def send(self, row: Row, start: int) -> None:
         """All from ``start`` to what has been computed, in one frame."""
@@ -466,18 +456,11 @@ class World:
             self._frame(row, row.sent, "", row.end)
 
     def move(self, row: Row) -> None:
-        """Another batcher gets the task: it asks what the gateway has."""
-        if row.life is Life.SETTLED:
-            return
-        held = self.bench.registry.held(row.row_id)
-        if not held.waiting:
-            row.settle()
-            return
-        row.sent, row.attempt = len(held.token_ids), held.attempt + 1
-        row.life = Life.RUNNING if row.sent < len(row.text) else Life.ENDED
-        row.end = frame_pb2.ROW_END_STOP
-        if row.life is Life.ENDED:
-            self._frame(row, row.sent, "", row.end)
+        """Its batcher has lost it: another one gets the task."""
+        unknown = RowRef(request_id=row.row_id, attempt=row.attempt)
+        bundle = FrameBundle(batcher=BATCHER, unknown=[unknown])
+        self.bench.registry.take(bundle, self.bench.now)
+        self.obey()
 
     def read(self) -> None:
         if self.done is not None or self.finished:
@@ -514,12 +497,9 @@ class World:
                 self.step(row, 3)
                 self.obey()
                 self.read()
-            self.bench.now += 2 * STALL_S
-            self.bench.registry.tick(self.bench.now)
-            self.obey()
-            for row in list(self.rows.values()):  # finals are repeated until they are confirmed
-                if row.life is Life.ENDED:
-                    self._frame(row, row.sent, "", row.end)
+            for _ in range(11):
+                self.bench.now += STALL_S / 10
+                self.bench.registry.tick(self.bench.now)
             self.obey()
             self.read()
 
@@ -540,7 +520,7 @@ FAULTS: Final = ("lose first", "lose second", "fail second", "move first", "move
     doubt_at=st.integers(0, len(SMALL)),
     steps=st.lists(st.sampled_from((*STEPS, *STEPS, *FAULTS, "fail first", "leave")), max_size=40),
 )
-def test_in_any_order_the_answer_is_of_one_model_and_every_row_ends_once(
+def test_in_any_order_the_answer_is_of_one_model_and_every_row_ends(
     holds: bool, doubt_at: int, steps: list[str]
 ) -> None:
     world = World(holds, doubt_at)
@@ -572,7 +552,8 @@ def test_in_any_order_the_answer_is_of_one_model_and_every_row_ends_once(
                 bench.registry.leave(bench.stream, bench.reader)
     world.settle()
     assert len(bench.registry) == 0
-    assert all(row.settlements == 1 for row in world.rows.values()), world.rows
+    assert all(row.life is not Life.RUNNING for row in world.rows.values()), world.rows
+    assert not any(row_id in bench.dispatch for row_id in world.rows)
     assert bench.ends == 1
     assert len({leg.row_id for leg in bench.stream.attempts}) == len(bench.stream.attempts)
     assert [leg.row_id for leg in bench.stream.attempts[1:]] == bench.cascade.started

@@ -57,7 +57,7 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
     assert second.prompt_token_ids == first.prompt_token_ids
     assert second.sampling.seed == first.sampling.seed
     assert not second.sampling.logprobs
-    assert second.deadline_unix_ms <= first.deadline_unix_ms + 1
+    assert second.timeout_ms <= first.timeout_ms
     await cascade.batcher.send(second, last(0, cascade.tokens("hello")))
     events = await events_of(call)
     (notice,) = notices(events)
@@ -69,7 +69,7 @@ async def test_before_the_commit_point_nothing_is_shown_and_in_doubt_the_second_
         ("small", len(cascade.tokens(BAD))),
         ("large", 1),
     ]
-    await cascade.batcher.confirmed(second)
+    await cascade.forgotten(second)
 
 
 async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(cascade: Wire) -> None:
@@ -77,7 +77,7 @@ async def test_an_answer_that_ends_before_the_commit_point_is_checked_whole(casc
     first = await cascade.batcher.task("small")
     await cascade.batcher.send(first, saying(cascade, "hello", -0.01, end=ROW_END_LENGTH))
     second = await cascade.batcher.task("large")
-    await cascade.batcher.confirmed(first)  # it has ended: nothing is to be cancelled
+    await cascade.forgotten(first)  # it has ended: nothing is to be cancelled
     await cascade.batcher.send(second, last(0, cascade.tokens("world")))
     events = await events_of(call)
     assert "unfinished" in notices(events)[0].message

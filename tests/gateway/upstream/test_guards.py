@@ -49,7 +49,7 @@ def opened(nats_url: str, model_folder: Path) -> Any:
 async def judge(wire: Wire, check: Task, verdict: str) -> None:
     """Answers a guard's row, and waits until the gateway has it."""
     await wire.batcher.send(check, last(0, wire.tokens(verdict)))
-    await wire.batcher.confirmed(check)
+    await wire.forgotten(check)
 
 
 def asked(wire: Wire, check: Task) -> str:
@@ -66,11 +66,11 @@ async def test_the_check_runs_beside_the_row_and_nothing_shows_before_its_verdic
         check = await wire.batcher.task("large", "standard")
         assert check.request_id == f"{task.request_id}-g1"
         assert "what is it" in asked(wire, check)
-        assert check.deadline_unix_ms <= task.deadline_unix_ms
+        assert check.timeout_ms <= task.timeout_ms
         # The whole answer is here before the verdict is.
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        await wire.batcher.confirmed(task)
-        assert not (await wire.batcher.held(task)).waiting
+        await wire.forgotten(task)
+        assert not wire.waits_for(task)
         await judge(wire, check, UNSAFE)
         assert (await call.read()).HasField("started")
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -199,7 +199,7 @@ async def test_an_answer_does_not_end_before_the_verdict_about_all_of_it(opened:
         call = wire.stub.Generate(prompt(idempotency_key="k"))
         task = await wire.batcher.task("small")
         await wire.batcher.send(task, last(0, wire.tokens(ANSWER)))
-        await wire.batcher.confirmed(task)
+        await wire.forgotten(task)
         check = await wire.batcher.task("large")
         assert ANSWER in asked(wire, check)
         await call.read()
@@ -293,7 +293,7 @@ async def test_a_governed_model_takes_over_before_anything_is_shown(opened: Any)
         first = await wire.batcher.task("small")
         check = await wire.batcher.task("large")
         await wire.batcher.send(first, last(0, wire.tokens(ANSWER)))
-        await wire.batcher.confirmed(first)
+        await wire.forgotten(first)
         await judge(wire, check, UNSAFE)
         second = await wire.batcher.task("large")
         assert second.request_id == f"{first.request_id}-r1"

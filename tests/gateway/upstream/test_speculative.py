@@ -49,11 +49,11 @@ async def test_both_rows_run_and_a_sure_first_answer_cancels_the_second(wire: Wi
     assert second.prompt_token_ids == first.prompt_token_ids
     assert second.sampling.seed == first.sampling.seed
     assert second.priority_class == first.priority_class
-    assert (await wire.batcher.held(second)).waiting
+    assert wire.waits_for(second)
     await wire.batcher.send(second, frame(0, wire.tokens("thrown away")))
     await wire.batcher.send(first, saying(wire, GOOD, -0.01))
     await wire.batcher.cancelled(second)
-    assert not (await wire.batcher.held(second)).waiting
+    assert not wire.waits_for(second)
     cancelled = frame(len(wire.tokens("thrown away")), end=ROW_END_CANCELLED)
     cancelled.final.batch.CopyFrom(BatchInfo(batch_id="ba-2", rows=3))
     await wire.batcher.send(second, cancelled)
@@ -91,7 +91,7 @@ async def test_in_doubt_the_second_answer_is_there_at_once(wire: Wire) -> None:
     events = await events_of(call)
     assert events[-1].finished.model == "large"
     assert not any(leg.unused for leg in events[-1].finished.attempts)
-    await wire.batcher.confirmed(second)
+    await wire.forgotten(second)
     record = await explained(wire, first.request_id)
     assert record.route.strategy == pb.ROUTE_STRATEGY_SPECULATIVE
     assert "log-probability" in record.attempts[0].escalation_reason
@@ -105,7 +105,7 @@ async def test_a_second_row_that_fails_is_replaced_only_when_it_is_needed(wire: 
     first, second = await wire.batcher.task("small"), await wire.batcher.task("large")
     await wire.batcher.send(second, frame(0, wire.tokens("hello")))
     await wire.batcher.send(second, frame(1, end=ROW_END_FAILED, error=BROKEN))
-    await wire.batcher.confirmed(second)
+    await wire.forgotten(second)
     await wire.batcher.send(first, saying(wire, BAD, -3.0))
     third = await wire.batcher.task("large")
     assert third.request_id == f"{first.request_id}-3"
@@ -207,7 +207,7 @@ async def test_second_rows_that_fail_open_the_breaker_and_then_none_begins(
             if attempt == 0:
                 second = await wire.batcher.task("large")
                 await wire.batcher.send(second, frame(0, end=ROW_END_FAILED, error=BROKEN))
-                await wire.batcher.confirmed(second)
+                await wire.forgotten(second)
             await wire.batcher.send(first, saying(wire, GOOD, -0.01, end=ROW_END_STOP))
             assert text_of(await events_of(call)) == GOOD
         record = await explained(wire, first.request_id)

@@ -11,7 +11,9 @@ from sluice.wire import jetstream, subjects
 def test_the_names_are_stable() -> None:
     assert subjects.tasks("small", "bulk") == "sluice.tasks.small.bulk"
     assert subjects.frames("gw-1") == "sluice.frames.gw-1"
-    assert subjects.held("gw-1") == "sluice.held.gw-1"
+    assert subjects.task_to("b-1") == "sluice.batchers.b-1.task"
+    assert subjects.control_to("b-1") == "sluice.batchers.b-1.control"
+    assert subjects.absent("gw-1", "b-1") == "sluice.absent.gw-1.b-1"
     assert subjects.dead_letters("small", "bulk") == "sluice.dead_letters.small.bulk"
 
 
@@ -31,11 +33,6 @@ def test_a_bad_token_is_our_mistake(name: str) -> None:
 def test_every_task_subject_is_in_the_stream_and_has_its_consumer() -> None:
     prefix = jetstream.tasks_stream(NatsSettings()).subjects
     assert prefix == [f"{subjects.TASKS}.>"]
-    for name in subjects.CLASSES:
-        config = jetstream.tasks_consumer("small", name, max_ack_pending=8)
-        assert config.filter_subject == subjects.tasks("small", name)
-        assert config.max_ack_pending == 8
-
-
-def test_progress_is_said_well_within_the_ack_wait() -> None:
-    assert jetstream.ACK_PROGRESS_S * 2 < jetstream.ACK_WAIT_S
+    config = jetstream.tasks_consumer("small", NatsSettings(tasks_max_age_s=60, replicas=3))
+    assert config.filter_subject == subjects.tasks("small", "bulk")
+    assert (config.inactive_threshold, config.num_replicas) == (60, 3)

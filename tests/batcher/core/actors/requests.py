@@ -1,14 +1,13 @@
-"""What travels through the world: tasks in the work queue, requests at their gateway."""
+"""What travels through the world: tasks in JetStream, requests at their gateway."""
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import Final
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
+from gateway.streaming.dispatch import SentRow
 from sluice.internal.v1 import task_pb2
 
-if TYPE_CHECKING:
-    from tests.batcher.core.actors.shell import Shell
+LATE: Final = -1
+"""The end of a request whose deadline passed at its gateway."""
 
 
 def token(request_id: str, index: int) -> int:
@@ -18,24 +17,25 @@ def token(request_id: str, index: int) -> int:
 
 @dataclass
 class Message:
-    """A task in the work queue."""
+    """A task in JetStream."""
 
     task: task_pb2.Task
-    deliveries: int = 0
-    owner: Shell | None = None
-    progress_at: float = 0.0
+    sequence: int
+    deliver_at: float
 
 
 @dataclass
 class Request:
     """A request at its gateway."""
 
-    task: task_pb2.Task
-    tokens: list[int] = field(default_factory=list)
-    attempt: int = 0
+    row: SentRow
+    has_deadline: bool
     end: int = 0
     cancelled: bool = False
-    heard_at: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.row.attempt.transcript.token_ids
 
     @property
     def waiting(self) -> bool:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from batcher.core.effects import Effects
 from batcher.core.requests import Requests
+from batcher.core.row import Row
 from batcher.core.workers import ChannelBroken, WorkerShare
-from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from tests.batcher.core.actors.checks import Checks
 from tests.batcher.core.actors.engine import Engine, computed
@@ -25,7 +26,7 @@ class Shell:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.alive = world, name, True
-        self.requests = Requests(name, policy=world.policy, final_retry_s=1.0)
+        self.requests = Requests(name, policy=world.policy)
         self.checks = Checks(world.policy)
         self.lines = {engine.name: Line(self, engine) for engine in world.engines}
         world.at(TICK_S, self.tick)
@@ -36,6 +37,7 @@ class Shell:
         for line in self.lines.values():
             line.watch()
         self.pump()
+        self.world.send(partial(self.world.report, self.name))
         self.world.at(TICK_S, self.tick)
 
     def pump(self) -> None:
@@ -60,17 +62,44 @@ class Shell:
             line = self.lines[formed.batch.worker]
             rows = [computed(self.name, row) for row in formed.rows]
             world.send(partial(line.engine.batch, line, line.opening, formed.batch_id, rows))
-        for _, frame in effects.frames:
-            copy = frame_pb2.Frame.FromString(frame.SerializeToString())
-            world.send_lossy(partial(world.take_frame, copy))
+        if effects.frames or effects.held:
+            bundle = frame_pb2.FrameBundle(
+                batcher=self.name,
+                frames=[frame for _, frame in effects.frames],
+                held=[ref for _, ref in effects.held],
+            )
+            world.to_gateway(self.name, bundle.SerializeToString())
         for row in effects.cancels:
             line = self.lines[row.worker]
             if line.live:
                 world.send(partial(line.engine.cancel, self.name, row.request_id, row.attempt))
-        for asked in effects.questions:
-            world.send(partial(world.answer_question, self, asked))
-        for request_id, how in effects.settled:
-            world.settle(self, request_id, how)
+
+    def take(self, payload: bytes) -> None:
+        """A task has come."""
+        self.requests.add(Row(task_pb2.Task.FromString(payload), self.world.now), self.world.now)
+        self.pump()
+
+    def control(self, payload: bytes, *, broadcast: bool) -> None:
+        """A gateway cancels rows, or asks about them."""
+        message = control_pb2.ControlMessage.FromString(payload)
+        self.requests.cancel(message.cancel.rows, self.world.now)
+        asked = [row for row in message.query.rows if not self.requests.answer(row)]
+        unknown = [frame_pb2.RowRef(request_id=r.request_id, attempt=r.attempt) for r in asked]
+        if unknown and not broadcast:
+            bundle = frame_pb2.FrameBundle(batcher=self.name, unknown=unknown)
+            self.world.to_gateway(self.name, bundle.SerializeToString())
+        self.pump()
+
+    def drain(self) -> None:
+        """It is asked to end: it returns what waits, and soon the rest."""
+        self.requests.drain(self.world.now)
+        self.pump()
+
+    def release(self) -> None:
+        """Its time is over: it returns what it computes."""
+        if self.alive:
+            self.requests.release(self.world.now)
+            self.pump()
 
 
 class Line:

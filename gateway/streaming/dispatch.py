@@ -1,0 +1,450 @@
+"""Which batcher has which row, and what becomes of rows that nobody seems to have (docs/wire.md, Recovery).
+
+The gateway leads: it knows every row that somebody waits for, and the tokens that it has of it.
+
+- A row goes to the batcher with the fewest tasks; of class bulk into JetStream first, until a batcher takes it.
+- A row that was silent for ``stall_s`` is asked about, and again after the same time. It is lost when its batcher does
+  not know it, or has said nothing at all since the first of two questions.
+- NATS says at once when nobody has subscribed for a batcher: all its rows are lost.
+- A lost row is sent again, wherever a batcher is, with the tokens that have arrived and a higher attempt, which fences
+  the earlier owner out. While no other batcher is there it stays where it was: the batcher may come back.
+- A row that was lost `RESENDS_MAX` times in succession without a new token fails, and becomes a dead letter: it may be
+  the cause. What a batcher returns does not count.
+- Silence proves nothing while this gateway itself was cut off or stopped: then everything is asked about anew.
+
+Neither clock nor I/O: the owner calls `tick`, and takes what is to be sent with `drain`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from gateway.streaming.attempt import ModelAttempt
+from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
+from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
+from sluice.internal.v1.task_pb2 import Task
+from sluice.wire.attempts import next_task_attempt, task_attempt
+from sluice.wire.subjects import QUEUED_CLASS
+
+RESENDS_MAX: Final = 5
+NO_BATCHER_S: Final = 30.0
+"""A row without a token fails when no batcher could take it for this long, seconds."""
+RETRY_S: Final = 0.1
+"""How often a row without a batcher is tried again, seconds."""
+RETRY_AFTER_S: Final = 1.0
+"""When callers may try again, seconds."""
+AVOID_S: Final = 1.0
+"""A batcher that returned a row gets no other for this long, seconds."""
+WAITING_FACTOR: Final = 4
+"""A row that waits in a batcher, or in JetStream, is asked about this many times less often than one with tokens."""
+QUESTIONS_MAX: Final = 4
+"""A row that a batcher did not answer about this often is lost, although the batcher is alive."""
+TIMEOUT_MS_MAX: Final = 2**32 - 1
+QUERY_ROWS_MAX: Final = 4096
+"""Rows in one question."""
+
+
+class Batchers(Protocol):
+    """Which batchers there are."""
+
+    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
+        """The one that gets the next row of ``model``; None: there is none but ``without``."""
+
+
+class Place(Enum):
+    """Where a row is, as far as is known."""
+
+    NOWHERE = auto()
+    """No batcher could be found for it."""
+    STORING = auto()
+    """On its way into JetStream."""
+    STORED = auto()
+    """In JetStream, or a batcher has just taken it from there."""
+    SENT = auto()
+    """On its way to its batcher."""
+    HELD = auto()
+    """Its batcher has it."""
+
+
+@dataclass(eq=False, slots=True)
+class SentRow:
+    """A row that somebody waits for.
+
+    Attributes:
+        task: as sent last.
+        headers: of its message.
+        attempt: its tokens.
+        deadline: seconds.
+        batcher: that has it, or had it last; empty: none.
+        sequence: of its task in JetStream.
+        ask_at: when to ask about it, or to try again.
+        questions: asked since the last word about it, and the time of the first of them.
+        without_since: since when it is known to be without a batcher.
+        tokens: that had arrived when it was sent last.
+        resends: since the last new token.
+        on_taken: called once, when a batcher or JetStream has it, or nobody waits for it any more.
+    """
+
+    task: Task
+    headers: Mapping[str, str]
+    attempt: ModelAttempt
+    deadline: float
+    place: Place = Place.NOWHERE
+    batcher: str = ""
+    sequence: int = 0
+    ask_at: float = 0.0
+    questions: int = 0
+    asked_at: float = 0.0
+    without_since: float | None = None
+    tokens: int = 0
+    resends: int = 0
+    on_taken: Callable[[], None] | None = None
+
+    @property
+    def row_id(self) -> str:
+        """Its name."""
+        return self.task.request_id
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether something of the answer has arrived."""
+        return bool(self.attempt.transcript.token_ids)
+
+    def taken(self) -> None:
+        """It has left this gateway."""
+        on_taken, self.on_taken = self.on_taken, None
+        if on_taken is not None:
+            on_taken()
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """Everything that is to be sent, in the order of the fields."""
+
+    tasks: list[tuple[str, SentRow]] = field(default_factory=list)
+    """Batcher and row."""
+    control: list[tuple[str, ControlMessage]] = field(default_factory=list)
+    """Batcher and message; empty: to all."""
+    stored: list[SentRow] = field(default_factory=list)
+    """Rows whose tasks go into JetStream."""
+    lookups: set[str] = field(default_factory=set)
+    """Models: how far have batchers taken their tasks from JetStream?"""
+    dead: list[tuple[SentRow, str]] = field(default_factory=list)
+    """Rows that become dead letters, and why."""
+    questions: bool = False
+    """Whether there are questions: the owner must find out whether NATS itself answers, and say so (`restart`)."""
+
+
+class Dispatch:
+    """All rows that this gateway waits for.
+
+    Args:
+        gateway: this gateway's id.
+        stall_s: longest silence of a row, seconds.
+
+    Attributes:
+        on_first: called when there is something to send.
+        on_failed: called with the row and the error when a row cannot be answered.
+    """
+
+    def __init__(self, gateway: str, batchers: Batchers, stall_s: float) -> None:
+        self.on_first: Callable[[], None] = lambda: None
+        self.on_failed: Callable[[str, SluiceError, float], None] = lambda *_: None
+        self._gateway = gateway
+        self._batchers = batchers
+        self._stall_s = stall_s
+        self._rows: dict[str, SentRow] = {}
+        self._heard_at: dict[str, float] = {}
+        """When each batcher was heard of."""
+        self._lost: set[str] = set()
+        """Batchers that get no rows until they are heard of again."""
+        self._avoided: dict[str, float] = {}
+        """Batchers that get no rows until then."""
+        self._ticked_at: float | None = None
+        self._outgoing = Outgoing()
+        self._cancels: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        """By batcher, rows and their attempts."""
+        self._gaps: dict[str, SentRow] = {}
+        """Rows of which frames are missing."""
+        self._scheduled = False
+
+    def __contains__(self, row_id: str) -> bool:
+        """Whether the row is waited for."""
+        return row_id in self._rows
+
+    # Rows.
+
+    def send(self, row: SentRow, now: float) -> None:
+        """Sends a new row."""
+        self._rows[row.row_id] = row
+        row.tokens = len(row.attempt.transcript.token_ids)
+        if row.task.priority_class == QUEUED_CLASS:
+            row.place = Place.STORING
+            row.ask_at = row.deadline
+            self._prepare(row, now)
+            self._schedule()
+            self._outgoing.stored.append(row)
+        elif not self._place(row, now):
+            self._wait(row, now)
+
+    def cancel(self, row_id: str) -> None:
+        """Nobody waits for the row any more."""
+        row = self.forget(row_id)
+        if row is not None and row.batcher:
+            self._cancel(row.batcher, row_id, row.task.attempt)
+
+    def forget(self, row_id: str) -> SentRow | None:
+        """The row has ended."""
+        self._gaps.pop(row_id, None)
+        row = self._rows.pop(row_id, None)
+        if row is not None:
+            row.taken()
+        return row
+
+    def release(self, row_id: str, final: frame_pb2.Final | None) -> None:
+        """Nothing more is expected of a row, whether or not it has ended."""
+        if final is None:
+            self.cancel(row_id)
+        else:
+            self.forget(row_id)
+
+    def ask(self, row_id: str) -> None:
+        """Frames of the row are missing."""
+        row = self._rows.get(row_id)
+        if row is not None and row.batcher:
+            self._schedule()
+            self._gaps[row_id] = row
+
+    # What batchers say.
+
+    def heard(self, batcher: str, now: float) -> None:
+        """Something came from a batcher."""
+        self._heard_at[batcher] = now
+        self._lost.discard(batcher)
+
+    def accepts(
+        self, batcher: str, row_id: str, attempt: int, now: float, *, waits: bool = False
+    ) -> bool:
+        """A batcher speaks of a row: whether it is its owner. An earlier owner is told that nobody waits.
+
+        ``waits``: the row may be waiting there.
+        """
+        row = self._rows.get(row_id)
+        if row is None or task_attempt(attempt) < row.task.attempt or not self._owns(row, batcher):
+            self._cancel(batcher, row_id, attempt)
+            return False
+        if row.questions:
+            row.resends = 0  # its batcher lives in spite of it
+        row.batcher, row.place = batcher, Place.HELD
+        row.questions, row.without_since = 0, None
+        row.taken()
+        patience = WAITING_FACTOR if waits and not row.has_tokens else 1
+        row.ask_at = now + patience * self._stall_s
+        return True
+
+    def unknown(self, batcher: str, ref: frame_pb2.RowRef, now: float) -> None:
+        """A batcher does not have a row that it was asked about."""
+        row = self._rows.get(ref.request_id)
+        if row is not None and row.batcher == batcher and row.task.attempt == ref.attempt:
+            self._recover(row, now)
+
+    def returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
+        """A batcher gives a row back: it goes elsewhere."""
+        row = self._rows.get(frame.request_id)
+        if row is None or row.batcher != batcher or task_attempt(frame.attempt) < row.task.attempt:
+            return
+        self._avoided[batcher] = now + AVOID_S
+        row.batcher = ""
+        if self._place(row, now, frame.attempt):
+            return
+        error = frame.final.error
+        if error.reason == Overloaded.reason and not row.has_tokens:
+            self._fail(row, Overloaded(error.message, retry_after_s=RETRY_AFTER_S), now)
+        else:
+            self._wait(row, now)
+
+    def gone(self, batcher: str, now: float) -> None:
+        """NATS says that nobody has subscribed for a batcher."""
+        self._lost.add(batcher)
+        for row in [row for row in self._rows.values() if row.batcher == batcher]:
+            if row.row_id in self._rows:
+                self._recover(row, now)
+
+    # What JetStream says.
+
+    def stored(self, row_id: str, sequence: int, now: float) -> None:
+        """The task of a row is in JetStream."""
+        row = self._rows.get(row_id)
+        if row is not None and row.place is Place.STORING:
+            row.place, row.sequence = Place.STORED, sequence
+            row.taken()
+            row.ask_at = now + WAITING_FACTOR * self._stall_s
+
+    def taken_up_to(self, model: str, sequence: int, now: float) -> None:
+        """Batchers have got the tasks of ``model`` up to ``sequence``: asks all of them who has those rows."""
+        for row in self._rows.values():
+            if row.place is Place.STORED and row.task.model == model and row.sequence <= sequence:
+                self._question(row, now)
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Asks about silent rows, sends lost ones again."""
+        before, self._ticked_at = self._ticked_at, now
+        if before is not None and now - before > self._stall_s:
+            self.restart(now)  # this process was stopped
+            return
+        for row in [row for row in self._rows.values() if row.ask_at <= now]:
+            if row.row_id in self._rows:  # The end of one may end others of its request.
+                self._check(row, now)
+
+    def restart(self, now: float) -> None:
+        """This gateway heard nothing for a while, through no fault of the batchers: their time begins anew."""
+        self._ticked_at = now
+        self._lost.clear()
+        for row in self._rows.values():
+            row.questions = 0
+            if row.batcher or row.place is Place.STORED:
+                row.ask_at = now + self._stall_s
+
+    def drain(self) -> Outgoing:
+        """Everything that is to be sent since the last call."""
+        outgoing, self._outgoing = self._outgoing, Outgoing()
+        by_batcher: defaultdict[str, list[SentRow]] = defaultdict(list)
+        for row in self._gaps.values():
+            by_batcher[row.batcher].append(row)
+        for batcher, rows in self._cancels.items():
+            refs = [frame_pb2.RowRef(request_id=name, attempt=n) for name, n in rows.items()]
+            message = ControlMessage(gateway=self._gateway, cancel=Cancel(rows=refs))
+            outgoing.control.append((batcher, message))
+        for batcher, asked in by_batcher.items():
+            outgoing.control.extend(self._queries(batcher, asked))
+        outgoing.questions = bool(by_batcher)
+        self._cancels.clear()
+        self._gaps.clear()
+        self._scheduled = False
+        return outgoing
+
+    # Steps of recovery.
+
+    def _check(self, row: SentRow, now: float) -> None:
+        """A row is due: asks about it, or sends it again."""
+        if row.place is Place.STORED:
+            self._check_stored(row, now)
+        elif not row.batcher:
+            if not self._place(row, now):
+                self._wait(row, now)
+        elif row.batcher in self._lost or self._is_lost(row):
+            self._lost.add(row.batcher)
+            self._recover(row, now)
+        else:
+            self._question(row, now)
+
+    def _check_stored(self, row: SentRow, now: float) -> None:
+        if row.questions >= 2:
+            self._recover(row, now)
+            return
+        # A task that JetStream still has is not lost.
+        row.ask_at = now + WAITING_FACTOR * self._stall_s
+        self._schedule()
+        self._outgoing.lookups.add(row.task.model)
+
+    def _is_lost(self, row: SentRow) -> bool:
+        heard_at = self._heard_at.get(row.batcher, 0.0)
+        silent = row.questions >= 2 and heard_at < row.asked_at
+        return silent or row.questions >= QUESTIONS_MAX
+
+    def _question(self, row: SentRow, now: float) -> None:
+        if not row.questions:
+            row.asked_at = now
+        row.questions += 1
+        row.ask_at = now + self._stall_s
+        self._schedule()
+        self._gaps[row.row_id] = row
+
+    def _recover(self, row: SentRow, now: float) -> None:
+        """Sends a lost row again, if there is a batcher for it."""
+        tokens = len(row.attempt.transcript.token_ids)
+        resends = 0 if tokens > row.tokens else row.resends
+        # What never reached a batcher did no harm there.
+        held = row.place is Place.HELD
+        if resends >= RESENDS_MAX:
+            reason = f"its batcher was lost {RESENDS_MAX} times in succession without a new token"
+            self._schedule()
+            self._outgoing.dead.append((row, reason))
+            self._fail(row, EngineFailed(reason), now)
+        elif self._place(row, now, row.attempt.assembler.attempt):
+            row.resends = resends + held
+        else:
+            self._wait(row, now)
+
+    def _place(self, row: SentRow, now: float, attempt: int | None = None) -> bool:
+        """Sends the row to a batcher; False when there is none. ``attempt``: the highest of its earlier owner."""
+        avoided = {batcher for batcher, until in self._avoided.items() if until > now}
+        batcher = self._batchers.choose(row.task.model, self._lost | avoided, now)
+        if batcher is None:
+            return False
+        if row.place is not Place.NOWHERE or attempt is not None:
+            row.task.attempt = next_task_attempt(max(row.task.attempt, attempt or 0))
+            row.attempt.assembler.fence(row.task.attempt)
+        row.place, row.batcher = Place.SENT, batcher
+        row.questions, row.without_since = 0, None
+        row.ask_at = now + self._stall_s
+        row.tokens = len(row.attempt.transcript.token_ids)
+        self._prepare(row, now)
+        self._schedule()
+        self._outgoing.tasks.append((batcher, row))
+        return True
+
+    def _prepare(self, row: SentRow, now: float) -> None:
+        row.task.produced_token_ids[:] = row.attempt.transcript.token_ids
+        left_ms = int((row.deadline - now) * 1000)
+        row.task.timeout_ms = min(max(left_ms, 1), TIMEOUT_MS_MAX)
+
+    def _wait(self, row: SentRow, now: float) -> None:
+        """No batcher can take the row now."""
+        row.ask_at = now + RETRY_S
+        if row.without_since is None:
+            row.without_since = now
+        if row.batcher and now - row.asked_at >= self._stall_s:
+            # It may come back, and still have the row.
+            row.questions = 0
+            self._question(row, now)
+            row.ask_at = now + RETRY_S
+        if not row.has_tokens and now - row.without_since >= NO_BATCHER_S:
+            message = f"no batcher took the request for {NO_BATCHER_S:g} s"
+            self._fail(row, ModelUnavailable(message, retry_after_s=RETRY_AFTER_S), now)
+
+    def _fail(self, row: SentRow, error: SluiceError, now: float) -> None:
+        self.cancel(row.row_id)
+        self.on_failed(row.row_id, error, now)
+
+    # Messages.
+
+    def _owns(self, row: SentRow, batcher: str) -> bool:
+        return row.batcher in ("", batcher)
+
+    def _cancel(self, batcher: str, row_id: str, attempt: int) -> None:
+        self._schedule()
+        self._cancels[batcher][row_id] = attempt
+
+    def _queries(self, batcher: str, rows: list[SentRow]) -> Iterable[tuple[str, ControlMessage]]:
+        for start in range(0, len(rows), QUERY_ROWS_MAX):
+            asked = [
+                AskedRow(
+                    request_id=row.row_id,
+                    attempt=row.task.attempt,
+                    next_index=row.attempt.assembler.next_index,
+                )
+                for row in rows[start : start + QUERY_ROWS_MAX]
+            ]
+            query = RowsQuery(rows=asked)
+            yield batcher, ControlMessage(gateway=self._gateway, query=query)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.on_first()

@@ -1,0 +1,61 @@
+"""Rows at a batcher that the test plays, without a loop."""
+
+from collections.abc import Collection
+from typing import Final
+
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.dispatch import Dispatch, Outgoing, SentRow
+from gateway.streaming.registry import Registry
+from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowRef
+from sluice.internal.v1.task_pb2 import Task
+
+BATCHER: Final = "b1"
+
+
+class Batchers:
+    """`gateway.streaming.dispatch.Batchers` of the names that the test sets."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def choose(self, model: str, without: Collection[str], now: float) -> str | None:
+        return next((name for name in self.names if name not in without), None)
+
+
+def dispatch_to(*batchers: str, stall_s: float) -> Dispatch:
+    return Dispatch("g", Batchers(*(batchers or (BATCHER,))), stall_s)
+
+
+def sent_row(
+    attempt: ModelAttempt, deadline: float = 1e6, priority_class: str = "interactive"
+) -> SentRow:
+    task = Task(
+        request_id=attempt.row_id,
+        gateway="g",
+        model=attempt.model,
+        priority_class=priority_class,
+        prompt_token_ids=[1, 2, 3],
+    )
+    return SentRow(task, {}, attempt, deadline)
+
+
+def hold(registry: Registry, row_id: str, now: float = 0.0, batcher: str = BATCHER) -> None:
+    """A batcher says that it has a row."""
+    attempt = registry.dispatch._rows[row_id].task.attempt
+    held = [RowRef(request_id=row_id, attempt=attempt)]
+    registry.take(FrameBundle(batcher=batcher, held=held), now)
+
+
+def take(registry: Registry, *frames: Frame, now: float, batcher: str = BATCHER) -> None:
+    """Frames of a batcher."""
+    registry.take(FrameBundle(batcher=batcher, frames=frames), now)
+
+
+def said(outgoing: Outgoing) -> dict[str, list[str]]:
+    """What batchers are told: by word, the rows."""
+    told: dict[str, list[str]] = {"task": [row.row_id for _, row in outgoing.tasks]}
+    told["cancel"], told["ask"] = [], []
+    for _, message in outgoing.control:
+        told["cancel"] += [ref.request_id for ref in message.cancel.rows]
+        told["ask"] += [asked.request_id for asked in message.query.rows]
+    return {word: rows for word, rows in told.items() if rows}

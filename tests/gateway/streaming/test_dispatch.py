@@ -1,0 +1,307 @@
+"""Which batcher has which row, and what becomes of rows that nobody seems to have."""
+
+import pytest
+
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.dispatch import NO_BATCHER_S, RESENDS_MAX, Outgoing, SentRow
+from gateway.streaming.transcript import Transcript
+from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
+from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
+from tests.gateway.kit.rows import Batchers, dispatch_to, said, sent_row
+
+STALL_S = 0.75
+
+
+class Letters:
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Desk:
+    """One row, two batchers, and a clock that ticks."""
+
+    def __init__(self, *batchers: str, priority_class: str = "interactive") -> None:
+        self.now = 100.0
+        self.batchers = Batchers(*(batchers or ("b1", "b2")))
+        self.dispatch = dispatch_to(stall_s=STALL_S)
+        self.dispatch._batchers = self.batchers
+        self.failed: list[SluiceError] = []
+        self.dispatch.on_failed = lambda _, error, now: self.failed.append(error)
+        transcript = Transcript(Letters(), (), frozenset(), chr)
+        self.attempt = ModelAttempt("r", "m", 3, transcript, Assembler(0, STALL_S, 0.0))
+        self.row: SentRow = sent_row(self.attempt, self.now + 1000, priority_class)
+        self.dispatch.send(self.row, self.now)
+
+    def tick(self, seconds: float = STALL_S) -> Outgoing:
+        """Lets time pass; returns what was sent meanwhile."""
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.dispatch.tick(self.now)
+        return self.dispatch.drain()
+
+    def hold(self, batcher: str = "b1") -> bool:
+        self.dispatch.heard(batcher, self.now)
+        return self.dispatch.accepts(batcher, "r", self.row.task.attempt, self.now, waits=True)
+
+    def tokens(self, count: int, batcher: str = "b1") -> None:
+        """Tokens arrive."""
+        self.dispatch.heard(batcher, self.now)
+        start = self.attempt.assembler.next_index
+        frame = Frame(
+            request_id="r",
+            attempt=self.row.task.attempt,
+            start_index=start,
+            token_ids=[97] * count,
+        )
+        assert self.dispatch.accepts(batcher, "r", frame.attempt, self.now)
+        self.attempt.accept(frame, self.now)
+
+    def returned(self, batcher: str = "b1", error: RowError | None = None) -> None:
+        frame = Frame(request_id="r", attempt=self.row.task.attempt)
+        frame.final.end = ROW_END_RETURNED
+        if error is not None:
+            frame.final.error.CopyFrom(error)
+        self.dispatch.returned(batcher, frame, self.now)
+
+    def sent_to(self) -> list[tuple[str, int, int]]:
+        """Batcher, attempt and known tokens of the tasks that were sent since."""
+        return [
+            (batcher, row.task.attempt, len(row.task.produced_token_ids))
+            for batcher, row in self.dispatch.drain().tasks
+        ]
+
+
+def test_a_row_goes_to_a_batcher_with_the_time_that_is_left() -> None:
+    desk = Desk()
+    assert desk.sent_to() == [("b1", 0, 0)]
+    assert desk.row.task.timeout_ms == 1_000_000
+
+
+def test_a_silent_row_is_asked_about_and_an_answer_is_all_it_takes() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.tokens(2)
+    desk.dispatch.drain()
+    (message,) = [m for _, m in desk.tick(STALL_S + 0.05).control]
+    (asked,) = message.query.rows
+    assert (asked.request_id, asked.next_index, message.gateway) == ("r", 2, "g")
+    for _ in range(10):
+        desk.hold()
+        assert not desk.tick().tasks
+
+
+def test_a_batcher_that_answers_nothing_loses_its_rows_to_another() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.tokens(2)
+    desk.dispatch.drain()
+    assert not desk.tick(3 * STALL_S - 0.1).tasks
+    ((batcher, row),) = desk.tick(0.3).tasks
+    assert (batcher, row.task.attempt, list(row.task.produced_token_ids)) == ("b2", 1000, [97, 97])
+    # The earlier owner comes back: its frames are fenced out, and it is told.
+    assert not desk.dispatch.accepts("b1", "r", 0, desk.now)
+    assert said(desk.dispatch.drain()) == {"cancel": ["r"]}
+    desk.tokens(1, "b2")
+
+
+def test_a_batcher_that_sends_other_words_is_alive() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.tokens(1)
+    for _ in range(3):
+        desk.tick()
+        desk.dispatch.heard("b1", desk.now)
+    assert desk.row.batcher == "b1"
+
+
+def test_a_batcher_that_does_not_know_the_row_has_lost_it() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.tokens(1)
+    desk.dispatch.drain()
+    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=0), desk.now)
+    assert desk.sent_to() == [("b1", 1000, 1)]
+    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=0), desk.now)  # an older word
+    assert desk.sent_to() == []
+
+
+def test_a_batcher_that_nobody_has_subscribed_for_is_gone_at_once() -> None:
+    desk = Desk()
+    desk.tokens(1)
+    desk.dispatch.drain()
+    desk.dispatch.gone("b1", desk.now)
+    assert desk.sent_to() == [("b2", 1000, 1)]
+
+
+def test_without_another_batcher_the_row_stays_where_it_was() -> None:
+    desk = Desk("b1")
+    desk.tokens(3)
+    desk.dispatch.gone("b1", desk.now)
+    outgoing = desk.tick(8.0)
+    assert outgoing.tasks[1:] == []  # but the first one
+    assert said(outgoing)["ask"]
+    desk.hold()  # it is back, and still has the row
+    assert desk.tick().tasks == []
+    assert desk.row.task.attempt == 0
+
+
+def test_a_new_batcher_gets_the_rows_of_its_predecessor_as_soon_as_it_is_there() -> None:
+    desk = Desk("b1")
+    desk.tokens(3)
+    desk.dispatch.gone("b1", desk.now)
+    desk.tick(5.0)
+    desk.batchers.names = ("b3",)
+    desk.tick(0.15)
+    assert (desk.row.batcher, desk.row.task.attempt) == ("b3", 1000)
+
+
+def test_silence_proves_nothing_while_this_gateway_was_cut_off() -> None:
+    desk = Desk()
+    desk.tokens(1)
+    desk.dispatch.drain()
+    for _ in range(20):
+        assert not desk.tick(0.5).tasks
+        desk.dispatch.restart(desk.now)  # NATS did not answer
+    assert desk.row.batcher == "b1"
+
+
+def test_silence_proves_nothing_while_this_gateway_was_stopped() -> None:
+    desk = Desk()
+    desk.tokens(1)
+    desk.dispatch.drain()
+    for _ in range(5):
+        desk.now += 8.0
+        desk.dispatch.tick(desk.now)
+        desk.hold()
+    assert not desk.dispatch.drain().tasks
+
+
+def test_a_row_that_is_lost_again_and_again_without_a_token_becomes_a_dead_letter() -> None:
+    desk = Desk("b1")
+    for number in range(RESENDS_MAX):
+        assert len(desk.sent_to()) == 1, number
+        desk.hold()
+        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+    desk.hold()
+    desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * RESENDS_MAX), desk.now)
+    outgoing = desk.dispatch.drain()
+    ((row, reason),) = outgoing.dead
+    assert row is desk.row
+    assert "without a new token" in reason
+    assert isinstance(desk.failed[0], EngineFailed)
+    assert "r" not in desk.dispatch
+
+
+def test_a_token_between_two_losses_makes_the_row_innocent() -> None:
+    desk = Desk("b1")
+    for number in range(3 * RESENDS_MAX):
+        desk.tokens(1)
+        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+    assert not desk.failed
+
+
+def test_a_row_that_never_reached_a_batcher_is_innocent() -> None:
+    desk = Desk("b1")
+    for number in range(3 * RESENDS_MAX):
+        desk.dispatch.unknown("b1", RowRef(request_id="r", attempt=1000 * number), desk.now)
+    assert not desk.failed
+
+
+def test_rows_that_are_given_back_go_elsewhere_however_often() -> None:
+    desk = Desk()
+    desk.hold()
+    for number in range(3 * RESENDS_MAX):
+        desk.now += 2.0
+        desk.returned(desk.row.batcher)
+        assert desk.row.task.attempt == 1000 * (number + 1)
+    assert {batcher for batcher, _, _ in desk.sent_to()} == {"b1", "b2"}
+    assert not desk.failed
+
+
+def test_a_row_that_no_batcher_has_room_for_is_an_overload() -> None:
+    desk = Desk()
+    full = RowError(reason=Overloaded.reason, message="no room")
+    desk.returned("b1", full)
+    desk.returned("b2", full)
+    assert isinstance(desk.failed[0], Overloaded)
+    assert desk.failed[0].retry_after_s
+
+
+def test_a_row_that_no_batcher_takes_waits_for_a_stated_time() -> None:
+    desk = Desk("b1")
+    desk.hold()
+    desk.returned("b1")
+    desk.batchers.names = ()
+    desk.tick(NO_BATCHER_S - 1.0)
+    assert not desk.failed
+    desk.tick(2.0)
+    assert isinstance(desk.failed[0], ModelUnavailable)
+    assert desk.failed[0].retry_after_s
+
+
+def test_a_row_with_tokens_waits_until_its_deadline() -> None:
+    desk = Desk("b1")
+    desk.tokens(1)
+    desk.returned("b1")
+    desk.batchers.names = ()
+    desk.tick(3 * NO_BATCHER_S)
+    assert not desk.failed
+    desk.batchers.names = ("b2",)
+    desk.tick(0.2)
+    assert desk.row.batcher == "b2"
+
+
+def test_a_cancel_goes_to_the_batcher_that_has_the_row_and_names_its_attempt() -> None:
+    desk = Desk()
+    desk.hold()
+    desk.dispatch.drain()
+    desk.dispatch.cancel("r")
+    ((batcher, message),) = desk.dispatch.drain().control
+    (ref,) = message.cancel.rows
+    assert (batcher, ref.request_id, ref.attempt) == ("b1", "r", 0)
+    assert not desk.hold()  # it did not hear
+    assert said(desk.dispatch.drain()) == {"cancel": ["r"]}
+
+
+def test_a_bulk_row_waits_in_jetstream_until_a_batcher_takes_it() -> None:
+    desk = Desk(priority_class="bulk")
+    outgoing = desk.dispatch.drain()
+    assert (outgoing.tasks, outgoing.stored) == ([], [desk.row])
+    desk.dispatch.stored("r", 7, desk.now)
+    for _ in range(5):
+        assert desk.tick(4 * STALL_S + 0.1).lookups == {"m"}
+        desk.dispatch.taken_up_to("m", 6, desk.now)
+    assert desk.dispatch.drain().control == []
+    desk.hold("b2")
+    assert desk.row.batcher == "b2"
+    assert not desk.hold("b1")  # delivered twice
+
+
+def test_a_bulk_row_that_was_taken_and_that_no_batcher_knows_is_sent_again() -> None:
+    desk = Desk(priority_class="bulk")
+    desk.dispatch.drain()
+    desk.dispatch.stored("r", 7, desk.now)
+    asked = []
+    while not (outgoing := desk.tick(0.05)).tasks:
+        asked += outgoing.control
+        if outgoing.lookups:
+            desk.dispatch.taken_up_to("m", 9, desk.now)
+    assert [batcher for batcher, _ in asked] == ["", ""]
+    ((_, row),) = outgoing.tasks
+    assert row.task.attempt == 1000
+
+
+@pytest.mark.parametrize("priority_class", ["interactive", "bulk"])
+def test_what_took_a_row_is_told_once(priority_class: str) -> None:
+    desk = Desk(priority_class=priority_class)
+    taken: list[int] = []
+    desk.row.on_taken = lambda: taken.append(1)
+    desk.dispatch.stored("r", 7, desk.now)
+    desk.hold()
+    desk.tokens(1)
+    desk.dispatch.forget("r")
+    assert taken == [1]
