@@ -128,6 +128,6 @@ RTL: Final = (
 _INVISIBLE_MARKS: Final = frozenset(members(SELECTORS + MONGOLIAN_CONTROLS + "\u17b4\u17b5"))
 MARK_CODES: Final = [
     code
-    for code in matching(lambda character: ucd.category(character)[0] == "M", 0x300)
-    if code not in _INVISIBLE_MARKS
+    for code, category in enumerate(map(ucd.category, map(chr, range(0x300, 0x1F000))), 0x300)
+    if category[0] == "M" and code not in _INVISIBLE_MARKS
 ]

@@ -30,10 +30,12 @@ RULE_FULL_WIDTH: Final = "unicode.full_width"
 def _stands_for(character: str) -> str | None:
     """The one ASCII letter or digit that a styled character stands for. Raised and circled digits are notation."""
     style = ucd.decomposition(character).partition(" ")[0]
+    if style not in _STYLES:
+        return None
     plain = ucd.normalize("NFKC", character)
     is_letter = len(plain) == 1 and plain.isascii() and plain.isalpha()
     is_digit = style == "<font>" and len(plain) == 1 and plain.isascii() and plain.isdigit()
-    return plain if style in _STYLES and (is_letter or is_digit) else None
+    return plain if is_letter or is_digit else None
 
 
 _STYLES = {"<font>", "<circle>", "<square>", "<super>", "<sub>"}
