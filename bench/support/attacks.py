@@ -26,7 +26,7 @@ TURNS: Final = 60_000
 CHARS: Final = 190_000
 """Of a text that is inspected: a little below the limit of the default policy."""
 MESSAGE_BYTES: Final = 1_000_000
-CONNECTIONS: Final = 50
+CONNECTIONS: Final = 8
 """Connections that callers share."""
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 

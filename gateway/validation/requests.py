@@ -204,7 +204,7 @@ def _check_resume(
     """The tokens that the caller holds. Also takes the seed from ``resume`` where ``sampling`` has none."""
     resume = request.resume
     limit = sampling.max_tokens or catalog.max_answer_tokens(request.model)
-    if len(resume.token_ids) > limit:
+    if max(len(resume.token_ids), len(resume.hidden_indexes)) > limit:
         found.add("resume.token_ids", f"has more tokens than the limit of {limit}")
         return ()
     if resume.HasField("seed") and not sampling.HasField("seed"):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.support.attacks import ATTACKS
+
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "bench").glob("*.py") if path.stem != "__init__")
 SHORT = {
@@ -37,6 +39,20 @@ def test_a_benchmark_can_be_imported(name: str) -> None:
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_prints_figures(name: str) -> None:
     check(figures(name, SHORT[name]))
+
+
+@pytest.mark.long
+@pytest.mark.mesh
+@pytest.mark.timeout(300)
+async def test_hostile_calls_end_with_typed_errors_and_cost_an_interactive_caller_no_call() -> None:
+    options = ["--size", "100", "--hold", "1"]
+    lines = await asyncio.to_thread(figures, "abuse", options)
+    assert len(lines) == len(ATTACKS)
+    for line in lines:
+        assert (line["exit_code"], line["interactive_errors"]) == (0, {}), line
+        outcomes = line["outcomes"]
+        assert isinstance(outcomes, dict)
+        assert not any(word in kind for kind in outcomes for word in ("untyped", "INTERNAL")), line
 
 
 @pytest.mark.long

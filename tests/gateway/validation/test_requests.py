@@ -106,6 +106,10 @@ INPUTS: list[tuple[dict[str, Any], list[str]]] = [
         ["resume.token_ids"],
     ),
     (
+        {"resume": Resume(hidden_indexes=[1, 1]), "sampling": SamplingParams(max_tokens=1)},
+        ["resume.token_ids"],
+    ),
+    (
         {"resume": Resume(token_ids=[9]), "sampling": SamplingParams(temperature=1)},
         ["resume.seed"],
     ),
