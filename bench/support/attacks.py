@@ -200,7 +200,7 @@ async def _opened(attacker: Attacker, at: int) -> Any:
     request = _asked(
         prompt="one two three four " * 10,
         priority=value_of_class(at),
-        sampling=pb.SamplingParams(max_tokens=1_000),
+        sampling=pb.SamplingParams(),  # as long as the context allows
     )
     call = attacker.stub(at).Generate(request, timeout=CALL_S)
     try:
