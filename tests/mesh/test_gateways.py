@@ -23,7 +23,7 @@ SETTINGS: Final = Settings.model_validate(
                 "name": "echo",
                 "path": "builtin:small",
                 "engine": "echo",
-                "echo_step_ms": 20,
+                "echo_step_ms": 100,
                 "slots": 64,
             }
         ],
