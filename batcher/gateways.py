@@ -171,6 +171,7 @@ class Reporter:
         self._nats = nats_client
         self._batcher = batcher
         self._models = models
+        self._sequence = 0
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -195,8 +196,12 @@ class Reporter:
         await self._send(self._report(leaving=True))
 
     def _report(self, *, leaving: bool) -> control_pb2.BatcherReport:
+        self._sequence += 1
         return control_pb2.BatcherReport(
-            batcher=self._batcher, models=self._models(), leaving=leaving
+            batcher=self._batcher,
+            models=self._models(),
+            leaving=leaving,
+            sequence=self._sequence,
         )
 
     async def _send(self, report: control_pb2.BatcherReport) -> None:

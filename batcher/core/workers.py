@@ -55,7 +55,9 @@ class WorkerShare:
 @dataclass(frozen=True, slots=True)
 class _Peer:
     queued: dict[str, int]
-    """Tasks that wait, by each model that it has a worker for."""
+    """Tasks that wait, by each model that it has a worker for; empty when it leaves."""
+    sequence: int
+    """Of its newest report."""
     expires_at: float
 
 
@@ -68,12 +70,12 @@ class Peers:
 
     def take(self, report: BatcherReport, now: float) -> None:
         """Takes a batcher's report; this batcher's own come too."""
-        if report.batcher == self._batcher:
+        known = self._peers.get(report.batcher)
+        if report.batcher == self._batcher or (known and report.sequence < known.sequence):
             return
-        self._peers.pop(report.batcher, None)
-        if not report.leaving:
-            queued = {model.model: model.queued for model in report.models if model.workers}
-            self._peers[report.batcher] = _Peer(queued, now + EXPIRY_S)
+        models = () if report.leaving else report.models
+        queued = {model.model: model.queued for model in models if model.workers}
+        self._peers[report.batcher] = _Peer(queued, report.sequence, now + EXPIRY_S)
 
     def share(self, model: str, now: float) -> WorkerShare:
         """This batcher's share of each worker of ``model``."""

@@ -54,6 +54,7 @@ class _Batcher:
     """The last report of one batcher."""
 
     reported_at: float
+    sequence: int
     models: Mapping[str, ModelReport]
     sent: Counter[str] = field(default_factory=Counter)
     """Tasks that this gateway has sent to it since, by model."""
@@ -71,13 +72,16 @@ class ModelLoadTable:
         """Computed since the reports changed; every request asks for several."""
 
     def update(self, report: BatcherReport, now: float) -> None:
-        """Replaces the previous report of the batcher."""
+        """Replaces the previous report of the batcher, unless that is newer."""
+        known = self._batchers.get(report.batcher)
+        if known is not None and report.sequence < known.sequence:
+            return
         self._loads.clear()
-        known = self._batchers.pop(report.batcher, None)
+        self._batchers.pop(report.batcher, None)
         if not report.leaving:
             models = {entry.model: entry for entry in report.models}
             chosen = 0 if known is None else known.chosen
-            self._batchers[report.batcher] = _Batcher(now, models, chosen=chosen)
+            self._batchers[report.batcher] = _Batcher(now, report.sequence, models, chosen=chosen)
 
     def expire(self, now: float) -> None:
         """Removes batchers that have been silent for `EXPIRY_S`."""

@@ -146,10 +146,13 @@ class BatcherReport(_message.Message):
     BATCHER_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     batcher: _builtins.str
     """The batcher's id."""
     leaving: _builtins.bool
     """True in the last report of a batcher that is shutting down."""
+    sequence: _builtins.int
+    """Counts its reports: one with a lower number than another is older, whenever it comes."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelReport]:
         """One entry per model it serves."""
@@ -160,10 +163,11 @@ class BatcherReport(_message.Message):
         batcher: _builtins.str = ...,
         models: _abc.Iterable[Global___ModelReport] | None = ...,
         leaving: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "leaving", b"leaving", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batcher", b"batcher", "leaving", b"leaving", "models", b"models", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -268,6 +268,16 @@ def batcher_report(
     return BatcherReport(batcher=batcher, models=models, leaving=leaving)
 
 
+@given(st.permutations(range(5)), st.booleans())
+def test_reports_in_any_order_give_the_state_of_the_newest(order: list[int], leaves: bool) -> None:
+    peers = Peers("b1")
+    for sequence in order:
+        report = batcher_report("b2", queued=4 - sequence, leaving=leaves and sequence == 4)
+        report.sequence = sequence
+        peers.take(report, 0.0)
+    assert peers.share("m", 0.0) == (WorkerShare(1, 0) if leaves else WorkerShare(2, 0))
+
+
 def test_a_batcher_counts_itself_once() -> None:
     peers = Peers("b1")
     peers.take(batcher_report("b1", queued=3), 0.0)
