@@ -111,8 +111,13 @@ async def _wait_for_jetstream(jetstream: nats.js.JetStreamContext) -> None:
     while True:
         try:
             await jetstream.account_info()
-        except (nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError):
-            await asyncio.sleep(_RETRY_S)  # connections come first, JetStream a moment later
+        except (
+            nats.errors.NoRespondersError,
+            nats.errors.TimeoutError,
+            nats.js.errors.ServiceUnavailableError,
+        ):
+            # Connections come first, JetStream a moment later; that of a cluster after the election of a leader.
+            await asyncio.sleep(_RETRY_S)
         else:
             return
 

@@ -132,7 +132,9 @@ class Proxy:
 
 def _abort(writer: asyncio.StreamWriter) -> None:
     """Closes with RST."""
-    plain = writer.get_extra_info("socket")
+    if writer.is_closing():
+        return
     with contextlib.suppress(OSError):
+        plain = writer.get_extra_info("socket")
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
     writer.transport.abort()
