@@ -411,7 +411,9 @@ def _start_python(
     settings = mesh.settings
     workers = tuple(f"{LOOPBACK}:{triton}" for triton in tritons)
     update: dict[str, object] = {
-        "nats": settings.nats.model_copy(update={"url": ",".join(urls)}),
+        "nats": settings.nats.model_copy(
+            update={"url": ",".join(urls), "replicas": mesh.topology.nats}
+        ),
         "models": tuple(
             model.model_copy(update={"triton_url": workers, "standby": mesh.topology.standby})
             for model in settings.models
