@@ -11,9 +11,10 @@ from typing import Final
 from nats.errors import Error as NatsError
 
 from bench.faults.callers import Load, Question, calm_answers
-from bench.faults.mesh import FaultMesh, Topology, fault_mesh
+from bench.faults.mesh import FaultMesh, Topology
 from bench.faults.registry import FAULTS, Fault
 from bench.faults.results import Expected, Line
+from bench.faults.start import fault_mesh
 from sluice.errors import SetupError
 
 WARM_S: Final = 2.0
