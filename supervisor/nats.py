@@ -83,10 +83,17 @@ async def wait_for_nats(url: str, bound_s: float) -> None:
     Raises:
         TimeoutError: not within ``bound_s`` seconds.
     """
-    async with asyncio.timeout(bound_s):
+
+    async def on_error(_: Exception) -> None:
+        # Refused connections are what we are waiting through. In Python 3.11 one that is refused at the very moment of
+        # the cancel hides it.
+        if bound.expired():
+            raise TimeoutError
+
+    async with asyncio.timeout(bound_s) as bound:
         client = await nats.connect(
             url.split(","),
-            error_cb=_ignore,  # refused connections are what we are waiting through
+            error_cb=on_error,
             reconnect_time_wait=_RETRY_S,
             max_reconnect_attempts=-1,
             connect_timeout=1,
@@ -120,10 +127,6 @@ async def _wait_for_jetstream(jetstream: nats.js.JetStreamContext) -> None:
             await asyncio.sleep(_RETRY_S)
         else:
             return
-
-
-async def _ignore(_: Exception) -> None:
-    return
 
 
 def _wheel_programs() -> Iterator[Path]:
