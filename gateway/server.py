@@ -168,7 +168,9 @@ class Gateway:
             tracer=tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
-        self._health = GatewayHealth(self._loads, catalog, lambda: self._transport.connected)
+        self._health = GatewayHealth(
+            self._loads, catalog, lambda: self._transport.connected, self._transport.stores
+        )
         self._reread = asyncio.Event()
         self._server = self._make_server(limits.max_message_bytes)
 

@@ -14,6 +14,8 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.models.catalog import Catalog
 
 SERVICE: Final = "sluice.v1.InferenceService"
+BULK: Final = "class.bulk"
+"""NOT_SERVING while JetStream does not store tasks; other classes do not need it."""
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -22,12 +24,18 @@ class GatewayHealth:
     """Keeps the statuses of the health service up to date."""
 
     def __init__(
-        self, loads: ModelLoadTable, catalog: Catalog, connected: Callable[[], bool]
+        self,
+        loads: ModelLoadTable,
+        catalog: Catalog,
+        connected: Callable[[], bool],
+        stores: Callable[[float], bool],
     ) -> None:
+        """``stores``: whether JetStream takes tasks of class bulk now."""
         self.servicer = health_aio.HealthServicer()
         self._loads = loads
         self._catalog = catalog
         self._connected = connected
+        self._stores = stores
         self._statuses: dict[str, bool] = {}
 
     async def refresh(self, now: float) -> None:
@@ -38,7 +46,9 @@ class GatewayHealth:
         }
         answers = any(ready[model] for model in self._catalog.answering)
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
-        for service, serving in {**models, SERVICE: answers, "": answers}.items():
+        bulk = connected and self._stores(now)
+        whole = {SERVICE: answers, "": answers, BULK: bulk}
+        for service, serving in {**models, **whole}.items():
             if self._statuses.get(service) != serving:
                 self._statuses[service] = serving
                 await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)

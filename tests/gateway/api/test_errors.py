@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from nats.js.api import StreamConfig
 
 from sluice.errors import ShuttingDown, SluiceError
@@ -175,6 +176,8 @@ async def test_without_a_stream_bulk_is_unavailable_and_the_rest_goes_on(wire: W
         assert (code.name, error.reason) == ("UNAVAILABLE", "TRANSPORT_UNAVAILABLE")
         assert error.retry_after_s
     assert len(wire.gateway.registry) == 0
+    await wire.health_becomes("class.bulk", health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert await wire.health("") == health_pb2.HealthCheckResponse.SERVING
     await still_answers(wire)
 
 
