@@ -92,7 +92,9 @@ class Batcher:
             loop.on_task(task, headers or {}, len(payload))
 
     def on_control(self, message: control_pb2.ControlMessage, *, broadcast: bool) -> None:
-        """Cancels rows, or answers which of them this batcher has."""
+        """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
+        if message.HasField("announce"):
+            self._reporter.changed()
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [

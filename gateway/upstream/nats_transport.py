@@ -21,7 +21,7 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import BatcherReport, ControlMessage
+from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
@@ -71,11 +71,16 @@ class NatsTransport:
         return self._unstored_at is None or now - self._unstored_at > UNSTORED_S
 
     async def start(self, client: Client) -> None:
-        """Subscribes. Frames can arrive as soon as this returns; core NATS drops messages without a subscription."""
+        """Subscribes, and asks batchers for their reports.
+
+        Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
+        """
         self._client = client
         await self._subscribe(subjects.frames(self.gateway_id), FrameBundle, self._on_frames)
         await self._subscribe(subjects.REPORTS, BatcherReport, self._on_report)
         await client.subscribe(subjects.all_absent(self.gateway_id), cb=self._on_absent)
+        announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
+        await client.publish(subjects.CONTROL, pack(announce))
         await settle(client, _SETTLE_S)
 
     async def close(self) -> None:

@@ -17,9 +17,10 @@ class RetryPolicy:
     """How often and how soon a client tries again.
 
     Attributes:
-        start_tries: calls until the gateway has accepted the request once.
-        resume_tries: calls in a row without a new token, after it was accepted. With the waits below the last one comes
-            about 17 s after the break: enough for a gateway to be started again on a busy machine.
+        start_tries: calls until the gateway has accepted the request once, where it does not say when to try again.
+        resume_tries: calls in a row without a new token, after it was accepted or where it says when to try again. With
+            the waits below the last one comes about 17 s after the break: enough for a gateway to be started again on a
+            busy machine.
         first_wait_s: before the second call, seconds; doubles with each call.
         wait_s_max: the longest wait, seconds.
     """
@@ -66,7 +67,9 @@ class Retries:
                 deadline would be over by then.
         """
         self._failures += 1
-        if not may_resume(error) or self._failures >= self._tries:
+        # A mesh that says when to try again is there, and expects to serve the request then.
+        tries = self._tries if error.retry_after_s is None else self._policy.resume_tries
+        if not may_resume(error) or self._failures >= tries:
             raise error
         step_s = self._policy.wait_s(self._failures, self._dice())
         wait_s = max(step_s, error.retry_after_s or 0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings, TritonSettings
 from sluice.startup import free_port
 from sluice.wire import jetstream, subjects
@@ -205,6 +205,18 @@ async def test_reports_count_what_no_batcher_has_taken(
         for _ in range(2):
             await gateway.ask(priority_class="bulk")
         await gateway.until(lambda: backlogs() == [0, 0, 2])
+
+
+async def test_a_gateway_that_has_started_gets_a_report_at_once(
+    nats_url: str, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.gateways.INTERVAL_S", 3600.0)
+    async with running_batcher(settings_of(nats_url, f"127.0.0.1:{free_port()}", ECHO)):
+        await gateway.until(lambda: bool(gateway.reports))
+        before = gateway.reports[-1].sequence
+        announce = control_pb2.ControlMessage(gateway="new", announce=control_pb2.Announce())
+        await gateway.client.publish(subjects.CONTROL, announce.SerializeToString())
+        await gateway.until(lambda: gateway.reports[-1].sequence > before)
 
 
 async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(

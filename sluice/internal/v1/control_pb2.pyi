@@ -29,6 +29,7 @@ class ControlMessage(_message.Message):
 
     CANCEL_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
+    ANNOUNCE_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """The gateway that sends it."""
@@ -40,18 +41,23 @@ class ControlMessage(_message.Message):
     def query(self) -> Global___RowsQuery:
         """Say what became of rows."""
 
+    @_builtins.property
+    def announce(self) -> Global___Announce:
+        """A gateway has started: report at once."""
+
     def __init__(
         self,
         *,
         cancel: Global___Cancel | None = ...,
         query: Global___RowsQuery | None = ...,
+        announce: Global___Announce | None = ...,
         gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "query", b"query"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "message", b"message", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -80,6 +86,23 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class Announce(_message.Message):
+    """A gateway has started and knows no batcher yet. Sent to all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Announce: _TypeAlias = Announce  # noqa: Y015
 
 @_typing.final
 class RowsQuery(_message.Message):

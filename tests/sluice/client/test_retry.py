@@ -45,6 +45,14 @@ def test_server_says_when() -> None:
     assert retries().wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0) == 7.0
 
 
+def test_request_gets_more_tries_where_the_server_says_when() -> None:
+    subject = retries()
+    for _ in range(POLICY.resume_tries - 1):
+        assert subject.wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0) == 7.0
+    with pytest.raises(ShuttingDown):
+        subject.wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0)
+
+
 def test_refusal_is_final() -> None:
     with pytest.raises(Overloaded):
         retries().wait_s_after(Overloaded("full", retry_after_s=0.1), 100.0)
