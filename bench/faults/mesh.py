@@ -21,8 +21,10 @@ import psutil
 from bench.faults.callers import Question, questions
 from bench.faults.proxy import Proxy
 from sluice.settings import Settings
+from sluice.startup import LOOPBACK
 from supervisor.mesh import wait_until_serving
 from supervisor.supervisor import Supervisor
+from supervisor.triton import wait_for_triton
 from supervisor.triton_stubs import stub_pids
 
 CLIENT_GATEWAY: Final = "client-gateway"
@@ -150,6 +152,9 @@ class FaultMesh:
         await self.supervisor.wait_for(
             lambda: self.supervisor.pids.get(name) not in (None, before), bound_s
         )
+        if name in self.names["triton"]:
+            port = self.supervisor.process(name).spec.port
+            await wait_for_triton(f"{LOOPBACK}:{port}", bound_s)
 
     def starve(self, kind: str) -> int | None:
         """Lets a process get no more memory; returns its pid for `feed`."""

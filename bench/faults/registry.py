@@ -29,6 +29,8 @@ HOLD_S: Final = 8.0
 DELAY_S: Final = 0.2
 CLOCK_S: Final = 3600.0
 RESTART_S: Final = 60.0
+SETTLE_S: Final = 3.0
+"""What others may take to notice that a process is back, before the next one is restarted."""
 DISK_MIB: Final = 96
 READERS: Final = 64
 POISON_BOUND_S: Final = 60.0
@@ -73,6 +75,7 @@ async def restart_all(mesh: FaultMesh) -> None:
         for name in mesh.names[kind]:
             await mesh.restart(name, RESTART_S)
             await mesh.all_serving(RESTART_S)
+            await asyncio.sleep(SETTLE_S)
 
 
 async def cut(kind: str, mesh: FaultMesh) -> None:

@@ -18,8 +18,6 @@ def plan(seconds: float, every: float, client: str = "sdk") -> Plan:
     return Plan(Topology(), client, callers=8, seconds=seconds, every=every, limit_s=60.0)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
 async def test_no_answer_changes_while_any_process_is_killed(tmp_path: Path) -> None:
     line = await run_fault("any-kill", plan(16.0, 3.0), CalmAnswers(), tmp_path)
     assert line.faults >= KINDS
