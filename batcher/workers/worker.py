@@ -171,6 +171,8 @@ class Worker:
             await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
             await call.done_writing()
             receipt = asyncio.ensure_future(read_receipt(call))
+            # When this task is cancelled meanwhile, nobody else takes its error.
+            receipt.add_done_callback(lambda done: done.cancelled() or done.exception())
             # No time-out, which would cancel the stream: the task ends with the channel.
             if not (await asyncio.wait([receipt], timeout=2 * self._settings.stall_s))[0]:
                 self._lose(f"batch {batch.batch_id}: not queued in time")

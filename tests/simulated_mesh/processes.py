@@ -1,0 +1,218 @@
+"""Batchers and gateways in virtual time: the shipped ones, on a simulated NATS and without gRPC servers."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import nats.errors
+from opentelemetry.trace import NoOpTracer
+
+from batcher.app import Batcher
+from gateway.admission.load_table import ModelLoadTable
+from gateway.server import TICK_S
+from gateway.streaming.assembler import Assembler
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.delivery import Reader
+from gateway.streaming.dispatch import Dispatch, SentRow
+from gateway.streaming.idempotency import ReplayCache
+from gateway.streaming.lifecycle import RequestTimings, StreamSpec
+from gateway.streaming.registry import Registry
+from gateway.streaming.stream import Stream
+from gateway.streaming.transcript import Transcript
+from gateway.upstream.nats_transport import NatsTransport
+from sluice.errors import Cancelled, SluiceError
+from sluice.internal.v1.task_pb2 import Sampling, Task
+from sluice.settings import Settings
+from sluice.v1.inference_pb2 import Started
+from sluice.wire.jetstream import ensure_streams
+from tests.simulated_mesh.loop import SimulatedProcess
+from tests.simulated_mesh.nats import Connection, NatsServer
+
+READER_TOKENS: Final = 10_000
+
+
+class BatcherProcess:
+    """A batcher.
+
+    Attributes:
+        batcher: None until it is connected.
+        draining: it was told to end.
+        unreachable: it has ended, because NATS did not answer when it started; it must be started again.
+    """
+
+    def __init__(self, server: NatsServer, name: str, settings: Settings, skew_s: float) -> None:
+        self.process = SimulatedProcess(server.loop, name, skew_s)
+        self.connection = Connection(server, self.process)
+        self._name, self._settings = name, settings
+        self._stop = asyncio.Event()
+        self.draining = self.unreachable = False
+        self.batcher: Batcher | None = None
+        self.main = self.process.spawn(self._run())
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        self.draining = True
+        self.process.soon(self._stop.set)
+
+    def crash(self) -> None:
+        """SIGKILL."""
+        self.process.crash()
+        self.connection.gone()
+
+    async def _run(self) -> None:
+        await prepare(self.connection, self._settings)
+        self.batcher = Batcher(self.connection, self._settings, self._name, NoOpTracer())  # type: ignore[arg-type]
+        self.connection.on_loss = self.batcher.on_loss
+        try:
+            await self.batcher.run(self._stop)
+        except TimeoutError:
+            self.unreachable = True
+        await self.connection.close()
+
+
+@dataclass(eq=False)
+class Request:
+    """What a caller asks for, and what it got.
+
+    Attributes:
+        tokens: as they were delivered.
+        error: how it ended, if with one.
+        finished: how often it was told that the answer is complete.
+        leaves_s: after this time the caller goes away; None: it stays.
+        gateway: that was asked.
+    """
+
+    request_id: str
+    prompt: Sequence[int] = field(repr=False)
+    max_tokens: int
+    priority_class: str
+    timeout_s: float
+    leaves_s: float | None = None
+    gateway: "GatewayProcess | None" = field(default=None, repr=False)
+    asked_at: float = 0.0
+    ended_at: float | None = None
+    tokens: list[int] = field(default_factory=list, repr=False)
+    error: SluiceError | None = None
+    finished: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the caller waits no more: it has an end, or its gateway is gone."""
+        return self.ended_at is not None or self.gateway is None or not self.gateway.process.alive
+
+    def expected(self) -> list[int]:
+        """The answer of an undisturbed run."""
+        return [self.prompt[index % len(self.prompt)] for index in range(self.max_tokens)]
+
+
+async def prepare(connection: Connection, settings: Settings) -> None:
+    """As `sluice.wire.connection.connect`, in a process that starts again and again until NATS answers."""
+    while True:
+        try:
+            return await ensure_streams(connection.jetstream(), settings.nats)
+        except nats.errors.TimeoutError:
+            await asyncio.sleep(0.1)
+
+
+class _NoText:
+    def push(self, token_id: int) -> str:
+        return "."
+
+    def flush(self) -> str:
+        return ""
+
+
+class GatewayProcess:
+    """A gateway, with callers that read its streams."""
+
+    def __init__(self, server: NatsServer, name: str, settings: Settings, skew_s: float) -> None:
+        self.process = SimulatedProcess(server.loop, name, skew_s)
+        self.connection = Connection(server, self.process)
+        self._stall_s = settings.gateway.stall_s
+        self.loads = ModelLoadTable()
+        self.dispatch = Dispatch(name, self.loads, self._stall_s)
+        self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
+        self._transport = NatsTransport(name, self.registry, self.loads)
+        self._settings = settings
+        self.main = self.process.spawn(self._run())
+
+    def ask(self, request: Request) -> None:
+        """A caller asks."""
+        self.process.spawn(self._answer(request))
+
+    def crash(self) -> None:
+        """SIGKILL; its callers see the connection break."""
+        self.process.crash()
+        self.connection.gone()
+
+    async def _run(self) -> None:
+        await prepare(self.connection, self._settings)
+        self.connection.on_loss = self._transport.on_reconnect
+        await self._transport.start(self.connection)  # type: ignore[arg-type]
+        while True:
+            now = time.monotonic()
+            self.registry.tick(now, connected=self._transport.connected)
+            self.loads.expire(now)
+            await asyncio.sleep(TICK_S)
+
+    async def _answer(self, request: Request) -> None:
+        """As `gateway.api.generate`."""
+        woken = asyncio.Event()
+        reader = Reader(0, READER_TOKENS, woken.set, lambda _: woken.set())
+        stream = self._open(request)
+        self.registry.join(stream, reader)
+        try:
+            async with asyncio.timeout(request.leaves_s):
+                await self._read(request, stream, reader, woken)
+        except SluiceError as error:
+            request.error = error
+        except TimeoutError:
+            request.error = Cancelled("the caller has gone")
+        finally:
+            self.registry.leave(stream, reader)
+            request.ended_at = time.monotonic()
+
+    async def _read(
+        self, request: Request, stream: Stream, reader: Reader, woken: asyncio.Event
+    ) -> None:
+        while not request.finished:
+            woken.clear()
+            for event in stream.read(reader):
+                if event.HasField("delta"):
+                    assert event.delta.index == len(request.tokens), "a gap or a doubled token"
+                    request.tokens += event.delta.token_ids
+                request.finished += event.HasField("finished")
+            if not request.finished:
+                await woken.wait()
+
+    def _open(self, request: Request) -> Stream:
+        now, name = time.monotonic(), request.request_id
+        request.asked_at = now
+        spec = StreamSpec(
+            started=Started(request_id=name, model="echo"),
+            deadline=now + request.timeout_s,
+            with_logprobs=False,
+            timings=RequestTimings(now),
+        )
+        transcript = Transcript(_NoText(), (), frozenset(), lambda _: ".")
+        attempt = ModelAttempt(
+            name, "echo", len(request.prompt), transcript, Assembler(0, self._stall_s, now)
+        )
+        stream = self.registry.open(spec, attempt)
+        task = Task(
+            request_id=name,
+            gateway=self._transport.gateway_id,
+            model="echo",
+            tenant="default",
+            priority_class=request.priority_class,
+            prompt_token_ids=request.prompt,
+            sampling=Sampling(max_tokens=request.max_tokens, top_p=1, repetition_penalty=1),
+        )
+        problem = self._transport.problem(request.priority_class, now)
+        if problem is None:
+            self.dispatch.send(SentRow(task, {}, attempt, spec.deadline), now)
+        else:
+            self.registry.publish_failed(name, problem, now)
+        return stream

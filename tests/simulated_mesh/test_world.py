@@ -1,0 +1,23 @@
+"""Whole meshes in virtual time with faults everywhere; a seed plays one again, see `tests.simulated_mesh.seeds`."""
+
+import pytest
+
+from tests.simulated_mesh.world import World
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_waits_in_vain(seed: int) -> None:
+    World(seed).run()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(12, 212, 10))
+def test_nobody_waits_in_vain_at_length(first: int) -> None:
+    for seed in range(first, first + 10):
+        World(seed).run()
+
+
+def test_faults_do_happen_and_most_answers_are_whole_all_the_same() -> None:
+    world = World(3)
+    world.run()
+    assert world.outcomes["finished"] > world.outcomes.total() / 2
