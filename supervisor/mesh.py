@@ -40,7 +40,7 @@ from supervisor.plan import (
 from supervisor.state import MeshState, StateDir, write_atomically
 from supervisor.supervisor import Supervisor, Watcher
 from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import until_lost
+from supervisor.triton_stubs import first_lost, until_lost
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +117,9 @@ class Mesh:
         for config in self._plan.tritons:
             spec = triton_spec(config, self.state_dir.log(config.name))
             self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
-        self.supervisor.start(batcher_spec(self._plan))
+        self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
-            self.supervisor.start(gateway_spec(self._plan, gateway))
+            self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
             await self.supervisor.during_start(wait_until_serving(address, models, bound_s))
@@ -141,6 +141,14 @@ class Mesh:
 
     def _write_state(self) -> None:
         self.state_dir.write(self.state)
+
+
+async def kill_when_stopped(child: Child) -> None:
+    """Kills a process that is stopped (SIGSTOP): a new one is there before somebody lets it go on."""
+    await first_lost([child.pid])
+    if child.alive and not child.ending:
+        logger.warning("process %d is stopped: it is killed", child.pid)
+        child.send(signal.SIGKILL)
 
 
 def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:

@@ -101,6 +101,16 @@ async def test_a_lost_process_comes_back_on_its_port(mesh: Mesh, name: str) -> N
     assert {one.name: one.port for one in mesh.state.processes} == ports
 
 
+async def test_a_stopped_process_is_replaced(mesh: Mesh) -> None:
+    before, process = await ask(mesh), mesh.supervisor.process("batcher")
+    restarts, child = process.life.restarts, process.child
+    assert child is not None
+    child.send(signal.SIGSTOP)
+    await mesh.supervisor.wait_for(lambda: process.life.restarts == restarts + 1, BOUND_S)
+    assert await ask(mesh) == before
+    assert mesh.supervisor.pids["batcher"] != child.pid
+
+
 async def test_a_lost_stub_takes_its_own_server_along_and_no_other(mesh: Mesh) -> None:
     before, stubs, pids = await ask(mesh), stubs_of(mesh), mesh.supervisor.pids
     life = mesh.supervisor.process("triton-echo").life
