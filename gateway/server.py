@@ -317,7 +317,7 @@ class Gateway:
                 ("grpc.so_reuseport", 0),
                 # gRPC accepts calls in order of arrival, whoever sent them: what a connection could not be given anyway
                 # waits at its client, and not in front of the calls of others.
-                ("grpc.max_concurrent_streams", self._settings.gateway.max_concurrent_requests),
+                ("grpc.max_concurrent_streams", 2 * self._settings.gateway.max_concurrent_requests),
                 # Twice the limit: a message a little above it gets a typed error with both numbers.
                 ("grpc.max_receive_message_length", 2 * max_message_bytes),
                 # A client connects again, and finds the gateways that were added since; streams go on to their end.

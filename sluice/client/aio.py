@@ -95,7 +95,7 @@ class AsyncClient:
         tenant: str | None = None,
     ) -> None:
         self.address = channel.resolve_address(address)
-        self._retry = retry or RetryPolicy()
+        self._retry = retry or RetryPolicy.for_gateways(channel.has_several(self.address))
         self._metadata = channel.tenant_metadata(tenant)
         self._channel = channel.open_aio(self.address)
         self._stub = InferenceServiceStub(self._channel)

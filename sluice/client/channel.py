@@ -83,10 +83,15 @@ def target_of(address: str) -> str:
     return f"{kind}:" + ",".join(number for one, number in found if one == kind)
 
 
-def _options_of(address: str) -> tuple[tuple[str, str | int], ...]:
-    # A single number is one gateway. There gRPC's default policy connects again with the next call, without a wait.
+def has_several(address: str) -> bool:
+    """Whether there may be more than one gateway behind `address`: several, or a name."""
     host = address.rpartition(":")[0].strip("[]")
-    return _OPTIONS if "," not in address and _is_one(host) else _OPTIONS + _SPREAD
+    return "," in address or not _is_one(host)
+
+
+def _options_of(address: str) -> tuple[tuple[str, str | int], ...]:
+    # To one gateway gRPC's default policy connects again with the next call, without a wait.
+    return _OPTIONS + _SPREAD if has_several(address) else _OPTIONS
 
 
 def _is_one(host: str) -> bool:

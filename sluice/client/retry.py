@@ -5,7 +5,7 @@ A core without a clock: `now` is monotonic seconds; `dice` returns random number
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.client.answer import Delta, Event, Started
 from sluice.client.channel import may_resume
@@ -29,6 +29,12 @@ class RetryPolicy:
     resume_tries: int = 16
     first_wait_s: float = 0.1
     wait_s_max: float = 2.0
+
+    @classmethod
+    def for_gateways(cls, several: bool) -> "RetryPolicy":
+        """The default. Where one of ``several`` gateways is lost, another one is there or comes back soon."""
+        policy = cls()
+        return replace(policy, start_tries=policy.resume_tries) if several else policy
 
     def wait_s(self, failures: int, dice: float) -> float:
         """Seconds to wait after so many failures in a row: half of it is fixed, half is random."""

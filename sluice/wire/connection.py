@@ -54,6 +54,10 @@ async def connect(
         _log.log(level, "NATS: %s: %s", type(error).__name__, error)
         if isinstance(error, SlowConsumerError):
             on_loss()
+        if (
+            bound.expired()
+        ):  # In Python 3.11 a connection that is refused at that very moment hides the cancel.
+            raise TimeoutError
 
     async def on_reconnected() -> None:
         _log.info("NATS: connected again")
@@ -64,7 +68,7 @@ async def connect(
             _log.warning("NATS: connection lost")
 
     try:
-        async with asyncio.timeout(connect_s):
+        async with asyncio.timeout(connect_s) as bound:
             await client.connect(
                 url.split(","),
                 name=name,

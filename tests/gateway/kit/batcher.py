@@ -45,7 +45,7 @@ class WireBatcher:
 
     Attributes:
         name: its id.
-        control: what gateways told it, in order.
+        control: what gateways told it of rows, in order.
     """
 
     def __init__(
@@ -166,8 +166,10 @@ class WireBatcher:
             if self._gateway in ("", task.gateway):
                 self._tasks[task.model, task.priority_class].put_nowait(message)
         else:
-            self.control.append(unpack(ControlMessage, message.data))
-            self._control_grew.set()
+            told = unpack(ControlMessage, message.data)
+            if not told.HasField("announce"):  # it says nothing of rows
+                self.control.append(told)
+                self._control_grew.set()
 
 
 def _ref(task: Task) -> RowRef:

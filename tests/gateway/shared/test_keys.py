@@ -162,11 +162,8 @@ async def test_two_calls_at_once_are_one_request(wires: tuple[Wire, Wire]) -> No
     one, two = wires
     first, second = one.stub.Generate(keyed()), two.stub.Generate(keyed())
     answers = asyncio.gather(error_or_text(first), error_or_text(second))
-    answer = one.tokens("hello")
-    while not answers.done():
-        task = await next_task(one, answers)
-        if task is not None:
-            await one.batcher.send(task, last(0, answer))
+    serving = [asyncio.create_task(answer_until(wire, answers)) for wire in (one, two)]
+    await asyncio.gather(*serving)
     assert set(await answers) <= {"hello", "CANCELLED"}
     assert "hello" in await answers
 
@@ -178,13 +175,16 @@ async def error_or_text(call: object) -> str:
         return str(failure.code().name)  # type: ignore[attr-defined]
 
 
-async def next_task(wire: Wire, until: "asyncio.Future[list[str]]") -> object:
-    waiting = asyncio.ensure_future(wire.batcher.task())
-    await asyncio.wait([waiting, until], return_when=asyncio.FIRST_COMPLETED)
-    if not waiting.done():
-        waiting.cancel()
-        return None
-    return await waiting
+async def answer_until(wire: Wire, until: "asyncio.Future[list[str]]") -> None:
+    """Answers the tasks of one gateway."""
+    answer = wire.tokens("hello")
+    while not until.done():
+        waiting = asyncio.ensure_future(wire.batcher.task())
+        await asyncio.wait([waiting, until], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            await wire.batcher.send(await waiting, last(0, answer))
+        else:
+            waiting.cancel()
 
 
 async def test_without_jetstream_a_named_key_is_refused_and_others_are_not(

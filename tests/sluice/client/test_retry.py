@@ -53,6 +53,12 @@ def test_request_gets_more_tries_where_the_server_says_when() -> None:
         subject.wait_s_after(ShuttingDown("bye", retry_after_s=7.0), 100.0)
 
 
+def test_more_tries_where_another_gateway_can_answer() -> None:
+    assert RetryPolicy.for_gateways(several=False) == RetryPolicy()
+    several = RetryPolicy.for_gateways(several=True)
+    assert several.start_tries == several.resume_tries > RetryPolicy().start_tries
+
+
 def test_refusal_is_final() -> None:
     with pytest.raises(Overloaded):
         retries().wait_s_after(Overloaded("full", retry_after_s=0.1), 100.0)
