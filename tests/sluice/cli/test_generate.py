@@ -39,7 +39,12 @@ async def test_json_is_one_object(cli: Cli) -> None:
         "text": "abc",
         "token_ids": [100, 101, 102],
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "cached_prompt_tokens": 0},
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+            "cached_prompt_tokens": 0,
+            "resumed_tokens": 0,
+        },
     }
 
 
