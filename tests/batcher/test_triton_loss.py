@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
@@ -35,6 +37,7 @@ async def test_rows_survive_the_death_of_the_stub_and_of_the_server(
         assert all(gateway.answers[t.request_id].attempt >= 2 for t in tasks)
 
 
+@pytest.mark.long
 async def test_rows_survive_that_the_python_process_stands_still(
     nats_url: str, gateway: GatewayDouble, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ def long_requests() -> list[pb.GenerateRequest]:
     "victim",
     [
         pytest.param("triton-large", marks=pytest.mark.long),
-        "stub",
+        pytest.param("stub", marks=pytest.mark.long),
         pytest.param("batcher", marks=pytest.mark.long),
         pytest.param("nats", marks=pytest.mark.long),
     ],
