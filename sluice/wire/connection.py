@@ -54,9 +54,8 @@ async def connect(
         _log.log(level, "NATS: %s: %s", type(error).__name__, error)
         if isinstance(error, SlowConsumerError):
             on_loss()
-        if (
-            bound.expired()
-        ):  # In Python 3.11 a connection that is refused at that very moment hides the cancel.
+        # In Python 3.11 a connection that is refused at the very moment of the cancel hides it.
+        if bound.expired():
             raise TimeoutError
 
     async def on_reconnected() -> None:
