@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -30,6 +31,41 @@ class NatsUnreachable(ConnectionError):
     """No NATS server with JetStream answered at the start; the message says where and what to do."""
 
 
+class CancellableClient(Client):
+    """A client whose requests and flushes never hide a cancel.
+
+    In Python 3.11 ``asyncio.wait_for`` returns its result when result and cancel come in one turn of the loop, and the
+    task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
+    """
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """As nats-py's."""
+        with _cancels_seen():
+            return await super().request(subject, payload, timeout, old_style, headers)
+
+    async def flush(self, timeout: int = 10) -> None:
+        """As nats-py's."""
+        with _cancels_seen():
+            await super().flush(timeout)
+
+
+@contextlib.contextmanager
+def _cancels_seen() -> Iterator[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    yield
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
 async def connect(
     settings: NatsSettings, name: str, on_loss: Callable[[], None], ping_interval_s: int
 ) -> Client:
@@ -45,7 +81,7 @@ async def connect(
     """
     url, connect_s = settings.url, settings.connect_s
     assert url is not None, "checked before"
-    client = Client()
+    client = CancellableClient()
 
     async def on_error(error: Exception) -> None:
         # Denied publishes, slow consumers and broken links arrive here, and only here.

@@ -11,7 +11,7 @@ from tests.batcher.tritons import MortalTriton
 
 
 @pytest.fixture(scope="session")
-def echo_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
     """A Triton that serves `ECHO`; tests leave it as they found it."""
     server = MortalTriton(tmp_path_factory.mktemp("batcher_triton"), ECHO)
     try:
@@ -20,6 +20,14 @@ def echo_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTrit
     finally:
         # Not asked to end: rows of killed batchers may make that take long.
         server.kill()
+
+
+@pytest.fixture
+async def echo_triton(echo_server: MortalTriton) -> MortalTriton:
+    """The shared Triton; tests cut its streams, so like a supervisor this starts a crashed one again."""
+    if not echo_server.alive:
+        await echo_server.restart()
+    return echo_server
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings, TritonSettings
 from sluice.startup import free_port
 from sluice.wire import jetstream, subjects
-from tests.batcher.batchers import ECHO, batcher_process, running_batcher, settings_of
+from tests.batcher.batchers import ECHO, STOP_S, batcher_process, running_batcher, settings_of
 from tests.batcher.gateway_double import ACK, Answer, GatewayDouble, echo_of
 from tests.batcher.tritons import MortalTriton
 from tests.batcher.worker_double import SLOTS, WorkerDouble
 from tests.support.nats import running_nats
 
-LONG = 5_000
+LONG = 2_000
 """Tokens of an answer that has only begun when its first ones come."""
 ENDLESS = 5_000_000
 """Tokens of an answer that nobody lets finish."""
@@ -152,10 +152,11 @@ async def test_cancel_ends_a_running_row_and_frees_its_slot(
 
 
 async def test_the_deadline_ends_a_running_row(batcher: str, gateway: GatewayDouble) -> None:
-    task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS, timeout_s=0.5)
+    task = await gateway.ask(prompt=range(99), max_tokens=ENDLESS, timeout_s=2)
     answer = await gateway.finished(task)
     assert end_of(answer.final) == "ROW_END_DEADLINE"
-    assert answer.token_ids[:200] == [*range(99), *range(99), 0, 1]
+    assert answer.token_ids
+    assert answer.token_ids == [index % 99 for index in range(len(answer.token_ids))]
 
 
 @pytest.mark.parametrize(
@@ -308,8 +309,8 @@ async def test_a_batcher_that_ends_gives_its_rows_to_another_at_once(
         await gateway.until(lambda: len(gateway.returned) >= 1)
         async with running_batcher(settings):
             for task in tasks:
-                assert (await gateway.finished(task, 30.0)).token_ids == echo_of(task)
-        assert first.wait(10.0) == 0
+                assert (await gateway.finished(task)).token_ids == echo_of(task)
+        assert first.wait(STOP_S) == 0
 
 
 async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_unknown(
@@ -392,7 +393,7 @@ async def test_a_batcher_ends_even_while_nats_is_away(
             task = await gateway.ask(prompt=range(99), max_tokens=LONG)
             await gateway.has_tokens(task, 1)
         process.terminate()
-        assert await asyncio.to_thread(process.wait, 10.0) == 0
+        assert await asyncio.to_thread(process.wait, STOP_S) == 0
 
 
 async def give_back(gateway: GatewayDouble, task: task_pb2.Task, times: int) -> None:

@@ -63,7 +63,7 @@ def running_triton(
         )
     try:
         address = f"127.0.0.1:{config.port}"
-        asyncio.run(_ready(process, address, log))
+        asyncio.run(ready(process, address, log))
         yield RunningTriton(address, process, log)
     finally:
         _end(process)
@@ -146,7 +146,8 @@ class WorkerStream:
                 yield worker_pb2.StepReport.FromString(contents[0])
 
 
-async def _ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+async def ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    """Returns when the server answers; fails as soon as it has ended instead, with the end of its log."""
     waiting = asyncio.ensure_future(triton.wait_for_triton(address, START_S))
     exiting = asyncio.ensure_future(asyncio.to_thread(_poll_exit, process, waiting))
     await asyncio.wait({waiting, exiting}, return_when=asyncio.FIRST_COMPLETED)

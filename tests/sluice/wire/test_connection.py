@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from sluice.settings import NatsSettings
 from sluice.startup import free_port
@@ -68,3 +69,33 @@ async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
         await client.publish("word", b"never sent")
         await disconnect(client)
     assert client.is_closed
+
+
+async def test_a_cancel_that_comes_with_the_answer_is_not_lost(nats_url: str) -> None:
+    """``asyncio.wait_for`` of Python 3.11 returns the answer, and a loop around the request would go on forever."""
+    client = await connect(NatsSettings(url=nats_url), "test", nothing, ping_interval_s=2)
+
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(message: Msg) -> None:
+        asked.set()
+        await answered.wait()
+        await message.respond(b"yes")
+
+    async def ask_forever() -> None:
+        while True:
+            await client.request("question", timeout=BOUND_S)
+
+    def cancel(_: object) -> None:
+        asking.cancel()
+
+    await client.subscribe("question", cb=answer)
+    asking = asyncio.create_task(ask_forever())
+    async with asyncio.timeout(BOUND_S):
+        await asked.wait()
+        (reply,) = client._resp_map.values()
+        reply.add_done_callback(cancel)
+        answered.set()
+        await asyncio.wait([asking])
+    assert asking.cancelled()
+    await disconnect(client)
