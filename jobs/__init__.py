@@ -1,0 +1,1 @@
+"""The process `jobs`: offline jobs of many items, each answered exactly once."""
