@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support import core_load, mesh_load, mixed_load
-from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from sluice.settings.batching import Policy
 
 FEW, MANY = 1_000, 1_000_000
@@ -181,6 +181,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="seeds of each load")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="seeds of each load")
     parser.add_argument("--mesh", action="store_true", help="on the embedded mesh, too")
     main(parser.parse_args())

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_costs import costs
 from bench.support.engine_side import copy_bandwidth
-from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
 from bench.support.llama_model import LARGE, SMALL, prompts, write_model
 from bench.support.setup import Setup, Work
 from bench.support.sides import Side
@@ -214,7 +214,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2, help="of every side")
     parser.add_argument("--figure", action="append", choices=list(FIGURES), help="only this one")

@@ -20,7 +20,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
@@ -228,5 +228,5 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="rounds of both sides")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
     uvloop.run(main(parser.parse_args()))

@@ -22,7 +22,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
@@ -177,6 +177,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="rounds of all loads")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of all loads")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a run")
     uvloop.run(main(parser.parse_args()))

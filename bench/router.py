@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.safety import CORPORA, prompts
 from bench.support import tier_runs, tradeoff_plot
-from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.tradeoffs import Tradeoff, table
 from gateway.routing.learned.model import (
     LearnedRouter,
@@ -57,7 +57,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     parser.add_argument("--outcomes", type=Path)
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--decision", action="store_true", help="what a decision costs")

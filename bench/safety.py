@@ -21,7 +21,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.mesh import ANSWER_TOKENS, ECHO_TOKENS, MODEL, STREAMS, MeshClient, bench_settings
-from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, machine, run_count
 from gateway.config.models import load_catalog
 from gateway.config.policies import load_inspector, load_policies_of
 from gateway.models.tokenizer import ModelTokenizer
@@ -73,7 +73,7 @@ DENSE: Final = "contact list"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     parser.add_argument("--only", choices=("input", "output", "mesh"))
     options = parser.parse_args()
     figures: list[Figure] = []

@@ -25,7 +25,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.engine_cost import Measured, StepProbe
-from bench.support.harness import MIN_RUNS, Figure, emit, machine
+from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.open_load import OpenLoad
 from bench.support.triton_direct import DirectWorker
 from gateway.config.models import load_catalog
@@ -174,6 +174,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS, help="traces at each load")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="traces at each load")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
     uvloop.run(main(parser.parse_args()))

@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit
+from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import FIRST_TOKEN_S, RequestMetrics
@@ -38,7 +38,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=MIN_RUNS)
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     options = parser.parse_args()
     emit(asyncio.run(figures(options.runs)), options.json)
 

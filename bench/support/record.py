@@ -1,0 +1,95 @@
+"""Runs parts of the benchmarks, keeps their lines in bench/results, and writes the numbers into the pages.
+
+    scripts/bench [--list] [--runs N] [--pages] [PART ...]
+
+Without a PART all of them, in the order of `PARTS`; that takes hours, and an otherwise idle machine. --pages measures
+nothing and writes what bench/results holds into README.md and docs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.support.harness import ROOT, run_count
+from bench.support.pages import load_results, read_lines, render
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "mesh": ("mesh",),
+    "engine": ("engine",),
+    "batcher": ("batcher",),
+    "batcher-mesh": ("batcher", "--only", "mesh"),
+    "safety-input": ("safety", "--only", "input"),
+    "safety-output": ("safety", "--only", "output"),
+    "safety-mesh": ("safety", "--only", "mesh"),
+    "router-decision": ("router", "--decision"),
+    "router-tiers": ("router", "--tiers", "--plot", "docs/strategies.png"),
+    "overload": ("overload",),
+    "telemetry": ("telemetry",),
+    "simulation": ("simulation",),
+}
+"""By name: a benchmark, and the options that make the part."""
+
+RESULTS: Final = ROOT / "bench" / "results"
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.list:
+        print("\n".join(f"{name:16} bench/{' '.join(part)}" for name, part in PARTS.items()))
+        return 0
+    failed = [] if options.pages else [n for n in options.part or PARTS if _fails(n, options.runs)]
+    write_pages()
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="the parts, and what each runs")
+    parser.add_argument("--pages", action="store_true", help="only write the pages")
+    parser.add_argument("--runs", type=run_count, help="of each figure")
+    parser.add_argument("part", nargs="*", choices=[[], *PARTS], metavar="PART")
+    return parser.parse_args(arguments)
+
+
+def _fails(name: str, runs: int | None) -> bool:
+    """Runs one part, which prints what it does; whether it failed."""
+    benchmark, *rest = PARTS[name]
+    command = [sys.executable, str(ROOT / "bench" / f"{benchmark}.py"), "--json", *rest]
+    command += ["--runs", str(runs)] if runs is not None else []
+    print(f"{name}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    keep(RESULTS / f"{benchmark}-cpu-{os.cpu_count()}-cores.jsonl", found)
+    return bool(done.returncode)
+
+
+def keep(path: Path, found: Iterable[Mapping[str, Any]]) -> None:
+    """Puts lines into a file, each in the place of the one with the same figure; missing peers replace nothing."""
+    lines = {line["figure"]: line for line in read_lines(path)}
+    lines |= {line["figure"]: dict(line) for line in found if line.get("ours") is not None}
+    text = "".join(json.dumps(line) + "\n" for line in lines.values())
+    path.write_text(text, encoding="utf-8")
+
+
+def write_pages() -> None:
+    """Writes the numbers of bench/results into the pages."""
+    results = load_results(RESULTS)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(render(text, results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
