@@ -32,8 +32,10 @@ class BadLine:
         line: its line in the input, or row of a table, from 1.
         custom_id: its name, when it could be read.
         reason: one sentence that says what is wrong with the line.
+        code: the reason of its dead letter, for programs: "BAD_LINE" or "DUPLICATE_ID".
     """
 
     line: int
     custom_id: str | None
     reason: str
+    code: str = "BAD_LINE"

@@ -5,6 +5,7 @@
 | `InvalidRequest` | INVALID_ARGUMENT | REQUEST_INVALID | BadRequest |
 | `PromptTooLong` | INVALID_ARGUMENT | PROMPT_TOO_LONG | BadRequest; metadata prompt_tokens, context_tokens |
 | `MessageTooLarge` | INVALID_ARGUMENT | MESSAGE_TOO_LARGE | metadata bytes, limit_bytes |
+| `InputInvalid` | INVALID_ARGUMENT | INPUT_INVALID | |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
 | `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
@@ -125,6 +126,13 @@ class MessageTooLarge(SluiceError):
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     reason = "MESSAGE_TOO_LARGE"
+
+
+class InputInvalid(SluiceError):
+    """The input of a job cannot be read: its format, its compression or its columns."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INPUT_INVALID"
 
 
 class UnknownModel(SluiceError):

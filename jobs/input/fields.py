@@ -1,0 +1,240 @@
+"""One line of JSON becomes a `GenerateRequest`: the plain form, and that of OpenAI's batch files.
+
+The plain form has the names of the proto: ``{"id", "prompt" | "messages", "model", "max_tokens", ...}``. OpenAI's body
+is turned into it first. A field that is not served is an error that names it: an option that silently does nothing
+would spoil a job of a million items.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from sluice.v1 import inference_pb2 as pb
+
+URLS: Final = ("/v1/chat/completions", "/v1/completions")
+
+_INPUTS: Final = ("prompt", "messages")
+_ROLES: Final = {
+    "system": pb.ROLE_SYSTEM,
+    "developer": pb.ROLE_SYSTEM,
+    "user": pb.ROLE_USER,
+    "assistant": pb.ROLE_ASSISTANT,
+}
+_SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
+_NO_EFFECT: Final[Mapping[str, Any]] = {
+    "n": 1,
+    "best_of": 1,
+    "stream": False,
+    "echo": False,
+    "store": False,
+    "logit_bias": {},
+    "tools": [],
+    "suffix": "",
+    "service_tier": "auto",
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+}
+"""Fields of OpenAI's body that may stand there with the value that changes nothing."""
+
+
+class BadField(ValueError):
+    """A field that cannot be served; the message names it and says what to do."""
+
+
+def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request of an object in the plain form, less its id; what it does not say is as in ``defaults``.
+
+    Raises:
+        BadField: a field is unknown, or its value does not fit.
+    """
+    request = pb.GenerateRequest()
+    request.CopyFrom(defaults)
+    _set_input(request, line)
+    for name, value in line.items():
+        if value is None or name in _INPUTS:
+            continue
+        if name in ("model", "raw_prompt"):
+            _set(request, name, value, str if name == "model" else bool)
+        elif name == "labels":
+            _set_labels(request, value)
+        elif name in _SAMPLING:
+            _set_sampling(request.sampling, name, value)
+        else:
+            raise BadField(f"{name}: is not served")
+    return request
+
+
+def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request of a line of OpenAI's batch format, less its custom_id.
+
+    Raises:
+        BadField: a field is not served, or its value does not fit.
+    """
+    if unknown := line.keys() - {"custom_id", "method", "url", "body"}:
+        raise BadField(f"{min(unknown)}: is no field of a batch line")
+    if line.get("method", "POST") != "POST":
+        raise BadField("method: is not POST")
+    url, body = line.get("url"), line.get("body")
+    if url not in URLS:
+        raise BadField(f"url: {url!r} is not served, only {' and '.join(URLS)}")
+    if not isinstance(body, dict):
+        raise BadField("body: is no object")
+    plain = _plain_of(body)
+    if url == URLS[1]:
+        plain |= {"raw_prompt": True, "prompt": _one_prompt(body.get("prompt"))}
+    try:
+        return request_of_plain(plain, defaults)
+    except BadField as error:
+        raise BadField(f"body.{error}") from error
+
+
+def with_prompt(prompt: str, defaults: pb.GenerateRequest) -> pb.GenerateRequest:
+    """``defaults`` with ``prompt`` as the user's turn.
+
+    Raises:
+        BadField: it is empty or no UTF-8.
+    """
+    return request_of_plain({"prompt": prompt}, defaults)
+
+
+def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's body with the names of the plain form."""
+    plain = {key: value for key, value in body.items() if _NO_EFFECT.get(key, ...) != value}
+    if (most := plain.pop("max_completion_tokens", None)) is not None:
+        plain["max_tokens"] = most
+    if isinstance(plain.get("stop"), str):
+        plain["stop"] = [plain["stop"]]
+    if isinstance(asked := plain.pop("logprobs", None), bool):
+        top = plain.pop("top_logprobs", None)
+        asked = (top or 0) if asked else None
+    if asked is not None:
+        plain["logprobs"] = asked
+    if (shape := plain.pop("response_format", None)) is not None:
+        plain["json_schema"] = _schema_of(shape)
+    labels = plain.pop("metadata", None) or {}
+    if not isinstance(labels, dict):
+        raise BadField("body.metadata: is no object")
+    if (user := plain.pop("user", None)) is not None:
+        labels = {**labels, "user": user}
+    return {**plain, "labels": labels}
+
+
+def _schema_of(shape: Any) -> Any:
+    match shape:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+    raise BadField("body.response_format: is none of text, json_object, json_schema with a schema")
+
+
+def _one_prompt(given: Any) -> Any:
+    if isinstance(given, list) and len(given) == 1:
+        return given[0]
+    if isinstance(given, list):
+        raise BadField("body.prompt: is a list; write one line a prompt")
+    return given
+
+
+def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
+    prompt, turns = line.get("prompt"), line.get("messages")
+    if (prompt is None) == (turns is None):
+        raise BadField("prompt: one of prompt and messages must be there")
+    system = list(request.chat.messages)  # of the defaults
+    request.ClearField("input")
+    if turns is not None:
+        _set_turns(request.chat, turns, system)
+    elif system and not line.get("raw_prompt"):
+        _set_turns(request.chat, [{"role": "user", "content": prompt}], system)
+    else:
+        _set(request, "prompt", prompt, str)
+
+
+def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise BadField("messages: is no list of objects")
+    if not (turns and _ROLES.get(turns[0].get("role")) == pb.ROLE_SYSTEM):
+        chat.messages.extend(system)
+    for at, turn in enumerate(turns):
+        _set_turn(chat.messages.add(), turn, f"messages[{at}]")
+
+
+def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> None:
+    said = {key for key, value in turn.items() if value is not None}
+    if unknown := said - {"role", "content"}:
+        raise BadField(f"{path}.{min(unknown)}: is not served")
+    role = turn.get("role")
+    if role not in _ROLES:
+        raise BadField(f"{path}.role: {role!r} is none of {', '.join(_ROLES)}")
+    message.role = _ROLES[role]
+    _set(message, "content", _text_of(turn.get("content"), path), str, f"{path}.")
+
+
+def _text_of(content: Any, path: str) -> Any:
+    """A content as text: OpenAI has lists of parts too."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not (isinstance(part, dict) and part.get("type") == "text" and "text" in part):
+            raise BadField(f"{path}.content: has a part that is no text")
+    return "".join(str(part["text"]) for part in content)
+
+
+def _set_labels(request: pb.GenerateRequest, labels: Any) -> None:
+    if not isinstance(labels, dict):
+        raise BadField("labels: is no object")
+    for key, value in labels.items():
+        if not isinstance(value, str):
+            raise BadField(f"labels.{key}: is no text")
+        try:
+            request.labels[key] = value
+        except ValueError as error:
+            raise BadField("labels: are no valid UTF-8") from error
+
+
+def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
+    if name == "json_schema" and isinstance(value, dict):
+        value = json.dumps(value)
+    field = _SAMPLING[name]
+    if name in ("logit_bias", "n"):
+        raise BadField(f"{name}: is not served")
+    if not field.is_repeated:
+        is_number = field.cpp_type in (
+            FieldDescriptor.CPPTYPE_FLOAT,
+            FieldDescriptor.CPPTYPE_DOUBLE,
+        )
+        kind = (
+            str if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else float if is_number else int
+        )
+        _set(sampling, name, value, kind)
+        return
+    if not isinstance(value, list):
+        raise BadField(f"{name}: is no list")
+    sampling.ClearField(name)  # type: ignore[arg-type]
+    try:
+        getattr(sampling, name).extend(value)
+    except (TypeError, ValueError) as error:
+        raise BadField(f"{name}: {error}") from error
+
+
+_KINDS: Final[Mapping[type, str]] = {
+    str: "text", bool: "true or false", int: "a whole number", float: "a number"
+}  # fmt: skip
+
+
+def _set(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        raise BadField(f"{path}{name}: is not {_KINDS[kind]}")
+    if kind is str and not value and name == "prompt":
+        raise BadField(f"{path}{name}: is empty")
+    try:
+        setattr(message, name, value)
+    except UnicodeError as error:
+        raise BadField(f"{path}{name}: is not valid UTF-8") from error
+    except ValueError as error:
+        raise BadField(f"{path}{name}: {error}") from error

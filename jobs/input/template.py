@@ -1,0 +1,42 @@
+"""A prompt template: text with the names of columns in braces."""
+
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any, Final
+
+from sluice.errors import InvalidRequest
+
+_HINT: Final = "a column stands as {name}, a brace itself as {{ or }}"
+
+
+class Template:
+    """Makes the prompt of a row: ``"Summarize: {text}"``.
+
+    Only names stand in braces: no attributes, indexes, conversions or format specifications, so a template can reach
+    nothing but the cells of its row.
+
+    Raises:
+        InvalidRequest: it is no such text.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise InvalidRequest.of("template", f"{error}; {_HINT}") from error
+        for _, name, spec, conversion in self._parts:
+            if name == "" or spec or conversion:
+                raise InvalidRequest.of("template", f"{text!r}: {_HINT}")
+        self.columns: Final = frozenset(name for _, name, _, _ in self._parts if name is not None)
+        """The names of the columns that it needs."""
+
+    def missing(self, columns: frozenset[str]) -> list[str]:
+        """The columns that it needs and that are not among `columns`."""
+        return sorted(self.columns - columns)
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """The prompt; the row has all `columns`."""
+        return "".join(
+            literal + ("" if name is None else str(row[name]))
+            for literal, name, _, _ in self._parts
+        )

@@ -1,0 +1,341 @@
+import csv
+import gzip
+import io
+import json
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jobs.input import Format, Template, read_items
+from jobs.items import BadLine, Item
+from sluice.errors import InputInvalid
+from sluice.v1 import inference_pb2 as pb
+
+zstd = pytest.importorskip("backports.zstd")
+
+
+def read(data: bytes, *arguments: Any, **options: Any) -> list[Item | BadLine]:
+    return list(read_items(iter([data]), *arguments, **options))
+
+
+def jsonl(*lines: object) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def only(data: bytes, *arguments: Any, **options: Any) -> Item:
+    (item,) = read(data, *arguments, **options)
+    assert isinstance(item, Item), item
+    return item
+
+
+def bad(data: bytes, *arguments: Any, **options: Any) -> BadLine:
+    (line,) = read(data, *arguments, **options)
+    assert isinstance(line, BadLine), line
+    return line
+
+
+def chat(body: dict[str, Any], url: str = "/v1/chat/completions") -> bytes:
+    return jsonl({"custom_id": "a", "method": "POST", "url": url, "body": body})
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_a_plain_line_becomes_a_request() -> None:
+    line = {"id": "a", "prompt": "hello", "model": "small", "max_tokens": 5, "temperature": 1}
+    item = only(jsonl({**line, "stop": ["x"], "labels": {"task": "sum"}, "json_schema": {}}))
+    assert (item.custom_id, item.line) == ("a", 1)
+    assert item.request == pb.GenerateRequest(
+        prompt="hello",
+        model="small",
+        labels={"task": "sum"},
+        sampling=pb.SamplingParams(max_tokens=5, temperature=1, stop=["x"], json_schema="{}"),
+    )
+
+
+def test_a_line_of_openai_chat_becomes_a_request() -> None:
+    turns = [
+        {"role": "developer", "content": "be short"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}],
+        },
+    ]
+    schema = {"type": "object"}
+    body = {
+        "model": "large",
+        "messages": turns,
+        "max_completion_tokens": 9,
+        "stop": "\n",
+        "n": 1,
+        "stream": False,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "user": "me",
+        "seed": 7,
+        "metadata": {"k": "v"},
+        "top_p": 0.5,
+        "presence_penalty": None,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    item = only(chat(body))
+    assert item.url == "/v1/chat/completions"
+    chat_input = pb.ChatInput(
+        messages=[
+            pb.ChatMessage(role=pb.ROLE_SYSTEM, content="be short"),
+            pb.ChatMessage(role=pb.ROLE_USER, content="hello"),
+        ]
+    )
+    sampling = pb.SamplingParams(
+        max_tokens=9, stop=["\n"], logprobs=2, seed=7, top_p=0.5, json_schema=json.dumps(schema)
+    )
+    assert item.request == pb.GenerateRequest(
+        chat=chat_input, model="large", sampling=sampling, labels={"k": "v", "user": "me"}
+    )
+
+
+def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
+    body = {"model": "small", "prompt": ["once"], "max_tokens": 3, "logprobs": 0}
+    request = only(chat(body, "/v1/completions")).request
+    assert request.raw_prompt
+    assert request.prompt == "once"
+    assert request.sampling == pb.SamplingParams(max_tokens=3, logprobs=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "url", "named"),
+    [
+        ({"messages": HELLO, "n": 2}, "", "body.n"),
+        ({"messages": HELLO, "tools": [{}]}, "", "body.tools"),
+        ({"messages": HELLO, "logit_bias": {"1": 2}}, "", "body.logit_bias"),
+        ({"messages": HELLO, "temperature": "hot"}, "", "body.temperature: is not a number"),
+        ({"messages": HELLO, "max_tokens": -1}, "", "body.max_tokens"),
+        ({"messages": HELLO, "max_tokens": 2.5}, "", "max_tokens: is not a whole number"),
+        ({"messages": HELLO, "stop": [1]}, "", "body.stop"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "", "body.messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "", "no text"),
+        ({"messages": "hi"}, "", "body.messages"),
+        ({"messages": HELLO, "metadata": {"k": 1}}, "", "labels.k"),
+        ({"messages": HELLO, "metadata": "k"}, "", "metadata"),
+        ({"messages": HELLO, "response_format": {"type": "x"}}, "", "response_format"),
+        ({}, "", "prompt: one of prompt and messages"),
+        ({"prompt": ["a", "b"]}, "/v1/completions", "body.prompt"),
+        ({"input": "a"}, "/v1/embeddings", "url: '/v1/embeddings' is not served"),
+    ],
+)
+def test_what_openai_has_and_the_mesh_has_not_is_named(
+    body: dict[str, Any], url: str, named: str
+) -> None:
+    line = bad(chat(body, url or "/v1/chat/completions"))
+    assert named in line.reason
+    assert line.custom_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "is not JSON"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b'{"prompt": "\\ud800"}', "UTF-8"),
+        (b'{"prompt": NaN}', "NaN"),
+        (b'{"prompt": ""}', "prompt: is empty"),
+        (b'{"prompt": 5}', "prompt: is not text"),
+        (b'{"prompt": "a", "messages": []}', "one of prompt and messages"),
+        (b'{"prompt": "a", "colour": 1}', "colour: is not served"),
+        (b'{"id": [], "prompt": "a"}', "custom_id"),
+        (b'{"id": "", "prompt": "a"}', "custom_id"),
+        (b'{"id": "a\\n", "prompt": "a"}', "printable"),
+        (b'{"a":' * 100_000, "is not JSON"),
+        (b'{"prompt": "' + b"a" * 2_000_000 + b'"}', "longer than 1048576 bytes"),
+    ],
+)
+def test_a_bad_line_says_why_and_those_behind_it_are_read(line: bytes, reason: str) -> None:
+    first, second = read(line + b"\n\n" + jsonl({"prompt": "good"}))
+    assert isinstance(first, BadLine)
+    assert reason in first.reason
+    assert isinstance(second, Item)
+    assert (second.custom_id, second.line) == ("3", 3)
+
+
+def test_an_object_alone_is_needed() -> None:
+    data = jsonl({"prompt": "a"}) + b"[1]\n"
+    assert read(data)[1] == BadLine(2, None, "is no JSON object")
+
+
+def test_an_id_that_comes_twice_is_a_bad_line() -> None:
+    data = jsonl({"id": "a", "prompt": "1"}, {"id": "b", "prompt": "2"}, {"id": "a", "prompt": "3"})
+    first, second, third = read(data)
+    assert isinstance(third, BadLine)
+    assert (third.line, third.custom_id, third.code) == (3, "a", "DUPLICATE_ID")
+    assert isinstance(first, Item)
+    assert isinstance(second, Item)
+
+
+def test_lines_say_more_than_the_defaults() -> None:
+    system = pb.ChatMessage(role=pb.ROLE_SYSTEM, content="be kind")
+    defaults = pb.GenerateRequest(
+        chat=pb.ChatInput(messages=[system]),
+        model="small",
+        sampling=pb.SamplingParams(max_tokens=5, stop=["x"], temperature=0.5),
+    )
+    own = {"role": "system", "content": "be brief"}
+    data = jsonl(
+        {"prompt": "a", "max_tokens": 7, "stop": ["y"]},
+        {"messages": HELLO},
+        {"messages": [own, *HELLO]},
+        {"prompt": "b", "raw_prompt": True},
+    )
+    items = [item for item in read(data, Format.AUTO, None, defaults) if isinstance(item, Item)]
+    assert items[0].request.sampling == pb.SamplingParams(max_tokens=7, stop=["y"], temperature=0.5)
+    turns = [[turn.content for turn in item.request.chat.messages] for item in items]
+    assert turns == [["be kind", "a"], ["be kind", "hello"], ["be brief", "hello"], []]
+    assert items[3].request.prompt == "b"
+
+
+def table(*rows: list[str]) -> bytes:
+    file = io.StringIO()
+    csv.writer(file).writerows(rows)
+    return b"\xef\xbb\xbf" + file.getvalue().encode()
+
+
+def test_rows_of_csv_fill_a_template() -> None:
+    data = table(["sku", "text"], ["7", "a,\nb"], ["8"], ["9", "\xe9"])
+    template = Template("Sum {{up}}: {text}")
+    first, second, third = read(data, Format.CSV, template, id_field="sku")
+    assert isinstance(first, Item)
+    assert (first.custom_id, first.request.prompt) == ("7", "Sum {up}: a,\nb")
+    assert second == BadLine(4, None, "has 1 cells, the header 2")
+    assert isinstance(third, Item)
+    assert (third.custom_id, third.line, third.request.prompt) == ("9", 5, "Sum {up}: \xe9")
+
+
+def test_csv_that_is_no_utf8_costs_its_row() -> None:
+    first, second = read(b"prompt\na\xff\nb\n", Format.CSV)
+    assert isinstance(first, BadLine)
+    assert "UTF-8" in first.reason
+    assert isinstance(second, Item)
+
+
+@pytest.mark.parametrize(
+    ("data", "format", "said"),
+    [
+        (table(["id", "text"], ["1", "a"]), Format.CSV, "no column prompt: the input has id, text"),
+        (b'prompt\n"a', Format.CSV, None),
+        (b'prompt\n"' + b"a" * 2_000_000, Format.CSV, "quote"),
+        (b"", Format.AUTO, "empty"),
+        (b"\n\n", Format.JSONL, "empty"),
+        (b"hello\n", Format.AUTO, "is not JSONL"),
+        (b'[{"prompt": "a"}]', Format.AUTO, "array"),
+        (b"PAR1xxxx", Format.AUTO, "no Parquet"),
+        (b"\x1f\x8bgarbage", Format.AUTO, "damaged"),
+        (gzip.compress(jsonl({"prompt": "a"}))[:-9], Format.AUTO, "damaged after line"),
+        (zstd.compress(jsonl({"prompt": "a"}))[:-3], Format.AUTO, "damaged"),
+        (zstd.compress(b"a")[:5] + b"garbage", Format.AUTO, "damaged"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_an_error_of_the_whole(
+    data: bytes, format: Format, said: str | None
+) -> None:
+    if said is None:
+        assert read(data, format)  # what csv reads of an open quote at the end
+        return
+    with pytest.raises(InputInvalid, match=said):
+        read(data, format)
+
+
+@pytest.mark.parametrize("template", ["{}", "{a!r}", "{a:>9}", "{a", "a}"])
+def test_a_template_has_names_alone(template: str) -> None:
+    with pytest.raises(Exception, match="template"):
+        Template(template)
+
+
+def test_a_name_in_a_template_reaches_no_attribute() -> None:
+    line = bad(jsonl({"a": "x"}), Format.AUTO, Template("{a.__class__}"))
+    assert "a.__class__: the template needs it" in line.reason
+
+
+def test_objects_are_rows_of_a_template() -> None:
+    item = only(jsonl({"id": 3, "n": 4, "other": []}), Format.AUTO, Template("{n} {n}"))
+    assert (item.custom_id, item.request.prompt) == ("3", "4 4")
+
+
+def test_each_line_of_text_is_a_prompt() -> None:
+    first, second = read(b"one\n\n two \r\n", Format.TEXT)
+    assert isinstance(first, Item)
+    assert isinstance(second, Item)
+    assert (second.custom_id, second.request.prompt) == ("3", "two")
+
+
+def test_rows_of_parquet_fill_a_template() -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"id": [1, 2, 3], "text": ["a", None, "c"], "unused": [{"x": 1}] * 3})
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    data = sink.getvalue().to_pybytes()
+    template = Template("Say {text}")
+    first, second, third = read(data, Format.AUTO, template)
+    assert isinstance(first, Item)
+    assert (first.custom_id, first.request.prompt) == ("1", "Say a")
+    assert isinstance(second, BadLine)
+    assert second.custom_id == "2"
+    assert "text" in second.reason
+    assert isinstance(third, Item)
+    with pytest.raises(InputInvalid, match="no column prompt"):
+        read(data)
+    with pytest.raises(InputInvalid, match="no Parquet"):
+        read(data[:-8], Format.PARQUET, template)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd.compress])
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_pieces_and_compression_do_not_matter(compress: Any, size: int) -> None:
+    half = jsonl(*({"id": n, "prompt": "x" * n} for n in range(1, 40)))
+    other = jsonl(*({"id": n, "prompt": "x" * n} for n in range(40, 80)))
+    data = compress(half) + compress(other)  # two members, as `cat a.gz b.gz` makes
+    pieces = (data[at : at + size] for at in range(0, len(data), size))
+    items = list(read_items(pieces))
+    assert [item.custom_id for item in items] == [str(n) for n in range(1, 80)]
+
+
+def test_what_the_source_raises_passes_through() -> None:
+    def pieces() -> Iterator[bytes]:
+        yield jsonl({"prompt": "a" * 100})
+        raise ConnectionError("lost")
+
+    items = read_items(pieces())
+    assert isinstance(next(items), Item)
+    with pytest.raises(ConnectionError):
+        next(items)
+
+
+def test_names_tell_formats() -> None:
+    names = {"a.JSONL": "jsonl", "b/a.csv.gz": "csv", "a.parquet": "parquet", "a.txt.zst": "text"}
+    assert {name: Format.of_name(name).value for name in names} == names
+    assert Format.of_name("s3://bucket/a") is Format.AUTO
+
+
+def test_memory_does_not_grow_with_the_input() -> None:
+    def peak(count: int) -> int:
+        lines = (jsonl({"id": n, "prompt": "x" * 500}) for n in range(count))
+        tracemalloc.start()
+        assert sum(1 for _ in read_items(lines)) == count
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    few, many = peak(300), peak(3_000)
+    assert many - few < 24 * 3_000 + 100_000  # the hashes of the ids
+
+
+def test_a_small_file_that_grows_huge_is_read_in_bounded_memory() -> None:
+    data = zstd.compress(b'{"prompt": "' + b"a" * 50_000_000 + b'"}\n')
+    tracemalloc.start()
+    assert "longer" in bad(data).reason
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20_000_000
