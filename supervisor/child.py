@@ -42,6 +42,7 @@ class ChildSpec:
         log: where output is appended; None: our own output.
         port: where it listens, for people.
         stop_s: how long it may take to end after SIGTERM, seconds.
+        nice: above 0, it gives way to the other processes where they want the same core (nice(2), sched(7)).
     """
 
     name: str
@@ -50,6 +51,7 @@ class ChildSpec:
     log: Path | None = None
     port: int | None = None
     stop_s: float = 10.0
+    nice: int = 0
 
 
 class Child:
@@ -72,6 +74,8 @@ class Child:
             self.log_start = log.tell() if log is not None else 0
             self._process = _spawn(spec, log)
         self.pid = self._process.pid
+        if spec.nice:
+            _give_way(self.pid, spec.nice)
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
@@ -127,6 +131,14 @@ def _spawn(spec: ChildSpec, log: BinaryIO | None) -> subprocess.Popen[bytes]:
         stderr=log,
         start_new_session=True,
     )
+
+
+def _give_way(pid: int, nice: int) -> None:
+    """Lowers the priority of a process that has just started, and so of what it will start."""
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    # Where the kernel groups processes by session, only the group's own value counts between sessions.
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def _open_log(path: Path | None) -> AbstractContextManager[BinaryIO | None]:

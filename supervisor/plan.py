@@ -52,6 +52,9 @@ RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
 """In the environment, so that it is in no file but the one that holds it."""
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
+MODELS_NICE: Final = 10
+"""Engines compute without a pause; on cores that they share with gateways, batchers and NATS, frames would wait at each
+of those. With two workers on two cores a gateway stood still for 0.4 to 1.2 s again and again (docs/deploy.md)."""
 EXTERNAL_BOUND_S: Final = 3.0
 """How long an external server may take to accept a connection, seconds."""
 
@@ -202,6 +205,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         log=log,
         port=config.port,
         stop_s=config.exit_timeout_s + _MARGIN_S,
+        nice=MODELS_NICE,
     )
 
 

@@ -285,3 +285,19 @@ def test_log_tail(tmp_path: Path) -> None:
     assert log_tail(log).startswith("error: load failed | At: | x.py(3): y |")
     log.write_text("Error " + "word " * 1000)
     assert len(log_tail(log)) <= 600
+
+
+def group_of(pid: int) -> str:
+    """What the kernel says of the process's session, where it groups processes so."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return path.read_text() if path.exists() else "nice 7\n"
+
+
+async def test_a_child_gives_way_to_others(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Its threads and children inherit that."""
+    program = "import sys, time; print('started', flush=True); time.sleep(60)"
+    spec = ChildSpec("x", (sys.executable, "-c", program), log=tmp_path / "log", nice=7)
+    supervisor.start(spec)
+    (pid,) = supervisor.pids.values()
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 7
+    assert group_of(pid).endswith("nice 7\n")
