@@ -63,7 +63,7 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
     size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
-    model = loaded.paged(size.num_blocks, size.block_tokens)
+    model = loaded.paged(size.num_blocks, size.block_tokens, _step_tokens(settings))
     engine = PagedEngine(
         model,
         sampler,
@@ -72,6 +72,7 @@ def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = Non
         prefill_tokens=settings.prefill_tokens,
         prefix_cache=settings.prefix_cache,
         speculator=None if draft is None else _speculator(settings, draft, model, sampler, clock),
+        device=loaded.device,
     )
     _warm_up(engine)
     log.info(
@@ -156,6 +157,11 @@ def _cache_bytes(device: torch.device) -> float:
     return int(psutil.virtual_memory().available) * CPU_SHARE
 
 
+def _step_tokens(settings: ModelSettings) -> int:
+    """Most tokens of a step in which all rows decode, drafted ones included."""
+    return settings.slots * (1 + (settings.draft_tokens if settings.draft else 0))
+
+
 def _speculator(
     settings: ModelSettings,
     draft: LoadedModel,
@@ -165,7 +171,7 @@ def _speculator(
 ) -> Speculator:
     assert clock is not None, "drafting is measured by the clock"
     return Speculator(
-        draft.paged(model.num_blocks, model.block_tokens),
+        draft.paged(model.num_blocks, model.block_tokens, _step_tokens(settings)),
         sampler,
         vocab_size=model.vocab_size,
         draft_tokens=settings.draft_tokens,

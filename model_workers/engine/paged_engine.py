@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,6 +20,7 @@ from sluice.internal.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 NO_TOKENS: Final = DrawResult()
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class PagedEngine:
         prefill_tokens: int,
         prefix_cache: bool = True,
         speculator: Speculator | None = None,
+        device: torch.device = CPU,
     ) -> None:
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
@@ -70,6 +73,8 @@ class PagedEngine:
         self._sampler = sampler
         self._speculator = speculator
         self._vocabulary = model.vocab_size
+        # A thread's current device is the first one, and pinned memory, streams and libraries follow it.
+        self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._steps = 0
 
     def add(self, row: RowSpec, now: float) -> None:
@@ -91,9 +96,12 @@ class PagedEngine:
         swept = self._scheduler.sweep(now)
         steps = [row.end_step(end) for row, end in swept]
         planned = self._scheduler.schedule()
-        if planned and self._speculator is not None:
-            return steps + self._speculate(planned, self._speculator)
-        return steps + self._compute([PlannedRow(*pair) for pair in planned]) if planned else steps
+        if not planned:
+            return steps
+        with self._on_device:
+            if self._speculator is not None:
+                return steps + self._speculate(planned, self._speculator)
+            return steps + self._compute([PlannedRow(*pair) for pair in planned])
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""

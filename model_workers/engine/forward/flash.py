@@ -9,14 +9,21 @@ A step's index arrays are made on the host and copied in two transfers from pinn
 device.
 
 CUDA graphs make one launch out of the hundreds of kernels of a decoding step. A graph has fixed shapes and fixed
-addresses. So there is one per batch size of `SIZES`, captured when it is first needed, with arrays of its own; a step
-is copied into the arrays of the next larger size, and the rows of padding write into a block of the cache that is never
-read.
+addresses. So there is one per number of tokens of `SIZES`, captured at start with arrays of its own; a step is copied
+into the arrays of the next larger size, and the rows of padding write into a block of the cache that is never read.
+
+In a graph every token is a row of its own that sees the keys up to its position: keys and values of all tokens are
+written before attention reads them, so the tokens of one chunk can share a step. That is how drafted tokens are
+verified in the graphs of decoding. A step with prompts is split: its short chunks go through a graph, the long ones
+behind it without one.
 """
 
+import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -25,18 +32,20 @@ from torch import Tensor
 
 from model_workers.engine.forward.attention import ModelInputs
 from model_workers.engine.forward.kv_cache import KvCache, LayerShape
-from model_workers.engine.forward.packing import Ints, pack
+from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
 from model_workers.engine.paged_model import RowChunk
 
 FLASH_BLOCK_TOKENS: Final = 256
 """The kernel takes blocks of multiples of this."""
 
-SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows of the captured steps; larger steps run without a graph."""
+SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of the captured steps; what is more runs without a graph."""
 
 Compute = Callable[[ModelInputs], Tensor]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
 """Takes a computation; returns what repeats it, and where its result lies afterwards."""
+
+log = logging.getLogger(__name__)
 
 
 def flash_fits(shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> bool:
@@ -145,7 +154,7 @@ def lay_out(chunks: Sequence[RowChunk], block_tokens: int) -> FlashLayout:
 def lay_out_decode(
     chunks: Sequence[RowChunk], rows: int, width: int, block_tokens: int, spare: int
 ) -> FlashLayout:
-    """The arrays of a step of single tokens, padded to ``rows`` rows and tables of ``width`` blocks.
+    """The arrays of a step whose every token is a row, padded to ``rows`` rows and tables of ``width`` blocks.
 
     Rows of padding see one token, in the block ``spare``.
     """
@@ -153,10 +162,13 @@ def lay_out_decode(
     wide[2] = spare * block_tokens
     wide[3] = np.arange(rows)
     table = np.full((rows, width), spare, dtype=np.int32)
-    for row, chunk in enumerate(chunks):
-        block, offset = divmod(chunk.start, block_tokens)
-        wide[:3, row] = chunk.tokens[0], chunk.start, chunk.blocks[block] * block_tokens + offset
-        table[row, : block + 1] = chunk.blocks[: block + 1]
+    row = 0
+    for chunk in chunks:
+        for position, token in enumerate(chunk.tokens, chunk.start):
+            block, offset = divmod(position, block_tokens)
+            wide[:3, row] = token, position, chunk.blocks[block] * block_tokens + offset
+            table[row, : block + 1] = chunk.blocks[: block + 1]
+            row += 1
     return FlashLayout(
         wide=wide.ravel(),
         narrow=_narrow(np.ones(rows, dtype=np.int64), wide[1] + 1, table),
@@ -178,6 +190,12 @@ class FlashAttention:
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""
         return self.use(self.upload(lay_out(chunks, self.cache.block_tokens)))
+
+    def select(self, rows: Tensor, places: Sequence[int]) -> Tensor:
+        """Some of ``rows``, in that order."""
+        if not places:
+            return rows[:0]
+        return rows.index_select(0, self._sent(np.array(places)))
 
     def use(self, layout: FlashLayout) -> ModelInputs:
         """Starts a step whose arrays are on the device already."""
@@ -203,7 +221,6 @@ class FlashAttention:
         """See `Attention.attend`."""
         self.cache.write_slots(layer, self._slots, key, value)
         keys, values = self.cache.of(layer)
-        window = self.cache.shapes[layer].window
         query_ends, key_ends, lengths, table = self._rows
         answers: Tensor = self._kernel(
             query,
@@ -214,13 +231,20 @@ class FlashAttention:
             self._layout.longest_query,
             self._layout.longest_keys,
             scale=scaling,
-            window_size=(-1 if window is None else window - 1, 0),
+            window_size=self._window(self.cache.shapes[layer].window),
             enable_gqa=True,
             seqused_k=lengths,
             block_table=table,
             num_splits=1,
         )
         return answers
+
+    def _window(self, window: int | None) -> tuple[int, int]:
+        """How far back and ahead a query looks, -1: without a bound."""
+        if window is not None:
+            return window - 1, 0
+        # Single queries see all keys anyway; only without any bound the kernel computes the heads of a group together.
+        return (-1, -1) if self._layout.longest_query == 1 else (-1, 0)
 
 
 def _narrow(queries: Ints, keys: Ints, table: Any) -> Any:
@@ -250,22 +274,61 @@ class DecodeGraphs:
         self._attention = attention
         self._compute = compute
         self._width = -(-context_tokens // attention.cache.block_tokens)
-        self._capture = capture or CudaCapture()
+        self._capture = capture or CudaCapture(attention.cache.device)
         self._captured: dict[int, CapturedStep] = {}
+        self._sizes: list[int] = []
 
-    def run(self, chunks: Sequence[RowChunk]) -> Tensor | None:
-        """Logits of a step, or None where it is not one of single tokens in a captured size."""
-        if len(chunks) > SIZES[-1] or any(len(c.tokens) != 1 or c.logits != 1 for c in chunks):
-            return None
-        size = next(size for size in SIZES if size >= len(chunks))
-        if size not in self._captured:
-            self._captured[size] = self._captured_step(size)
-        captured = self._captured[size]
-        step = self._attention.upload(self._laid_out(chunks, size))
+    def capture(self, tokens: int) -> None:
+        """Captures steps of up to ``tokens`` tokens; the largest first, because smaller ones reuse its memory.
+
+        What cannot be captured runs in the next larger graph, or without one.
+        """
+        for size in reversed(SIZES[: bisect_left(SIZES, tokens) + 1] if tokens else ()):
+            try:
+                self._captured[size] = self._captured_step(size)
+            except RuntimeError as error:
+                log.warning("no CUDA graphs of %d tokens and fewer: %s", size, error)
+                break
+        self._sizes = sorted(self._captured)
+
+    def run(self, chunks: Sequence[RowChunk]) -> Tensor:
+        """Logits of a step, in the order of the chunks."""
+        short = self._short(chunks)
+        if not short:
+            return self._eager(chunks)
+        if len(short) == len(chunks):
+            return self._replayed(chunks)
+        order = sorted(range(len(chunks)), key=lambda place: place not in short)
+        captured = [chunks[place] for place in order[: len(short)]]
+        others = [chunks[place] for place in order[len(short) :]]
+        logits = torch.cat((self._replayed(captured), self._eager(others)))
+        return self._attention.select(logits, _places_of_logits(chunks, order))
+
+    def _short(self, chunks: Sequence[RowChunk]) -> set[int]:
+        """Places of the chunks that a graph computes, the shortest first."""
+        room = self._sizes[-1] if self._sizes else 0
+        short: set[int] = set()
+        for place in sorted(range(len(chunks)), key=lambda place: len(chunks[place].tokens)):
+            room -= len(chunks[place].tokens)
+            if room < 0 or len(chunks[place].tokens) > SHORT_TOKENS:
+                break
+            short.add(place)
+        return short
+
+    def _eager(self, chunks: Sequence[RowChunk]) -> Tensor:
+        return self._compute(self._attention.begin(chunks))
+
+    def _replayed(self, chunks: Sequence[RowChunk]) -> Tensor:
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        captured = self._captured[self._sizes[bisect_left(self._sizes, tokens)]]
+        step = self._attention.upload(self._laid_out(chunks, captured.layout.rows))
         captured.layout.wide.copy_(step.wide, non_blocking=True)
         captured.layout.narrow.copy_(step.narrow, non_blocking=True)
         captured.replay()
-        return captured.logits[: len(chunks)]
+        wanted = _wanted(chunks)
+        if len(wanted) == tokens:
+            return captured.logits[:tokens]
+        return self._attention.select(captured.logits, wanted)
 
     def _laid_out(self, chunks: Sequence[RowChunk], size: int) -> FlashLayout:
         cache = self._attention.cache
@@ -277,14 +340,38 @@ class DecodeGraphs:
         return CapturedStep(layout, replay, logits)
 
 
+def _wanted(chunks: Sequence[RowChunk]) -> list[int]:
+    """Of all tokens, one after the other, those whose logits are wanted."""
+    ends = accumulate(len(chunk.tokens) for chunk in chunks)
+    pairs = zip(ends, chunks, strict=True)
+    return [place for end, chunk in pairs for place in range(end - chunk.logits, end)]
+
+
+def _places_of_logits(chunks: Sequence[RowChunk], order: Sequence[int]) -> list[int]:
+    """Where the logits of ``chunks`` lie when they were computed in ``order``."""
+    ends = accumulate(chunks[place].logits for place in order)
+    end_of = dict(zip(order, ends, strict=True))
+    return [
+        place
+        for i, chunk in enumerate(chunks)
+        for place in range(end_of[i] - chunk.logits, end_of[i])
+    ]
+
+
 class CudaCapture:
     """Captures into CUDA graphs that share their memory: only one runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: Any = None
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
         """See `Capture`."""
+        # Streams belong to the current device, which is the first one if nobody says otherwise.
+        with torch.cuda.device(self._device):
+            return self._captured(compute)
+
+    def _captured(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # first-time set-up must not be captured
@@ -292,7 +379,7 @@ class CudaCapture:
                 compute()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             logits = compute()
         self._pool = graph.pool()
         return graph.replay, logits

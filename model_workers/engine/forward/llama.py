@@ -105,10 +105,15 @@ class FusedModel(CachedModel):
     @torch.inference_mode()
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         """See `PagedModel.forward`."""
-        logits = self._graphs.run(chunks) if self._graphs else None
-        if logits is not None:
-            return logits
+        if self._graphs is not None:
+            return self._graphs.run(chunks)
         return self._compute(self._attention.begin(chunks))
+
+    @torch.inference_mode()
+    def capture_graphs(self, tokens: int) -> None:
+        """Makes steps of up to so many tokens fast, where the device has graphs."""
+        if self._graphs is not None:
+            self._graphs.capture(tokens)
 
     def _compute(self, inputs: ModelInputs) -> Tensor:
         tokens, positions = inputs.tokens, inputs.positions

@@ -45,8 +45,11 @@ class LoadedModel:
         """Memory of a cache block in all layers."""
         return bytes_per_block(self._shapes, block_tokens, self.dtype)
 
-    def paged(self, num_blocks: int, block_tokens: int) -> PagedModel:
+    def paged(self, num_blocks: int, block_tokens: int, step_tokens: int = 0) -> PagedModel:
         """The model on an empty cache. Only once: the weights are re-arranged for it, and not kept twice.
+
+        Args:
+            step_tokens: up to so many tokens of decoding rows, drafted ones included, go through CUDA graphs.
 
         Raises:
             SettingsError: the cache could not hold one row.
@@ -58,7 +61,9 @@ class LoadedModel:
             )
         attention = self._attention(num_blocks, block_tokens)
         if is_fused(self._model):
-            return FusedModel(self._model, attention, self.context_tokens, self.quantization)
+            model = FusedModel(self._model, attention, self.context_tokens, self.quantization)
+            model.capture_graphs(step_tokens)
+            return model
         from model_workers.engine.forward.hub import HubModel
 
         return HubModel(self._model, attention, self.context_tokens)

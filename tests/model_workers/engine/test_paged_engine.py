@@ -4,10 +4,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_workers.engine.paged_engine import PagedEngine
+from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
+from model_workers.engine.sampling.sampler import Sampler
 from tests.support.hash_model import (
     NAN_TOKEN,
     OOM_TOKEN,
@@ -233,3 +237,35 @@ def test_the_load_counts_tokens_and_blocks() -> None:
     load = engine.load()
     assert (load.running, load.waiting, load.running_tokens, load.waiting_tokens) == (1, 1, 10, 7)
     assert (load.block_tokens, load.cache_blocks, load.free_blocks) == (4, 64, 61)
+
+
+def test_steps_run_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+
+    class Current:
+        """Stands for `torch.cuda.device`."""
+
+        def __init__(self, device: torch.device) -> None:
+            self._device = device
+
+        def __enter__(self) -> None:
+            current.append(self._device)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    class Model(HashModel):
+        def forward(self, chunks: Sequence[RowChunk]) -> torch.Tensor:
+            assert current == [torch.device("cuda:1")]
+            return super().forward(chunks)
+
+    monkeypatch.setattr(torch.cuda, "device", Current)
+    engine = PagedEngine(
+        *(Model(), Sampler()),
+        slots=2,
+        max_waiting=2,
+        prefill_tokens=16,
+        device=torch.device("cuda:1"),
+    )
+    assert len(drive(engine, row_spec("r", [1, 2, 3], Sampling(4))).tokens["r"]) == 4
+    assert not current

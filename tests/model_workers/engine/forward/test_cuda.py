@@ -1,6 +1,7 @@
 """The CUDA path holds against the CPU path. Runs where there is a device: scripts/gpu."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.flash import FLASH_BLOCK_TOKENS
 from model_workers.engine.paged_model import PagedModel, RowChunk
+from model_workers.engine.protocol import Sampling
+from model_workers.engine.sampling.sampler import DrawRequest, Sampler
+from sluice.settings import ModelSettings
+from tests.support.rows import drive, row_spec
 from tests.support.tiny_models import VOCABULARY, save_model
 
 pytestmark = [
@@ -67,7 +73,7 @@ def test_logits_are_those_of_the_cpu(folder: Path, dtype: str) -> None:
     context = on_cpu.context_tokens
     size = on_cuda.block_tokens()
     expected = stepped(on_cpu.paged(8 * -(-context // 32), 32), 32, context)
-    found = stepped(on_cuda.paged(8 * -(-context // size), size), size, context)
+    found = stepped(on_cuda.paged(8 * -(-context // size), size, 8), size, context)
     loose = dtype == "bfloat16"
     scale = expected.abs().max().item()
     assert (found - expected).abs().max().item() < (0.05 if loose else 1e-3) * scale
@@ -75,7 +81,8 @@ def test_logits_are_those_of_the_cpu(folder: Path, dtype: str) -> None:
 
 def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
-    model = loaded.paged(8 * CONTEXT // FLASH_BLOCK_TOKENS, FLASH_BLOCK_TOKENS)
+    model = loaded.paged(8 * CONTEXT // FLASH_BLOCK_TOKENS, FLASH_BLOCK_TOKENS, 8)
+    assert sorted(model._graphs._captured) == [1, 2, 4, 8]
     for row in range(5):
         model.forward([RowChunk(range(20 + row), 0, (row,), 0)])
     chunks = [RowChunk((7,), 20 + row, (row,), 1) for row in range(5)]
@@ -86,7 +93,7 @@ def test_a_row_alone_and_among_others_with_graphs(tmp_path: Path) -> None:
 
 def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path, "llama", **SIZES)), device="cuda")
-    model = loaded.paged(8, FLASH_BLOCK_TOKENS)
+    model = loaded.paged(8, FLASH_BLOCK_TOKENS, 2)
     chunks = [[RowChunk(range(30), 0, (0,), 1)], [RowChunk((3,), 30, (0,), 1)]]
     for step in chunks:
         model.forward(step)
@@ -97,3 +104,45 @@ def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
             model.forward(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_graphs_answer_as_steps_without(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path, "llama", **SIZES))
+    plain, captured = (
+        load_model(folder, device="cuda").paged(16, FLASH_BLOCK_TOKENS, tokens)
+        for tokens in (0, 32)
+    )
+    steps = [
+        [RowChunk(range(60), 0, (0,), 1), RowChunk(range(5, 50), 0, (1,), 1)],
+        [RowChunk((3,), 60, (0,), 1), RowChunk((4, 5, 6), 45, (1,), 3)],
+        [RowChunk((4,), 61, (0,), 1), RowChunk(range(300), 0, (2, 3), 1)],
+    ]
+    for chunks in steps:
+        expected, found = plain.forward(chunks).clone(), captured.forward(chunks)
+        torch.testing.assert_close(found, expected, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_second_device_captures_and_answers_from_another_thread(tmp_path: Path) -> None:
+    settings = ModelSettings(
+        name="tiny", path=str(save_model(tmp_path, "llama", **SIZES)), device="cuda:1", slots=4
+    )
+    engine = load_engine(settings)
+    before = torch.cuda.memory_allocated(0)
+    with ThreadPoolExecutor(1) as thread:
+        answers = thread.submit(drive, engine, row_spec("r", [1, 2, 3])).result()
+    assert len(answers.tokens["r"]) == 8
+    assert torch.cuda.memory_allocated(0) == before
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.95])
+def test_draws_are_those_of_the_cpu(top_p: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(16, 32000) * 3
+    found = []
+    for device in ("cpu", "cuda"):
+        rows = [row_spec(f"r{i}", [1], Sampling(1, 1.0, top_p=top_p, seed=i)) for i in range(16)]
+        sampler = Sampler()
+        requests = [DrawRequest(sampler.open(row)) for row in rows]
+        found.append([drawn.token_ids for drawn in sampler.draw(logits.to(device), requests)])
+    assert found[0] == found[1]

@@ -45,7 +45,8 @@ def plain_kernel(
     """`varlen_attn` over block tables, row by row."""
     assert enable_gqa
     assert num_splits == 1
-    assert window_size[1] == 0
+    single = longest_query == 1 and window_size[0] < 0
+    assert window_size[1] == (-1 if single else 0)
     assert {t.dtype for t in (query_ends, key_ends, seqused_k, block_table)} == {torch.int32}
     assert (key_ends[1:] - key_ends[:-1]).tolist() == seqused_k.tolist()
     answers = torch.empty_like(query)
@@ -73,25 +74,35 @@ def plain_kernel(
 class Replays:
     """Captures as a graph does: what is repeated later reads the arrays as they are then."""
 
-    def __init__(self) -> None:
-        self.captured = 0
-        self.replayed = 0
+    def __init__(self, smallest: int = 1) -> None:
+        self.smallest = smallest
+        self.captured: list[int] = []
+        self.replayed: list[int] = []
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
-        self.captured += 1
         logits = compute().clone()
+        if len(logits) < self.smallest:
+            raise torch.OutOfMemoryError("out of memory")
+        self.captured.append(len(logits))
 
         def replay() -> None:
-            self.replayed += 1
+            self.replayed.append(len(logits))
             logits.copy_(compute())
 
         return replay, logits
 
 
+Models = tuple[Any, FusedModel, Replays]
+
+
 @pytest.fixture(params=["llama", "mistral"])
-def models(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, FusedModel, Replays]:
-    """The same model on pages for a CPU, and on pages for the kernel with graphs."""
-    folder = str(save_model(tmp_path, request.param))
+def models(request: pytest.FixtureRequest, tmp_path: Path) -> Models:
+    """The same model on pages for a CPU, and on pages for the kernel with graphs of up to 8 tokens."""
+    return with_graphs(tmp_path, request.param, Replays(), 8)
+
+
+def with_graphs(folder_of: Path, family: str, replays: Replays, tokens: int) -> Models:
+    folder = str(save_model(folder_of, family))
     plain = load_model(folder, device="cpu").paged(NUM_BLOCKS, BLOCK_TOKENS)
     loaded = load_model(folder, device="cpu")
     pages = FlashKvCache(
@@ -101,37 +112,37 @@ def models(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, FusedMo
         dtype=loaded.dtype,
         device=loaded.device,
     )
-    replays = Replays()
     attention = FlashAttention(pages, plain_kernel)
     model = FusedModel(loaded._model, attention, CONTEXT)
     model._graphs = DecodeGraphs(attention, model._compute, CONTEXT, replays)
+    model.capture_graphs(tokens)
     return plain, model, replays
 
 
-def test_logits_are_those_of_the_cpu_path(models: tuple[Any, FusedModel, Replays]) -> None:
+STEPS = ((17, 1, 5, 40, 2), (1, 1, 1, 1, 1), (1, 0, 1, 1, 0), (20, 3, 0, 1, 1), (1, 1, 1, 1, 1))
+"""How many tokens of each of five rows a step computes."""
+
+
+def test_logits_are_those_of_the_cpu_path(models: Models) -> None:
     plain, flash, replays = models
     numbers = random.Random(5)
     free = numbers.sample(range(NUM_BLOCKS), NUM_BLOCKS)
     rows = [[numbers.randrange(VOCABULARY) for _ in range(60)] for _ in range(5)]
     tables = [[free.pop() for _ in range(8)] for _ in rows]
     done = [0] * len(rows)
-    for sizes in (
-        (17, 1, 5, 40, 2),
-        (1, 1, 1, 1, 1),
-        (1, 0, 1, 1, 0),
-        (20, 3, 0, 1, 1),
-        (1, 1, 1, 1, 1),
-    ):
+    for step, sizes in enumerate(STEPS):
         chunks = []
         for row, count in enumerate(sizes):
             if count:
                 tokens = rows[row][done[row] : done[row] + count]
-                chunks.append(RowChunk(tokens, done[row], tables[row], 1))
+                # Also chunks of drafts, whose every token is asked for, and of prompts that go on.
+                wanted = (1, 1, count, 0, 1)[(row + step) % 5]
+                chunks.append(RowChunk(tokens, done[row], tables[row], wanted))
                 done[row] += count
-        torch.testing.assert_close(
-            flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4
-        )
-    assert (replays.captured, replays.replayed) == (2, 3)
+        expected = plain.forward(chunks)
+        torch.testing.assert_close(flash.forward(chunks), expected, atol=1e-4, rtol=1e-4)
+    assert replays.captured == [8, 4, 2, 1]
+    assert replays.replayed == [8, 8, 4, 8, 8]
     flash.copy_blocks([(tables[0][0], tables[1][0])])
     flash.clear_blocks([tables[2][0]])
     keys = flash._attention.cache.keys[0]
@@ -139,9 +150,7 @@ def test_logits_are_those_of_the_cpu_path(models: tuple[Any, FusedModel, Replays
     assert not keys[tables[2][0]].any()
 
 
-def test_filling_up_writes_only_into_the_spare_block(
-    models: tuple[Any, FusedModel, Replays],
-) -> None:
+def test_filling_up_writes_only_into_the_spare_block(models: Models) -> None:
     _, flash, _ = models
     flash.forward([RowChunk((5,), 0, (row,), 1) for row in range(3)])
     keys = flash._attention.cache.keys[0]
@@ -149,14 +158,39 @@ def test_filling_up_writes_only_into_the_spare_block(
     assert written.nonzero().flatten().tolist() == [0, 1, 2, NUM_BLOCKS]
 
 
-def test_larger_steps_and_drafts_run_without_a_graph(
-    models: tuple[Any, FusedModel, Replays],
-) -> None:
+def test_drafts_and_rows_beside_a_prompt_run_in_graphs(models: Models) -> None:
     _, flash, replays = models
     flash.forward([RowChunk((1, 2), 0, (0,), 2)])
-    flash.forward([RowChunk((1,), 0, (0,), 0)])
-    flash.forward([RowChunk((1,), 0, (row % NUM_BLOCKS,), 1) for row in range(SIZES[-1] + 1)])
-    assert replays.captured == 0
+    assert replays.replayed == [2]
+    prompt = RowChunk(range(40), 0, range(8, 13), 1)
+    flash.forward([RowChunk((1,), 0, (0,), 1), prompt, RowChunk((1, 2), 0, (1,), 0)])
+    assert replays.replayed == [2, 4]
+    flash.forward([prompt])
+    assert replays.replayed == [2, 4]
+
+
+def test_what_no_graph_has_room_for_runs_without(models: Models) -> None:
+    plain, flash, replays = models
+    chunks = [RowChunk((row,), 0, (row,), 1) for row in range(10)]
+    torch.testing.assert_close(flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4)
+    assert replays.replayed == [8]
+
+
+def test_a_capture_that_fails_leaves_the_larger_graphs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replays = Replays(smallest=4)
+    _, flash, _ = with_graphs(tmp_path, "llama", replays, 8)
+    assert "no CUDA graphs of 2 tokens and fewer: out of memory" in caplog.text
+    flash.forward([RowChunk((1,), 0, (0,), 1)])
+    assert (replays.captured, replays.replayed) == ([8, 4], [4])
+
+
+def test_without_any_graph_the_model_still_answers(tmp_path: Path) -> None:
+    plain, flash, replays = with_graphs(tmp_path, "llama", Replays(smallest=1000), SIZES[-1] + 1)
+    chunks = [RowChunk((1, 2), 0, (0,), 1), RowChunk((3,), 0, (1,), 1)]
+    torch.testing.assert_close(flash.forward(chunks), plain.forward(chunks), atol=1e-4, rtol=1e-4)
+    assert not replays.captured
 
 
 def test_the_kernel_is_not_for_cpus() -> None:

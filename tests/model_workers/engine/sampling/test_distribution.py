@@ -2,11 +2,13 @@ import math
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_workers.engine.protocol import Sampling
 from model_workers.engine.sampling import distribution as module
-from model_workers.engine.sampling.distribution import uniform
+from model_workers.engine.sampling.distribution import cut, lowest_bisected, uniform
 
 DRAWS = 4096
 
@@ -31,3 +33,17 @@ def test_uniform_is_even_in_seed_and_index(by: str) -> None:
     # Four standard deviations of a binomial count.
     spread = 4 * math.sqrt(DRAWS * (1 / 16) * (15 / 16))
     assert all(abs(counts[i] - DRAWS / 16) < spread for i in range(16))
+
+
+@given(st.integers(0, 2**31), st.integers(1, 60), st.floats(0.01, 1.5), st.booleans())
+def test_halving_keeps_what_sorting_keeps(seed: int, top_k: int, top_p: float, ties: bool) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randn(4, 50) * 4
+    scores[1, 3:9] = -torch.inf
+    if ties:
+        # Of equal scores all stay, where top-k alone cuts between them in a sorted row.
+        scores, top_k = scores.round(), 50
+    scores -= scores.amax(-1, True)
+    lowest = lowest_bisected(scores, torch.full((4, 1), top_k), torch.full((4, 1), top_p))
+    expected = cut(scores, [Sampling(1, 1.0, top_p=top_p, top_k=min(top_k, 50))] * 4)
+    assert torch.equal(scores.masked_fill(scores < lowest, -torch.inf), expected)
