@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from model_workers.model_folder import check_model
+from model_workers.placement import place
 from sluice.settings import ModelSettings, Settings, SettingsError, load, resolve_model_path
 
 REQUEST: Final = "request"
@@ -41,14 +42,13 @@ def render_repository(settings: Settings, folder: Path) -> None:
     """Writes one Triton model per worker of each configured model into ``folder``, which is made when missing.
 
     Raises:
-        SettingsError: a relative model folder is missing.
+        SettingsError: a relative model folder is missing, or the models do not fit on their devices.
     """
-    for model in settings.models:
-        for name in model.triton_models:
-            version = folder / name / "1"
-            version.mkdir(parents=True, exist_ok=True)
-            (folder / name / "config.pbtxt").write_text(_config(model, name), encoding="utf-8")
-            (version / "model.py").write_text(_MODEL, encoding="utf-8")
+    for name, model in place(settings.models).items():
+        version = folder / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.pbtxt").write_text(_config(model, name), encoding="utf-8")
+        (version / "model.py").write_text(_MODEL, encoding="utf-8")
 
 
 def _config(model: ModelSettings, name: str) -> str:

@@ -4,7 +4,8 @@ Cheap (headers only, no torch), so that a broken folder is one clear line before
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+ADAPTER: Final = "adapter_config.json"
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What configurations call the number of experts."""
 EMBEDDINGS: Final = (
     "embed_tokens.weight",
     "wte.weight",
@@ -62,6 +66,41 @@ def check_same_tokens(settings: ModelSettings, tokenizer: Path, draft_tokenizer:
         )
 
 
+def check_supported(where: str, config: Mapping[str, Any]) -> None:
+    """Refuses what the engine does not compute, by a model's configuration.
+
+    Raises:
+        SettingsError: what it is, and what to do.
+    """
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+        raise SettingsError(
+            f"{where}: holds quantized weights ({method or 'quantization_config'}), which this engine does not "
+            "compute; serve it with vLLM, or take the model's 16-bit weights"
+        )
+    experts = [config.get(name) for name in EXPERTS]
+    if any(isinstance(count, int) and count > 1 for count in experts):
+        raise SettingsError(
+            f"{where}: is a mixture of experts, which this engine does not compute; serve it with vLLM, "
+            "or take a dense model"
+        )
+
+
+def weight_count(path: str) -> int | None:
+    """How many numbers the weights in a folder are, from the headers of its files; None for a hub id.
+
+    Raises:
+        SettingsError: a file is missing or not whole.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    return sum(
+        math.prod(shape) for file in _weight_files(folder) for shape in _shapes(file).values()
+    )
+
+
 def _check_labels(folder: Path) -> None:
     try:
         labels_of(_json(folder / CONFIG))
@@ -80,7 +119,13 @@ def _check_draft(settings: ModelSettings, folder: Path, draft: Path) -> None:
 
 
 def _check_folder(folder: Path, *, with_weights: bool) -> None:
+    if (folder / ADAPTER).exists():
+        raise SettingsError(
+            f"{folder} is a LoRA adapter, which this engine does not compute; merge it into its base model "
+            "(merge_and_unload of peft), or serve both with vLLM"
+        )
     config = _json(folder / CONFIG)
+    check_supported(str(folder / CONFIG), config)
     size = max(_vocabulary(folder / TOKENIZER).values()) + 1
     rows = config.get("vocab_size")
     for path in _weight_files(folder) if with_weights else ():
@@ -121,16 +166,19 @@ def _weight_files(folder: Path) -> Iterable[Path]:
 
 def _embedding_rows(path: Path) -> int | None:
     """Rows of the embedding table in a safetensors file; None when it is not in this one."""
+    shapes = _shapes(path)
+    return next((shapes[name][0] for name in shapes if name.endswith(EMBEDDINGS)), None)
+
+
+def _shapes(path: Path) -> Mapping[str, Sequence[int]]:
+    """The shapes of the tensors in a safetensors file."""
     try:
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 (it cannot be iterated itself)
-                if name.endswith(EMBEDDINGS):
-                    return int(file.get_slice(name).get_shape()[0])
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not iterable)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise SettingsError(f"{path} is not whole ({error}); copy the file again") from error
-    return None
 
 
 def _vocabulary(path: Path) -> Mapping[str, int]:

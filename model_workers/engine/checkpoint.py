@@ -8,27 +8,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-import psutil
 import torch
 
+from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
 from model_workers.engine.forward import LoadedModel, load_model
+from model_workers.engine.forward.load import find_dtype
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
 from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
-from model_workers.model_folder import TOKENIZER, check_same_tokens
+from model_workers.model_folder import TOKENIZER, check_same_tokens, weight_count
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
-
-CPU_SHARE: Final = 0.5
-"""Of the memory that is available at start, what a cache takes at most when nothing is set."""
-CUDA_SHARE: Final = 0.85
-"""Of the device memory that the weights leave free; the rest is for what a step computes with."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +90,15 @@ def limit_threads(threads: int) -> None:
 
 
 def _load(settings: ModelSettings) -> LoadedModel:
+    path = resolve_model_path(settings.path)
     try:
+        device = find_device(settings.device)
+        weights = weight_count(path) or 0
+        check_weights_fit(
+            device, settings.memory_share, weights * find_dtype(settings.dtype, device).itemsize
+        )
         return load_model(
-            resolve_model_path(settings.path),
+            path,
             device=settings.device,
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
@@ -105,6 +106,10 @@ def _load(settings: ModelSettings) -> LoadedModel:
         )
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"models: {settings.name}: its weights do not fit on {settings.device}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> LoadedModel:
@@ -138,23 +143,16 @@ def _cache_size(
     block_tokens = settings.block_tokens or max(model.block_tokens() for model in models)
     block_bytes = sum(model.bytes_per_block(block_tokens) for model in models)
     row = math.ceil(loaded.context_tokens / block_tokens)
-    size = _cache_bytes(loaded.device) if settings.cache_gb is None else settings.cache_gb * 1e9
+    size = settings.cache_gb and settings.cache_gb * 1e9
+    size = size or cache_bytes(loaded.device, settings.memory_share)
     blocks = int(size // block_bytes)
     if blocks < row:
         raise SettingsError(
             f"models: {settings.name}: a row of {loaded.context_tokens} tokens needs a cache of "
             f"{row * block_bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB are there: "
-            "raise cache_gb, or lower context_tokens"
+            "raise cache_gb or memory_share, or lower context_tokens"
         )
     return CacheSize(min(blocks, row * settings.slots), block_tokens, block_bytes)
-
-
-def _cache_bytes(device: torch.device) -> float:
-    """Memory for a cache when nothing is set."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) * CUDA_SHARE
-    return int(psutil.virtual_memory().available) * CPU_SHARE
 
 
 def _step_tokens(settings: ModelSettings) -> int:

@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from model_workers.engine.cacheless import CachelessEngine
-from model_workers.engine.forward.load import find_context, find_device
+from model_workers.engine.devices import find_device
+from model_workers.engine.forward.load import find_context
 from model_workers.engine.protocol import RowSpec, RowStep, Sampling, TokenLogprobs
 from model_workers.engine.rows import Row, RowLimits
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path

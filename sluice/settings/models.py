@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,13 +33,18 @@ class ModelSettings(Section):
     threads: int = Field(1, ge=1, le=256)
     """Torch threads of the worker."""
     device: str = "auto"
-    """"auto" takes CUDA where there is one, else the CPU."""
+    """"auto" takes CUDA where there is one, else the CPU; "cpu"; "cuda:1" is the second CUDA device."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Numbers of CUDA devices: each worker takes the next one, in turn. Instead of ``device``."""
+    memory_share: float | None = Field(None, gt=0, le=1)
+    """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
+    equal shares of what others leave."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the model computes in; docs/decisions/engine-numerics.md says what "auto" takes and why."""
     quantization: Literal["none", "int8"] = "none"
     """"int8" keeps the weights of linear layers in 8 bits; docs/decisions/engine-numerics.md says what it costs."""
     cache_gb: float | None = Field(None, gt=0)
-    """Memory of the KV cache, GB; unset: a share of the memory that is free at start (docs/engine.md)."""
+    """Memory of the KV cache, GB; unset: what ``memory_share`` leaves (docs/engine.md)."""
     block_tokens: int | None = Field(None, ge=1, le=4096)
     """Tokens of a block of the KV cache; unset: what suits the device (docs/engine.md)."""
     prefill_tokens: int = Field(512, ge=1)
@@ -82,6 +87,14 @@ class ModelSettings(Section):
         if value == () or value == "":
             raise ValueError("name an address, or leave it out")
         return value
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_device(self) -> Self:
+        if self.devices and self.device != "auto":
+            raise ValueError("devices: leave out device; devices names the CUDA devices")
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError("devices: names a device twice")
+        return self
 
     @model_validator(mode="after")
     def _one_is_no_standby(self) -> Self:

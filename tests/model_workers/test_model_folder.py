@@ -51,7 +51,18 @@ def lost_shard(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
 
 
+def changed(**values: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "awq": (changed(quantization_config={"quant_method": "awq"}), r"\(awq\).*serve it with vLLM"),
+    "experts": (changed(num_local_experts=8), "mixture of experts.*serve it with vLLM"),
+    "adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), "LoRA.*with vLLM"),
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json is missing"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
     "config no UTF-8": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "is not JSON"),

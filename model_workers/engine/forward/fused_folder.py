@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_workers.engine.forward.kv_cache import LayerShape
+from model_workers.model_folder import INDEX, WEIGHTS
 
 FUSED: Final = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -78,14 +78,26 @@ def read_folder(
 ) -> FusedFolder | None:
     """The weights of a folder with a ``config`` of `read_config`; None when they are not exactly what it says."""
     try:
-        found = load_file(Path(path, "model.safetensors"))
-    except (OSError, SafetensorError):
+        found = _read(Path(path), dtype, device)
+    except (OSError, ValueError, SafetensorError):
         return None
     if found.keys() != set(_names(config)):
         return None
     if len(found["model.embed_tokens.weight"]) != config["vocab_size"]:
         return None
-    return FusedFolder(config, {name: found[name].to(device, dtype) for name in found})
+    return FusedFolder(config, found)
+
+
+def _read(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """All tensors of a folder, each straight onto the device."""
+    files = {WEIGHTS}
+    if not (folder / WEIGHTS).exists():
+        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(files):
+        with safe_open(folder / name, framework="pt", device=str(device)) as file:
+            tensors |= {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118 (not iterable)
+    return tensors
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.llama import is_fused
 from model_workers.engine.paged_model import RowChunk
+from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
 
 ATTENTION: Final = "sluice_paged"
@@ -38,6 +40,7 @@ def read_config(path: str) -> Any:
     others = set(getattr(config, "layer_types", None) or ()) - LAYERS_WITH_KEYS
     if others:
         raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
+    check_supported(path, config.to_dict())
     return config
 
 
@@ -51,7 +54,7 @@ def read_weights(
     """
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=ATTENTION
+            path, config=config, dtype=dtype, attn_implementation=ATTENTION, **_straight_to(device)
         )
     except KeyError as error:
         raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
@@ -60,6 +63,12 @@ def read_weights(
     if not is_fused(model):
         replace_linear_layers(model, quantization)
     return model, shapes
+
+
+def _straight_to(device: torch.device) -> dict[str, Any]:
+    """Weights that go to a GPU need not pass through host memory, where accelerate is installed."""
+    straight = device.type == "cuda" and find_spec("accelerate") is not None
+    return {"device_map": {"": device}} if straight else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from model_workers.engine.blocks import CPU_BLOCK_TOKENS
+from model_workers.engine.devices import find_device
 from model_workers.engine.forward.attention import Attention, PagedAttention
 from model_workers.engine.forward.flash import (
     FLASH_BLOCK_TOKENS,
@@ -104,11 +105,15 @@ def load_model(
         quantization: "none", or "int8" for the weights of linear layers.
 
     Raises:
-        SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, or a longer
-            context than the model's.
+        SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, a longer
+            context than the model's, or a device that is not there.
     """
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if quantization == "int8" and where.type != "cpu":
+        raise SettingsError(
+            "quantization: int8 is for CPUs, on other devices it would be slower than without; leave it out"
+        )
     known = read_config(path)
     if known is not None:
         context = find_context(path, SimpleNamespace(**known), context_tokens)
@@ -122,20 +127,6 @@ def load_model(
     context = find_context(path, config, context_tokens)
     model, shapes = hub.read_weights(path, config, number, where, quantization)
     return LoadedModel(path, context, where, number, quantization, model, shapes)
-
-
-def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one.
-
-    Raises:
-        SettingsError: torch knows no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingsError(f"device: {name!r} is not a torch device") from error
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:

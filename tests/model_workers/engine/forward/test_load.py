@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ REFUSED = {
 def test_attention_that_has_no_pages_is_refused(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     AutoModelForCausalLM.from_config(REFUSED[name]).save_pretrained(tmp_path)
-    with pytest.raises(SettingsError, match=r"attention|keys and values|without a mask"):
+    with pytest.raises(
+        SettingsError, match=r"attention|keys and values|without a mask|mixture of experts"
+    ):
         load_model(str(tmp_path), device="cpu", context_tokens=64)
 
 
@@ -44,6 +47,29 @@ def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     with pytest.raises(SettingsError, match=r"cannot be served|encoder-decoder"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "fp8"])
+def test_quantized_weights_are_refused(method: str, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": method, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        SettingsError, match=rf"quantized weights \({method}\).*; serve it with vLLM"
+    ):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_sharded_folders_are_the_same_model(family: str, tmp_path: Path) -> None:
+    whole = save_model(tmp_path / "whole", family)
+    model = AutoModelForCausalLM.from_pretrained(whole, dtype="auto")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    expected, found = (
+        load_model(str(folder), device="cpu").paged(8, 32).forward([RowChunk(range(9), 0, (0,), 9)])
+        for folder in (whole, tmp_path / "parts")
+    )
+    assert torch.equal(expected, found)
 
 
 def test_no_model_at_all_is_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""The device of a worker: whether it is there, and how much of its memory the worker may take."""
+
+from typing import Final
+
+import psutil
+import torch
+
+from sluice.settings import SettingsError
+
+CPU_SHARE: Final = 0.5
+"""Of the memory that is available at start, what the caches of all workers take at most when nothing is set."""
+CUDA_SHARE: Final = 0.85
+"""Of a worker's memory that the weights leave, what its cache takes; the rest is for what a step computes with."""
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one.
+
+    Raises:
+        SettingsError: there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"device: {name!r} is not a torch device") from error
+    if device.type != "cuda":
+        return device
+    there, number = torch.cuda.device_count(), device.index or 0
+    if number >= there:
+        raise SettingsError(f"device: cuda:{number} is not there: torch sees {there} CUDA devices")
+    return torch.device("cuda", number)
+
+
+def memory_limit(device: torch.device, share: float | None) -> int:
+    """Bytes that this process may take in all on a CUDA device: its share of the device, as far as others leave it."""
+    free, total = torch.cuda.mem_get_info(device)
+    mine = torch.cuda.memory_reserved(device)
+    return min(int(total * (share or 1.0)), int(free) + mine)
+
+
+def check_weights_fit(device: torch.device, share: float | None, weight_bytes: int) -> None:
+    """Refuses weights that are larger than what a worker may take of its device.
+
+    Raises:
+        SettingsError: by how much, and what to change.
+    """
+    if device.type != "cuda":
+        return
+    limit = memory_limit(device, share)
+    if weight_bytes > limit:
+        raise SettingsError(
+            f"its weights take {weight_bytes / 1e9:.3g} GB, "
+            f"{(weight_bytes - limit) / 1e9:.3g} GB more than it may take on {device}: raise its memory_share, "
+            "serve fewer models or replicas on this device, or take a smaller model"
+        )
+
+
+def cache_bytes(device: torch.device, share: float | None) -> float:
+    """Memory for a cache behind the weights, when nothing is set."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available) * CPU_SHARE * (share or 1.0)
+    left = memory_limit(device, share) - torch.cuda.memory_reserved(device)
+    return max(0, left) * CUDA_SHARE
