@@ -12,9 +12,11 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from batcher.app import new_id, serve
+from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
 from sluice.startup import freeze_heap, log_to_stderr, stop_event
 from sluice.telemetry import names
+from sluice.telemetry.metrics import measuring
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
 
@@ -26,7 +28,7 @@ def main() -> int:
         settings = load(arguments.config)
         log_to_stderr(settings.telemetry.log_level)
         uvloop.run(_serve(settings, arguments.id or new_id(), arguments.config))
-    except (SettingsError, NatsUnreachable) as error:
+    except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"batcher: {error}", file=sys.stderr)
         return 2
     except NatsError as error:
@@ -37,12 +39,15 @@ def main() -> int:
 
 async def _serve(settings: Settings, batcher: str, config: Path) -> None:
     stop = stop_event()
-    provider = start_tracing(names.SERVICE_BATCHER)
-    freeze_heap()
-    try:
-        await serve(settings, batcher, tracer(names.SERVICE_BATCHER), stop, config)
-    finally:
-        await asyncio.to_thread(provider.shutdown)
+    page = settings.telemetry.prometheus.batcher
+    with measuring(names.SERVICE_BATCHER, batcher, page, "telemetry.prometheus.batcher") as metrics:
+        provider = start_tracing(names.SERVICE_BATCHER, metrics.registry)
+        freeze_heap()
+        try:
+            spans = tracer(names.SERVICE_BATCHER)
+            await serve(settings, batcher, spans, stop, config, metrics.registry)
+        finally:
+            await asyncio.to_thread(provider.shutdown)
 
 
 def _arguments() -> argparse.Namespace:

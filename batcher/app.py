@@ -15,11 +15,13 @@ from opentelemetry.trace import Tracer
 from batcher.core.row import checked_task
 from batcher.core.workers import Peers
 from batcher.gateways import Gateways, Reporter
+from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
 from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.reload import refuse_changes, reloading
+from sluice.telemetry.registry import MetricRegistry
 from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import connect, disconnect
 
@@ -55,7 +57,12 @@ class Batcher:
     """All models of one process on one connection to NATS."""
 
     def __init__(
-        self, nats_client: Client, settings: Settings, batcher: str, tracer: Tracer
+        self,
+        nats_client: Client,
+        settings: Settings,
+        batcher: str,
+        tracer: Tracer,
+        registry: MetricRegistry,
     ) -> None:
         self._settings = settings
         self._spans = RowSpans(tracer)
@@ -64,7 +71,13 @@ class Batcher:
         self._reporter = Reporter(nats_client, batcher, self._report)
         self._answering: set[asyncio.Task[None]] = set()
         self._process = Process(
-            nats_client, batcher, self._gateways, self._spans, self._peers, self._reporter.changed
+            nats_client,
+            batcher,
+            self._gateways,
+            self._spans,
+            self._peers,
+            self._reporter.changed,
+            BatcherMetrics(registry),
         )
         self._loops = {model.name: self._new_loop(model) for model in settings.models}
 
@@ -183,6 +196,7 @@ async def serve(
     tracer: Tracer,
     stop: asyncio.Event,
     config: Path | None = None,
+    registry: MetricRegistry | None = None,
 ) -> None:
     """Runs a batcher until ``stop``; SIGHUP makes it read ``config`` again.
 
@@ -192,7 +206,7 @@ async def serve(
     """
     for model in settings.models:
         addresses(settings, model)
-    async with _connected(settings, batcher, tracer) as process:
+    async with _connected(settings, batcher, tracer, registry or MetricRegistry()) as process:
         log.info("batcher %s serves %s", batcher, ", ".join(m.name for m in settings.models))
         with reloading(config, process.apply) if config else contextlib.nullcontext():
             await process.run(stop)
@@ -200,7 +214,9 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def _connected(settings: Settings, batcher: str, tracer: Tracer) -> AsyncIterator[Batcher]:
+async def _connected(
+    settings: Settings, batcher: str, tracer: Tracer, registry: MetricRegistry
+) -> AsyncIterator[Batcher]:
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
     processes: list[Batcher] = []
@@ -211,7 +227,7 @@ async def _connected(settings: Settings, batcher: str, tracer: Tracer) -> AsyncI
 
     nats_client = await connect(settings.nats, f"batcher {batcher}", on_loss, PING_INTERVAL_S)
     try:
-        processes.append(Batcher(nats_client, settings, batcher, tracer))
+        processes.append(Batcher(nats_client, settings, batcher, tracer, registry))
         yield processes[0]
     finally:
         await disconnect(nats_client)

@@ -26,6 +26,7 @@ from batcher.core.row import Row
 from batcher.core.workers import Peers
 from batcher.gateways import Gateways
 from batcher.jetstream.inbox import Inbox
+from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
 from batcher.workers.worker import Fleet, name_of
 from sluice.errors import EngineFailed, Overloaded
@@ -48,6 +49,7 @@ class Process:
         batcher: its id.
         peers: the other batchers.
         on_readiness: called when the readiness of a model changed.
+        metrics: what it counts.
     """
 
     nats_client: Client
@@ -56,6 +58,7 @@ class Process:
     spans: RowSpans
     peers: Peers
     on_readiness: Callable[[], None]
+    metrics: BatcherMetrics
 
 
 class ModelLoop:
@@ -72,6 +75,7 @@ class ModelLoop:
         workers = [name_of(url, name) for url in urls for name in model.triton_models]
         self._model = model.name
         self._process = process
+        process.metrics.serves(model.name, workers)
         self._requests = Requests(
             process.batcher,
             policy=batcher.policy_of(model.name),
@@ -141,7 +145,7 @@ class ModelLoop:
         """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue
         backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog.count}
-        return control_pb2.ModelReport(
+        report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),
             slots=sum(worker.slots for worker in workers),
@@ -150,6 +154,8 @@ class ModelLoop:
             classes=queue.class_reports(backlog, time.monotonic()),
             tokens_per_s=queue.tokens_per_s,
         )
+        self._process.metrics.reported(report, self._requests)
+        return report
 
     def wake(self) -> None:
         """Wakes the loop to advance the table."""
@@ -168,6 +174,7 @@ class ModelLoop:
                 self._requests.bury(row, _failure(given_up), now)
             elif self._requests.size + size > self.inbox.settings.prefetch_bytes:
                 self._requests.refuse(row, _full(self._model))
+                self._process.metrics.refused(row)
             else:
                 self._add(row, now)
 
@@ -264,7 +271,9 @@ class ModelLoop:
         process = self._process
         for move in effects.moves:
             process.spans.moved(move)
+            process.metrics.moved(move)
         for formed in effects.batches:
+            process.metrics.formed(formed, process.spans.of_row)
             own, *rows = process.spans.formed(formed)
             batch = formed.message(process.batcher, rows, time.monotonic())
             self._fleet.send(formed.batch.worker, batch, own)
@@ -272,6 +281,7 @@ class ModelLoop:
         if effects.cancels:
             self._spawn(self._fleet.cancel(effects.cancels))
         for row in effects.dead:
+            process.metrics.buried(row)
             self._spawn(self._bury(row))
 
     async def _bury(self, row: Row) -> None:

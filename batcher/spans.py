@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
 from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
@@ -78,6 +78,10 @@ class RowSpans:
         assert own is not None
         return [traceparent_of(own), *(traceparent_of(spans.task) for spans in members)]
 
+    def of_row(self, row: Row) -> SpanContext:
+        """The task span of a row that is held."""
+        return self._open[row].task.get_span_context()
+
     def close(self) -> None:
         """Ends the open spans."""
         for spans in self._open.values():
@@ -141,12 +145,16 @@ def _end_batch(span: Span, move: Move) -> None:
     span.end()
 
 
+def end_word(row: Row) -> str:
+    """How a row ended; "superseded": its gateway has gone, or has sent it again with a higher attempt."""
+    return "superseded" if row.final is None else _FINISH_REASONS.get(row.final.end, "unspecified")
+
+
 def _end_task(span: Span, row: Row) -> None:
     span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
     span.set_attribute(names.ATTEMPT, row.attempt)
     if row.final is not None:
-        reason = _FINISH_REASONS.get(row.final.end, "unspecified")
-        span.set_attribute(names.GEN_AI_FINISH_REASONS, (reason,))
+        span.set_attribute(names.GEN_AI_FINISH_REASONS, (end_word(row),))
         if row.final.HasField("error"):
             span.set_attribute(names.ERROR_REASON, row.final.error.reason)
             span.set_status(StatusCode.ERROR, row.final.error.message)

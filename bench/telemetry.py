@@ -1,6 +1,6 @@
 """Cost of the gateway's telemetry per request, with a metrics reader attached.
 
-`request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its four
+`request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its seven
 facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
 
     python bench/telemetry.py [--json] [--runs N]
@@ -19,15 +19,19 @@ import numpy as np
 from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.trace import SpanContext, TraceFlags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
-from gateway.telemetry.metrics import FIRST_TOKEN_S, RequestMetrics
+from gateway.telemetry.metrics import RequestMetrics
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
+from sluice.telemetry.catalog import SECONDS
+from sluice.telemetry.registry import MetricRegistry
+from sluice.v1.admin_pb2 import ModelAttempt, RequestRecord
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 
 COUNT: Final = 20_000
@@ -48,10 +52,10 @@ async def figures(runs: int) -> list[Figure]:
         await compare(
             "request_metrics_us",
             run(counting()),
-            run(instruments(4)),
+            run(instruments(7)),
             unit="us",
             higher_is_better=False,
-            note=f"{COUNT} requests a run; the peer is four instrument calls",
+            note=f"{COUNT} requests a run; the peer is seven instrument calls",
             runs=runs,
         ),
         await compare(
@@ -83,25 +87,39 @@ def new_meter() -> Meter:
 
 
 def counting() -> Callable[[], None]:
-    metrics = RequestMetrics(new_meter())
+    metrics = RequestMetrics(MetricRegistry())
     request: Any = SimpleNamespace(
         priority_class="interactive", conversation=SimpleNamespace(raw=False)
     )
-    attempt = SimpleNamespace(model="small", prompt_tokens=20, completion_tokens=40)
+    assembler = SimpleNamespace(recoveries=0)
+    attempt = SimpleNamespace(
+        model="small",
+        billed_tokens=(20, 40),
+        completion_tokens=40,
+        resumed=0,
+        escalation_reason="",
+        assembler=assembler,
+    )
     stream: Any = SimpleNamespace(
         current=attempt,
         attempts=(attempt,),
         error=None,
         finished=SimpleNamespace(reason=FINISH_REASON_STOP),
         first_token_s=0.05,
+        first_token_at=time.monotonic(),
+        spec=SimpleNamespace(timings=SimpleNamespace(arrived_at=time.monotonic())),
     )
-    return lambda: metrics.count_stream(request, stream)
+    plan: Any = SimpleNamespace(model="small", strategy="rules", degraded=False)
+    record = RequestRecord(attempts=[ModelAttempt(model="small", cost=0.1)], currency="USD")
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    span = SpanContext(1, 2, is_remote=False, trace_flags=flags)
+    return lambda: metrics.count_stream(request, plan, stream, record, span)
 
 
 def feeding() -> Callable[[], None]:
     by = HeadKey("routing", "0123456789ab", PROMPT)
     draw = np.random.default_rng(0)
-    drift = DriftMonitor("gw", lambda event: None, new_meter())
+    drift = DriftMonitor("gw", lambda event: None, MetricRegistry())
     drift.use({by: draw.normal(0.1, 0.1, 1500).astype(np.float32)}, DriftSettings())
     scores = iter([HeadScore(by, gain, {}) for gain in draw.normal(0.1, 0.1, COUNT * 100).tolist()])
     return lambda: drift.scored(next(scores))
@@ -109,7 +127,7 @@ def feeding() -> Callable[[], None]:
 
 def instruments(count: int) -> Callable[[], None]:
     histogram = new_meter().create_histogram(
-        names.GEN_AI_TTFT, "s", explicit_bucket_boundaries_advisory=FIRST_TOKEN_S
+        names.GEN_AI_TTFT, "s", explicit_bucket_boundaries_advisory=SECONDS
     )
 
     def call() -> None:

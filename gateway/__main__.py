@@ -64,11 +64,9 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     router = await asyncio.to_thread(load_router, settings, catalog.facts)
     page = settings.telemetry.prometheus.gateway
     with measuring(SERVICE_GATEWAY, gateway_id, page, "telemetry.prometheus.gateway") as metrics:
-        if metrics.page is not None:
-            logging.getLogger(__name__).info("metrics at http://%s/metrics", metrics.page)
-        provider = start_tracing(SERVICE_GATEWAY)
+        provider = start_tracing(SERVICE_GATEWAY, metrics.registry)
         try:
-            telemetry = tracer(SERVICE_GATEWAY), metrics.meter
+            telemetry = tracer(SERVICE_GATEWAY), metrics.registry
             gateway = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
             reload = GatewayReload(settings, path, inspector, catalog, gateway)
             async with gateway.running():

@@ -11,7 +11,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
@@ -51,6 +50,7 @@ from sluice.errors import SetupError, ShuttingDown, SluiceError
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import listen_problem, split_address
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
@@ -94,7 +94,7 @@ class Gateway:
         inspector: Inspector,
         router: Router,
         tracer: Tracer,
-        meter: Meter,
+        metric_registry: MetricRegistry,
     ) -> None:
         limits = settings.gateway
         self.address = limits.address
@@ -138,7 +138,7 @@ class Gateway:
             self.peers,
             lambda: admission.router.has_budgets,
         )
-        self._drift = DriftMonitor(gateway_id, self._store.publish_event, meter)
+        self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
         self._drift.use(router.held_out, settings.routing.drift)
         upstream = Upstream(
             admission=admission,
@@ -150,9 +150,11 @@ class Gateway:
         )
         self._shadows = ShadowRunner(upstream, self._store, self._drift)
         self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares)
+        metrics = RequestMetrics(metric_registry)
+        metrics.show_running(lambda: self.active)
         observers = RequestObservers(
             records=records,
-            metrics=RequestMetrics(meter),
+            metrics=metrics,
             drift=self._drift,
             shadows=self._shadows,
         )

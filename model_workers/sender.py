@@ -82,8 +82,12 @@ class DueReport:
 class Channels:
     """All channels of a worker; see the rules above."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(
+        self, worker: str, counts: Callable[[], worker_pb2.WorkerCounts | None] = lambda: None
+    ) -> None:
+        """``counts``: what heartbeats say of the work so far."""
         self.worker = worker
+        self._counts = counts
         self._load = worker_pb2.WorkerLoad()
         self._channels: dict[str, Channel] = {}
 
@@ -183,6 +187,7 @@ class Channels:
             load=self._load,
             admissions=channel.admissions,
             ready=channel.ready,
+            counts=self._counts() if is_heartbeat else None,
         )
         channel.admissions = []
         channel.sequence += 1

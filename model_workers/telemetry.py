@@ -2,6 +2,7 @@
 
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,8 +10,9 @@ from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from model_workers.engine.protocol import RowEnd, RowSpec, RowStep
-from sluice.internal.v1 import frame_pb2
+from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
+from sluice.telemetry.catalog import STEP_SECONDS
 from sluice.telemetry.tracing import TRACEPARENT, context_of
 
 REPLACED: Final = "replaced"
@@ -33,8 +35,37 @@ class RowTimes:
         return RowStep(spec.request_id, spec.owner, spec.attempt, index, end=RowEnd.CANCELLED)
 
 
+class StepCounts:
+    """What the engine did since the start. The engine's thread counts, another one reads."""
+
+    def __init__(self) -> None:
+        self.tokens = self.prompt_tokens = self.cached_tokens = self.step_rows = 0
+        self._step_s = 0.0
+        self._buckets = [0] * (len(STEP_SECONDS) + 1)
+
+    def add_step(self, lasted_s: float) -> None:
+        """The engine did a step."""
+        self._step_s += lasted_s
+        self._buckets[bisect_left(STEP_SECONDS, lasted_s)] += 1
+
+    def message(self) -> worker_pb2.WorkerCounts:
+        """For batchers, which show it among their metrics."""
+        return worker_pb2.WorkerCounts(
+            step_buckets=self._buckets,
+            step_s=self._step_s,
+            step_rows=self.step_rows,
+            tokens=self.tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+
 class RowTelemetry:
-    """Telemetry of the rows in the engine, by request. Used by the engine's thread only."""
+    """Telemetry of the rows in the engine, by request. Used by the engine's thread only.
+
+    Attributes:
+        counts: over all rows.
+    """
 
     def __init__(self, tracer: Tracer, model: str, worker: str) -> None:
         self._tracer = tracer
@@ -43,6 +74,7 @@ class RowTelemetry:
             names.GEN_AI_RESPONSE_MODEL: model,
         }
         self._rows: dict[str, RowTimes] = {}
+        self.counts = StepCounts()
 
     def accept(self, spec: RowSpec, traceparent: str, now: float) -> RowTimes | None:
         """The engine took a row; returns the one of a lower attempt that it replaces."""
@@ -63,11 +95,17 @@ class RowTelemetry:
     def add_step(self, step: RowStep, now: float) -> frame_pb2.RowTimings | None:
         """Adds a step of a row; returns its timings when the row has ended."""
         row = self._rows[step.request_id]
-        row.tokens += len(step.token_ids)
-        if step.token_ids and row.first_at is None:
-            row.first_at = now
+        counts = self.counts
+        if step.token_ids:
+            row.tokens += len(step.token_ids)
+            counts.tokens += len(step.token_ids)
+            counts.step_rows += 1
+            if row.first_at is None:
+                row.first_at = now
         if step.end is None:
             return None
+        counts.prompt_tokens += len(row.spec.prompt)
+        counts.cached_tokens += step.cached_prompt_tokens
         del self._rows[step.request_id]
         self._record(
             row, now, step.end.name.lower(), failed=step.end in (RowEnd.FAILED, RowEnd.RETURNED)

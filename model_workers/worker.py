@@ -196,6 +196,7 @@ class EngineLoop:
             steps = self._engine.abort(f"the engine failed: {type(error).__name__}")
         now = self._clock()
         self._watchdog.end(now, is_step=True)
+        self._telemetry.counts.add_step(now - began_at)
         return self._report(steps, now)
 
     def _report(self, steps: Sequence[RowStep], now: float) -> worker_pb2.WorkerLoad:
@@ -225,8 +226,9 @@ class Worker:
         self.worker_id = f"{model}-{uuid.uuid4().hex[:8]}"
         clock, watchdog = time.monotonic, Watchdog()
         callbacks = SenderCallbacks(self._lost, on_fault)
-        self._sender = Sender(Channels(self.worker_id), watchdog, clock, callbacks)
         telemetry = RowTelemetry(tracer, model, self.worker_id)
+        channels = Channels(self.worker_id, telemetry.counts.message)
+        self._sender = Sender(channels, watchdog, clock, callbacks)
         self._loop = EngineLoop(engine, self._sender, telemetry, watchdog, clock)
         self._threads = [
             Thread(target=_guarded, args=(run, on_fault), name=name, daemon=True)

@@ -33,10 +33,12 @@ class NatsConfig:
     Attributes:
         port: where clients connect.
         store: folder of JetStream; its contents survive a restart.
+        monitor: host and port of its monitoring over HTTP, if it has any.
     """
 
     port: int
     store: Path
+    monitor: str | None = None
 
     @property
     def url(self) -> str:
@@ -105,8 +107,10 @@ async def wait_for_nats(url: str, bound_s: float) -> None:
 
 
 def _render(config: NatsConfig) -> str:
+    monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"
     return (
         'server_name: "sluice"\n'
+        f"{monitor}"
         f"host: {json.dumps(LOOPBACK)}\n"
         f"port: {config.port}\n"
         f"max_payload: {MAX_MESSAGE_BYTES}\n"

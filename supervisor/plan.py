@@ -15,7 +15,6 @@ from model_workers.model_folder import check_model
 from sluice.errors import SetupError
 from sluice.settings import (
     ModelSettings,
-    PrometheusSettings,
     Settings,
     SettingsError,
     otlp_http_endpoint,
@@ -104,7 +103,8 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     gateways = _plan_gateways(settings, taken)
     nats_config = _plan_nats(settings, state, taken)
     tritons = _plan_tritons(settings, state, taken)
-    resolved = _resolve(settings, gateways[0], nats_config, tritons)
+    page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
+    resolved = _resolve(settings, gateways[0], page, nats_config, tritons)
     return MeshPlan(resolved, state, nats_config, tritons, gateways)
 
 
@@ -241,6 +241,13 @@ def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, 
     return tuple(map(GatewayConfig, names, addresses, pages))
 
 
+def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
+    """Where a process has its metrics."""
+    if address is None:
+        return None
+    return _own_addresses(f"telemetry.prometheus.{process}", address, 1, taken)[0]
+
+
 def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
     """From the port of ``address`` on; free ones when it is 0."""
     host, port = split_address(address, key)
@@ -264,7 +271,8 @@ def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConf
         return None
     find_nats_server()
     port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
-    return NatsConfig(port=port, store=state.nats)
+    page = _own_page("nats", settings.telemetry.prometheus.nats, taken)
+    return NatsConfig(port=port, store=state.nats, monitor=page)
 
 
 def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple[TritonConfig, ...]:
@@ -278,10 +286,16 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
         for model in embedded_models(settings)
         for worker in model.triton_models
     ]
-    return tuple(
+    planned = [
         plan_triton(settings, state.root, name, (model,), LOOPBACK, port)
         for (name, model), port in zip(workers, _worker_ports(settings, taken), strict=False)
-    )
+    ]
+    page = settings.telemetry.prometheus.triton
+    if page is None:
+        return tuple(planned)
+    pages = _own_addresses("telemetry.prometheus.triton", page, len(planned), taken)
+    ports = [int(address.rpartition(":")[2]) for address in pages]
+    return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, ports))
 
 
 def _worker_ports(settings: Settings, taken: set[int]) -> Iterator[int]:
@@ -303,13 +317,15 @@ def _check_external(key: str, *urls: str) -> None:
 def _resolve(
     settings: Settings,
     first: GatewayConfig,
+    batcher_page: str | None,
     nats_config: NatsConfig | None,
     tritons: tuple[TritonConfig, ...],
 ) -> Settings:
+    pages = {"gateway": first.page, "batcher": batcher_page}
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": first.address}),
         "telemetry": settings.telemetry.model_copy(
-            update={"prometheus": PrometheusSettings(gateway=first.page)}
+            update={"prometheus": settings.telemetry.prometheus.model_copy(update=pages)}
         ),
         "models": tuple(_served_by(model, tritons) for model in settings.models),
     }

@@ -72,6 +72,7 @@ class TritonConfig:
         secret: value of the header that restricted calls need; letters, digits, "-" and "_".
         host: address to bind.
         otlp_endpoint: base URL of an OTLP/HTTP receiver that takes JSON; None for no spans of Triton's own.
+        metrics_port: of its page for Prometheus, on loopback; None: no page.
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
         load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
             bound the model's own ``initialize``.
@@ -86,6 +87,7 @@ class TritonConfig:
     secret: str
     host: str = LOOPBACK
     otlp_endpoint: str | None = None
+    metrics_port: int | None = None
     exit_timeout_s: int = 5
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
@@ -188,8 +190,19 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         # Both serve backends that hold tensors on GPUs in Triton itself; our engines hold their own.
         "--pinned-memory-pool-byte-size=0",
         "--enable-peer-access=false",
-        "--allow-metrics=false",
+        *_metrics_arguments(config.metrics_port),
         *_trace_arguments(config),
+    )
+
+
+def _metrics_arguments(port: int | None) -> tuple[str, ...]:
+    if port is None:
+        return ("--allow-metrics=false",)
+    return (
+        "--allow-metrics=true",
+        f"--metrics-address={LOOPBACK}",
+        f"--metrics-port={port}",
+        "--allow-gpu-metrics=false",
     )
 
 

@@ -178,6 +178,10 @@ class Requests:
         chosen = without_standby(live.keys() - failing, self._ranked, self._standby)
         return {name: live[name] for name in live if name in failing or name in chosen}
 
+    def known_workers(self) -> dict[str, WorkerState]:
+        """All workers with a channel, by name."""
+        return dict(self._workers)
+
     def capacities(self, share: WorkerShare, now: float) -> list[Capacity]:
         """What fits in each worker that gets rows."""
         return [

@@ -163,6 +163,8 @@ class WorkerState:
     Attributes:
         worker_id: as the worker reports it; empty: no report yet.
         live: whether the engine serves the channel: batches may be sent.
+        load: as reported last.
+        counts: what it has counted since it started; None: not reported yet.
         rows: in the worker, or in flight to it, by request.
     """
 
@@ -170,7 +172,8 @@ class WorkerState:
         self.worker_id = ""
         self.live = False
         self.rows: dict[str, Row] = {}
-        self._load = worker_pb2.WorkerLoad()
+        self.load = worker_pb2.WorkerLoad()
+        self.counts: worker_pb2.WorkerCounts | None = None
         self._times = StepTimes()
         self._next_sequence = 0
         self._refused = False
@@ -184,12 +187,12 @@ class WorkerState:
     @property
     def slots(self) -> int:
         """Rows the worker computes at once; 0 before its first report."""
-        return self._load.slots
+        return self.load.slots
 
     @property
     def running(self) -> int:
         """Rows in it, of all batchers."""
-        return self._load.running
+        return self.load.running
 
     # Messages from the worker.
 
@@ -206,7 +209,9 @@ class WorkerState:
         self.worker_id = report.worker
         self._next_sequence += 1
         self.live = report.ready
-        self._load = report.load
+        self.load = report.load
+        if report.HasField("counts"):
+            self.counts = report.counts
         self._times.note(report.load, now)
         for admission in report.admissions:
             self._uncounted.pop(admission.batch_id, None)
@@ -241,7 +246,7 @@ class WorkerState:
         Args:
             rows_max: rows of this batcher that may be in it.
         """
-        load = self._load
+        load = self.load
         in_flight = self._in_flight()
         flying = sum(usage.rows for usage in in_flight)
         capacity = Capacity(
@@ -277,7 +282,7 @@ class WorkerState:
     def _usages(self, in_flight: Sequence[Usage]) -> list[Usage]:
         """By class, the use of the worker by rows of all batchers."""
         found = []
-        for load, flying, ours in zip(self._load.ranks, in_flight, self._ours, strict=True):
+        for load, flying, ours in zip(self.load.ranks, in_flight, self._ours, strict=True):
             # The worker's count may be older than this batcher's, so the larger one is used.
             rows = max(ours - flying.rows, load.running + load.waiting)
             found.append(
@@ -292,13 +297,13 @@ class WorkerState:
     def _free_rows(self, flying: int, share: WorkerShare) -> int:
         if not self.worker_id or self._refused:
             return 0
-        load, ours = self._load, len(self.rows)
+        load, ours = self.load, len(self.rows)
         # As above, the larger count is used.
         free = max(0, load.slots - max(ours - flying, load.running + load.waiting))
         return share.of(load.slots, free, ours, flying)
 
     def _free_tokens(self, in_flight: Sequence[Usage]) -> float:
-        load = self._load
+        load = self.load
         if not load.block_tokens:
             return math.inf
         # Rows that wait inside the worker have no blocks yet.
@@ -310,7 +315,7 @@ class WorkerState:
     ) -> Capacity:
         ours = accumulate(self._ours)
         flying = accumulate(usage.rows for usage in in_flight)
-        slots = self._load.slots
+        slots = self.load.slots
         preemptible = tuple(
             replace(
                 each,

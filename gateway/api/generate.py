@@ -65,7 +65,7 @@ class RequestObservers:
     def refused(self, request: ValidRequest, record: RecordBuilder, error: SluiceError) -> None:
         """A valid request ended before it had a stream."""
         record.finish_with_error(error)
-        self.metrics.count_refusal(request.priority_class, error.reason)
+        self.metrics.count_refusal(request.priority_class, error.reason, record.record)
 
     def ended(self, context: RequestContext, cascade: Escalation | None, stream: Stream) -> None:
         """The stream of an admitted request ended."""
@@ -75,7 +75,8 @@ class RequestObservers:
             context.record.add_plan(replace(plan, scores=(*plan.scores, score)))
         context.record.finish(stream)
         self.shadows.ended(context, stream)
-        self.metrics.count_stream(context.request, stream)
+        record, span = context.record.record, context.spans.server.get_span_context()
+        self.metrics.count_stream(context.request, plan, stream, record, span)
 
 
 @dataclass(frozen=True)

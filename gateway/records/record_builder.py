@@ -86,6 +86,11 @@ class RecordBuilder:
         """The id of the request."""
         return self._record.request_id
 
+    @property
+    def record(self) -> RequestRecord:
+        """The record so far; read-only."""
+        return self._record
+
     def add_inspection(
         self, policy: str, verdict: PromptVerdict, original: Sequence[str], seen: Sequence[str]
     ) -> None:

@@ -41,6 +41,7 @@ class Assembler:
         has_frames: whether a frame has arrived, so a batcher has the row.
         sent_at: when the row was sent, seconds.
         last_token_at: when tokens arrived last, seconds.
+        recoveries: how often another process continued the row.
     """
 
     def __init__(self, next_index: int, stall_s: float, now: float) -> None:
@@ -50,6 +51,7 @@ class Assembler:
         self.has_frames = False
         self.sent_at = now
         self.last_token_at = -inf
+        self.recoveries = 0
         self._from_attempt = 0
         """That of the last frame that was accepted."""
         self._requested_at: float | None = None
@@ -63,6 +65,7 @@ class Assembler:
         if frame.attempt < self.attempt:
             return _NOTHING_NEW
         recovered = self.has_frames and frame.attempt > self._from_attempt
+        self.recoveries += recovered
         self.attempt = self._from_attempt = frame.attempt
         self.has_frames = True
         if frame.start_index > self.next_index:

@@ -4,21 +4,21 @@ The event loop owns the monitors. Metrics are read on other threads, which read 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
-from opentelemetry.util.types import AttributeValue
 
 from gateway.routing import plan as strategies
 from gateway.routing.learned.drift import Change, HeadHealth, HeadMonitor, Signal, State
 from gateway.routing.plan import Plan
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from sluice.settings.routing import DriftSettings
-from sluice.telemetry import names
+from sluice.telemetry import catalog
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import MetricRegistry, Point
 from sluice.v1.admin_pb2 import (
     DRIFT_CHANGE_BEGAN,
     DRIFT_CHANGE_ENDED,
@@ -46,11 +46,7 @@ HeldOut = Mapping[HeadKey, NDArray[np.float32]]
 
 _CASCADES: Final = frozenset({strategies.CASCADE, strategies.SPECULATIVE})
 """Strategies that keep or discard an answer by what it says."""
-_GAUGES: Final[Mapping[str, str]] = {
-    names.METRIC_INPUT_DRIFT: "Population stability index of predicted gains against those of held-out outcomes.",
-    names.METRIC_ACCURACY_BIAS: "Mean of outcome less predicted chance; below 0 the router is too optimistic.",
-    names.METRIC_BRIER: "Mean squared difference of outcome and predicted chance.",
-}
+_GAUGES: Final = (catalog.INPUT_DRIFT, catalog.ACCURACY_BIAS, catalog.BRIER)
 
 
 class DriftMonitor:
@@ -60,18 +56,15 @@ class DriftMonitor:
         announce: sends an event to operators; must not wait.
     """
 
-    def __init__(self, gateway_id: str, announce: Announce, meter: Meter) -> None:
+    def __init__(self, gateway_id: str, announce: Announce, registry: MetricRegistry) -> None:
         self._gateway_id = gateway_id
         self._announce = announce
         self._settings = DriftSettings()
         self._held_out: HeldOut = {}
         self._monitors: Mapping[HeadKey, HeadMonitor] = {}
-        self._events = meter.create_counter(
-            names.METRIC_DRIFT_EVENTS, "{event}", "Drifts of learned routers that began or ended."
-        )
-        for name, description in _GAUGES.items():
-            observations = partial(self._observations, name)
-            meter.create_observable_gauge(name, [observations], "", description)
+        self._events = registry.counter(catalog.DRIFT_EVENTS)
+        for gauge in _GAUGES:
+            registry.observe(gauge, partial(self._values, gauge))
 
     def use(self, held_out: HeldOut, settings: DriftSettings) -> None:
         """Monitors these heads from now on; the windows of those that have not changed are kept."""
@@ -150,8 +143,7 @@ class DriftMonitor:
         level = logging.WARNING if change == DRIFT_CHANGE_BEGAN else logging.INFO
         fields = " ".join(f"{name}={value}" for name, value in _log_fields(by, health, signal))
         _log.log(level, "router drift %s: %s", word, fields)
-        labels = {names.DRIFT_SIGNAL: signal.value, names.DRIFT_CHANGE: word}
-        self._events.add(1, {**_attributes(by), **labels})
+        self._events[*_labels(by), signal.value, word] += 1
         self._announce(
             RouterDriftEvent(
                 gateway=self._gateway_id,
@@ -162,30 +154,25 @@ class DriftMonitor:
             )
         )
 
-    def _observations(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+    def _values(self, gauge: Metric) -> Iterator[Point]:
         # The mapping is replaced as a whole, never changed: other threads may iterate over it.
         for by, monitor in self._monitors.items():
-            value = _measures(monitor.health)[name]
+            value = _measures(monitor.health)[gauge]
             if value is not None:
-                yield Observation(value, _attributes(by))
+                yield _labels(by), value
 
 
-def _measures(health: HeadHealth) -> dict[str, float | None]:
+def _measures(health: HeadHealth) -> dict[Metric, float | None]:
     found = health.outcomes.found
     return {
-        names.METRIC_INPUT_DRIFT: health.inputs.index,
-        names.METRIC_ACCURACY_BIAS: None if found is None else found.bias,
-        names.METRIC_BRIER: None if found is None else found.brier,
+        catalog.INPUT_DRIFT: health.inputs.index,
+        catalog.ACCURACY_BIAS: None if found is None else found.bias,
+        catalog.BRIER: None if found is None else found.brier,
     }
 
 
-def _attributes(by: HeadKey) -> dict[str, AttributeValue]:
-    """Labels of metrics."""
-    return {
-        names.ROUTER_POLICY: by.policy,
-        names.ROUTER_VERSION: by.version,
-        names.ROUTER_HEAD: by.head,
-    }
+def _labels(by: HeadKey) -> tuple[str, str, str]:
+    return by.policy, by.version, by.head
 
 
 def _log_fields(by: HeadKey, health: HeadHealth, signal: Signal) -> Iterator[tuple[str, Any]]:

@@ -1,74 +1,91 @@
-"""Request metrics. Counting an event changes a number in a dictionary, which is read when metrics are collected."""
+"""Request metrics: what a gateway counts of each request when it has ended."""
 
-from collections import Counter
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
 from typing import Final
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import SpanContext
 
+from gateway.routing.plan import Plan
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
-from sluice.telemetry import names
+from sluice.telemetry import catalog
+from sluice.telemetry.registry import MetricRegistry
+from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import FinishReason
+from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
-FIRST_TOKEN_S: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0),
-)
-"""Bucket bounds of the histogram, from OpenTelemetry's GenAI conventions."""
+_TARGETS: Final = {False: "input", True: "output"}
 
 
 class RequestMetrics:
-    """Valid requests by outcome, their tokens, and the time to their first token.
+    """Valid requests by outcome, their tokens, cost and times, and what was decided about them."""
 
-    Labels are models, classes and outcomes; never tenants or requests, whose number has no bound.
-    """
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._registry = registry
+        self._requests = registry.counter(catalog.REQUESTS)
+        self._tokens = registry.counter(catalog.TOKENS)
+        self._cost = registry.counter(catalog.COST)
+        self._first_token = registry.histogram(catalog.FIRST_TOKEN)
+        self._token_time = registry.histogram(catalog.TOKEN_TIME)
+        self._duration = registry.histogram(catalog.DURATION)
+        self._routes = registry.counter(catalog.ROUTES)
+        self._escalations = registry.counter(catalog.ESCALATIONS)
+        self._recoveries = registry.counter(catalog.RECOVERIES)
+        self._safety = registry.counter(catalog.SAFETY_ACTIONS)
 
-    def __init__(self, meter: Meter) -> None:
-        self._requests: Counter[tuple[str, str, str]] = Counter()
-        self._tokens: Counter[tuple[str, str]] = Counter()
-        self._first_token = meter.create_histogram(
-            names.GEN_AI_TTFT,
-            "s",
-            "From the arrival of a request to its first token.",
-            explicit_bucket_boundaries_advisory=FIRST_TOKEN_S,
-        )
-        meter.create_observable_counter(
-            names.METRIC_REQUESTS, [self._count_requests], "{request}", "Requests that have ended."
-        )
-        meter.create_observable_counter(
-            names.METRIC_TOKENS, [self._count_tokens], "{token}", "Tokens of prompts and answers."
-        )
+    def show_running(self, running: Callable[[], int]) -> None:
+        """``running``: calls that run now."""
+        self._registry.observe(catalog.RUNNING, lambda: [((), running())])
 
-    def count_refusal(self, priority_class: str, reason: str) -> None:
+    def count_refusal(self, priority_class: str, reason: str, record: RequestRecord) -> None:
         """A valid request ended before it had a stream."""
         self._requests["", priority_class, reason] += 1
+        self._count_decisions(record)
 
-    def count_stream(self, request: ValidRequest, stream: Stream) -> None:
-        """The stream of ``request`` ended."""
-        model = stream.current.model
-        self._requests[model, request.priority_class, _outcome(stream)] += 1
-        for attempt in stream.attempts:
+    def count_stream(
+        self,
+        request: ValidRequest,
+        plan: Plan,
+        stream: Stream,
+        record: RequestRecord,
+        span: SpanContext,
+    ) -> None:
+        """The stream of ``request`` ended; ``record`` is complete, ``span`` leads to its trace."""
+        model, priority_class = stream.current.model, request.priority_class
+        self._requests[model, priority_class, _outcome(stream)] += 1
+        degraded = "true" if plan.degraded else "false"
+        self._routes[plan.model, plan.strategy, degraded] += 1
+        for attempt, kept in zip(stream.attempts, record.attempts, strict=True):
             prompt_tokens, answer_tokens = attempt.billed_tokens
             self._tokens[attempt.model, "input"] += prompt_tokens
             self._tokens[attempt.model, "output"] += answer_tokens
-        if stream.first_token_s is not None:
-            self._first_token.record(stream.first_token_s, _first_token_attributes(request, model))
+            if kept.cost:
+                self._cost[attempt.model, record.currency] += kept.cost
+            if attempt.escalation_reason:
+                self._escalations[attempt.model, model] += 1
+            if attempt.assembler.recoveries:
+                self._recoveries[attempt.model, priority_class] += attempt.assembler.recoveries
+        self._count_decisions(record)
+        self._record_times(request, stream, span)
 
-    def _count_requests(self, options: CallbackOptions) -> Iterable[Observation]:
-        # Called on another thread while the event loop counts: list() copies in one step.
-        for (model, priority_class, outcome), count in list(self._requests.items()):
-            attributes = {names.PRIORITY_CLASS: priority_class, names.OUTCOME: outcome}
-            named = {names.GEN_AI_RESPONSE_MODEL: model} if model else {}
-            yield Observation(count, {**named, **attributes})
+    def _record_times(self, request: ValidRequest, stream: Stream, span: SpanContext) -> None:
+        operation = "text_completion" if request.conversation.raw else "chat"
+        labels = operation, "sluice", stream.current.model, request.priority_class
+        now, error = time.monotonic(), "" if stream.error is None else stream.error.reason
+        self._duration.record((*labels, error), now - stream.spec.timings.arrived_at, span)
+        if stream.first_token_s is None or stream.first_token_at is None:
+            return
+        self._first_token.record(labels, stream.first_token_s, span)
+        later = stream.current.completion_tokens - stream.current.resumed - 1
+        if not error and later > 0:
+            self._token_time.record(labels, (now - stream.first_token_at) / later, span)
 
-    def _count_tokens(self, options: CallbackOptions) -> Iterable[Observation]:
-        for (model, kind), count in list(self._tokens.items()):
-            yield Observation(
-                count, {names.GEN_AI_RESPONSE_MODEL: model, names.GEN_AI_TOKEN_TYPE: kind}
-            )
+    def _count_decisions(self, record: RequestRecord) -> None:
+        for one in record.decisions:
+            action = word_of(SafetyAction, one.action)
+            self._safety[action, _TARGETS[one.in_answer]] += one.count
 
 
 def _outcome(stream: Stream) -> str:
@@ -77,12 +94,3 @@ def _outcome(stream: Stream) -> str:
         return stream.error.reason
     assert stream.finished is not None, "it has ended"
     return word_of(FinishReason, stream.finished.reason)
-
-
-def _first_token_attributes(request: ValidRequest, model: str) -> dict[str, AttributeValue]:
-    return {
-        names.GEN_AI_OPERATION: "text_completion" if request.conversation.raw else "chat",
-        names.GEN_AI_SYSTEM: "sluice",
-        names.GEN_AI_RESPONSE_MODEL: model,
-        names.PRIORITY_CLASS: request.priority_class,
-    }

@@ -114,6 +114,10 @@ class PagedEngine:
     def load(self) -> worker_pb2.WorkerLoad:
         """See `Engine.load`."""
         load = self._scheduler.load(self._steps)
+        load.preemptions = self._scheduler.preemptions
+        if self._speculator is not None:
+            load.drafted_tokens = self._speculator.drafted
+            load.accepted_tokens = self._speculator.accepted
         if not self._scheduler.blocks.prefix_cache:
             # A preempted row would be computed again as a whole: batchers should not count on preemption.
             del load.ranks[:]
@@ -157,7 +161,7 @@ class PagedEngine:
         step = row.take(drawn.token_ids, drawn.logprobs)
         self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
         if self._speculator is not None:
-            self._speculator.accept(row)
+            self._speculator.accept(row, len(item.drafted), len(drawn.token_ids))
         if step.end is not None:
             self._scheduler.finish(row)
         return step

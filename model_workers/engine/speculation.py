@@ -194,6 +194,7 @@ class Speculator:
             controller: decides when to draft.
         """
         self.controller = controller or SpeculationController()
+        self.drafted = self.accepted = 0
         self._model = model
         self._sampler = sampler
         self._vocab_size = min(vocab_size, model.vocab_size)
@@ -243,8 +244,11 @@ class Speculator:
                 self.controller.gain(len(rows)),
             )
 
-    def accept(self, row: Row) -> None:
-        """A row has drawn: drafted tokens beyond that are dropped."""
+    def accept(self, row: Row, drafted: int, drawn: int) -> None:
+        """A row has drawn so many tokens: drafted ones beyond that are dropped."""
+        if drafted:
+            self.drafted += drafted
+            self.accepted += drawn - 1
         row.drafted = min(row.drafted, len(row.tokens) - 1)
         table = row.table
         full = min(row.drafted // self._model.block_tokens, len(table.hashes))

@@ -153,6 +153,12 @@ class PrometheusSettings(Section):
 
     gateway: str | None = None
     """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
+    batcher: str | None = None
+    """The same; metrics of the workers are on this page too."""
+    triton: str | None = None
+    """The page of the first embedded Triton; the others follow on the next ports."""
+    nats: str | None = None
+    """HTTP monitoring of the embedded NATS: JSON, for its Prometheus exporter."""
 
 
 class TelemetrySettings(Section):

@@ -1,19 +1,19 @@
-"""Sets metrics up in a process: over OTLP, and as a page for Prometheus."""
+"""Sets metrics up in a process: a registry that is read for a page of Prometheus, and sent over OTLP."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.metrics import Meter
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
-
 from sluice import __version__
 from sluice.errors import SetupError
 from sluice.startup import listen_problem, split_address
-from sluice.telemetry.tracing import resource_of
+from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import otlp_endpoint
+
+_log = logging.getLogger(__name__)
 
 SHUTDOWN_S: Final = 1.0
 """What the last export may take, seconds."""
@@ -24,11 +24,11 @@ class Metrics:
     """The metrics of a process.
 
     Attributes:
-        meter: makes instruments.
+        registry: what it counts.
         page: where Prometheus scrapes, "HOST:PORT"; None: nowhere.
     """
 
-    meter: Meter
+    registry: MetricRegistry
     page: str | None
 
 
@@ -39,7 +39,7 @@ def measuring(
     """The process's metrics inside the block; at its end the rest is sent, which may take `SHUTDOWN_S`.
 
     They leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set, every OTEL_METRIC_EXPORT_INTERVAL milliseconds
-    (60,000), unless OTEL_METRICS_EXPORTER is "none".
+    (60,000), unless OTEL_METRICS_EXPORTER is "none". An endpoint that is down costs a line in the log.
 
     Args:
         instance: the name of this process among those of ``service``.
@@ -49,42 +49,33 @@ def measuring(
     Raises:
         SetupError: the page cannot be served at ``address``.
     """
-    readers: list[MetricReader] = []
+    registry = MetricRegistry()
     with ExitStack() as opened:
-        page = None if address is None else _serve_page(address, key, readers, opened)
-        if _exports():
-            readers.append(_otlp_reader())
-        provider = MeterProvider(readers, resource_of(service, instance))
-        opened.callback(provider.shutdown, SHUTDOWN_S * 1000)
-        yield Metrics(provider.get_meter(service, __version__), page)
+        page = None
+        if address is not None:
+            process = {
+                "service_name": service,
+                "service_instance_id": instance,
+                "service_version": __version__,
+            }
+            page = _serve_page(address, key, registry, process, opened)
+            _log.info("metrics at http://%s/metrics", page)
+        if otlp_endpoint() and os.environ.get("OTEL_METRICS_EXPORTER", "otlp") != "none":
+            # Imported here, as the page's: what a process does not use it should not pay for.
+            from sluice.telemetry.otlp_metrics import exporting
+
+            opened.enter_context(exporting(registry, service, instance, SHUTDOWN_S))
+        yield Metrics(registry, page)
 
 
-def _exports() -> bool:
-    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return bool(endpoint) and os.environ.get("OTEL_METRICS_EXPORTER", "otlp") != "none"
-
-
-def _otlp_reader() -> MetricReader:
-    # Imported here, as the page's: what a process does not use it should not pay for.
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-    return PeriodicExportingMetricReader(OTLPMetricExporter())
-
-
-def _serve_page(address: str, key: str, readers: list[MetricReader], opened: ExitStack) -> str:
-    from opentelemetry.exporter.prometheus import PrometheusMetricReader
-    from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+def _serve_page(
+    address: str, key: str, registry: MetricRegistry, process: dict[str, str], opened: ExitStack
+) -> str:
+    from sluice.telemetry.page import serving
 
     host, port = split_address(address, key)
     problem = listen_problem(host, port)
     if problem is not None:
         raise SetupError(f"{key}: {address} is {problem}; choose another or stop what uses it")
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    readers.append(PrometheusMetricReader(registry=registry))
-    server, thread = start_http_server(port, host, registry)
-    opened.callback(thread.join)
-    opened.callback(server.server_close)
-    opened.callback(server.shutdown)
-    return f"{address.rpartition(':')[0]}:{server.server_port}"
+    port = opened.enter_context(serving(registry, process, host, port))
+    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,37 +1,114 @@
 """Sets OpenTelemetry up in a process, and carries W3C trace context over wires that have headers or a string."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sluice import __version__
+from sluice.telemetry import catalog
+from sluice.telemetry.registry import MetricRegistry, Point
 
 TRACEPARENT: Final = "traceparent"
 _PROPAGATOR = TraceContextTextMapPropagator()
+_log = logging.getLogger(__name__)
 
 
-def start_tracing(service: str) -> TracerProvider:
-    """Makes the process's tracer provider.
+def start_tracing(service: str, registry: MetricRegistry | None = None) -> TracerProvider:
+    """Makes the process's tracer provider; spans that are sent and lost are counted in ``registry``.
 
     Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it they are made (requests have trace
     ids) and dropped. The caller ends it with ``shutdown()``, which sends what is left.
     """
     provider = TracerProvider(resource=resource_of(service))
-    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+    if otlp_endpoint():
         # Imported here: without an endpoint a process should not pay for the exporter.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        processor = _CountingProcessor(OTLPSpanExporter())
+        provider.add_span_processor(processor)
+        if registry is not None:
+            registry.observe(catalog.SPANS, processor.counts)
     trace.set_tracer_provider(provider)
     return provider
+
+
+def otlp_endpoint() -> str:
+    """Where telemetry goes; empty: nowhere."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+
+
+class Outage:
+    """Says once that the OTLP endpoint does not take a signal, and once that it does again."""
+
+    def __init__(self, signal: str) -> None:
+        self._signal = signal
+        self._failed = False
+        # These say it at every try.
+        for name in (
+            "opentelemetry.exporter.otlp.proto.grpc",
+            "opentelemetry.sdk._shared_internal",
+        ):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def note(self, *, failed: bool) -> None:
+        """The outcome of an export."""
+        if failed and not self._failed:
+            _log.warning("%s does not take %s: they are dropped", otlp_endpoint(), self._signal)
+        elif self._failed and not failed:
+            _log.info("%s takes %s again", otlp_endpoint(), self._signal)
+        self._failed = failed
+
+
+class _CountingExporter(SpanExporter):
+    """Counts what an exporter sends and loses."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.sent = self.lost = 0
+        self._exporter = exporter
+        self._outage = Outage("spans")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        if failed:
+            self.lost += len(spans)
+        else:
+            self.sent += len(spans)
+        self._outage.note(failed=failed)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class _CountingProcessor(BatchSpanProcessor):
+    """Counts the spans that do not fit into its queue."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._counting = _CountingExporter(exporter)
+        self._dropped = 0
+        super().__init__(self._counting)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        queue = self._batch_processor._queue
+        self._dropped += len(queue) == queue.maxlen  # The oldest goes.
+        super().on_end(span)
+
+    def counts(self) -> Iterator[Point]:
+        """Spans sent and lost, for `catalog.SPANS`."""
+        exporter = self._counting
+        yield ("",), exporter.sent
+        yield ("export_failed",), exporter.lost
+        yield ("queue_full",), self._dropped
 
 
 def resource_of(service: str, instance: str = "") -> Resource:

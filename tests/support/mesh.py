@@ -18,6 +18,7 @@ from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
     ModelSettings,
+    PrometheusSettings,
     Settings,
     TelemetrySettings,
     TritonSettings,
@@ -98,7 +99,10 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
         gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
         batcher=BatcherSettings(drain_s=2.0),
         triton=TritonSettings(start_s=90.0),
-        telemetry=TelemetrySettings(otlp_http_endpoint=otlp_http_endpoint),
+        telemetry=TelemetrySettings(
+            otlp_http_endpoint=otlp_http_endpoint,
+            prometheus=PrometheusSettings(gateway="127.0.0.1:0", batcher="127.0.0.1:0"),
+        ),
     )
 
 

@@ -99,6 +99,14 @@ class Queue:
         self._lengths.estimate(task)
         self._waiting.add(task, now)
 
+    def oldest(self) -> dict[str, float]:
+        """Since when the oldest task of each class waits. Other threads may ask: `list` copies in one step."""
+        found: dict[str, float] = {}
+        for task in list(self._tasks.values()):
+            if task.number and task.waiting_since < found.get(task.priority_class, math.inf):
+                found[task.priority_class] = task.waiting_since
+        return found
+
     # Decisions.
 
     def next_batch(self, now: float, capacities: Sequence[Capacity]) -> Decision:

@@ -263,6 +263,7 @@ class StepReport(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     ADMISSIONS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """The worker's id: changes when its process restarts."""
     sequence: _builtins.int
@@ -281,6 +282,10 @@ class StepReport(_message.Message):
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
         """The batches that the load counts for the first time. They come before frames of their rows."""
 
+    @_builtins.property
+    def counts(self) -> Global___WorkerCounts:
+        """What the worker has counted since it started; in heartbeats alone."""
+
     def __init__(
         self,
         *,
@@ -290,14 +295,59 @@ class StepReport(_message.Message):
         load: Global___WorkerLoad | None = ...,
         admissions: _abc.Iterable[Global___Admission] | None = ...,
         ready: _builtins.bool = ...,
+        counts: Global___WorkerCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "frames", b"frames", "load", b"load", "ready", b"ready", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "counts", b"counts", "frames", b"frames", "load", b"load", "ready", b"ready", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class WorkerCounts(_message.Message):
+    """What a worker has counted since it started, for metrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_BUCKETS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    STEP_ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    step_s: _builtins.float
+    """Time in steps, seconds."""
+    step_rows: _builtins.int
+    """Rows that got tokens, summed over all steps."""
+    tokens: _builtins.int
+    """Tokens of answers."""
+    prompt_tokens: _builtins.int
+    """Tokens of the prompts of rows that have ended."""
+    cached_tokens: _builtins.int
+    """Tokens of those prompts that were found in the prefix cache."""
+    @_builtins.property
+    def step_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps by duration: one number for each bucket of the metric sluice.worker.step.duration."""
+
+    def __init__(
+        self,
+        *,
+        step_buckets: _abc.Iterable[_builtins.int] | None = ...,
+        step_s: _builtins.float = ...,
+        step_rows: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "step_buckets", b"step_buckets", "step_rows", b"step_rows", "step_s", b"step_s", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCounts: _TypeAlias = WorkerCounts  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
@@ -317,6 +367,9 @@ class WorkerLoad(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Rows it can compute at once."""
     running: _builtins.int
@@ -339,6 +392,12 @@ class WorkerLoad(_message.Message):
     """Tokens of prompts that are still to be computed, those of waiting rows included."""
     places: _builtins.int
     """Most rows that it takes in all, computed and waiting; 0: not reported."""
+    preemptions: _builtins.int
+    """Since the worker started: rows that gave up their slot to a more urgent one."""
+    drafted_tokens: _builtins.int
+    """Since the worker started: tokens drafted by speculative decoding."""
+    accepted_tokens: _builtins.int
+    """Of these, tokens that were accepted."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
         """The same by class, most urgent first, of an engine in which a row takes the slot of a less urgent one when none is
@@ -360,10 +419,13 @@ class WorkerLoad(_message.Message):
         waiting_tokens: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankLoad] | None = ...,
         places: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "free_blocks", b"free_blocks", "places", b"places", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "block_tokens", b"block_tokens", "cache_blocks", b"cache_blocks", "context_tokens", b"context_tokens", "drafted_tokens", b"drafted_tokens", "free_blocks", b"free_blocks", "places", b"places", "preemptions", b"preemptions", "ranks", b"ranks", "running", b"running", "running_tokens", b"running_tokens", "slots", b"slots", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,20 +1,18 @@
-"""What an in-memory reader of metrics holds."""
+"""What a registry holds."""
 
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import MetricRegistry, Series
 
 Labels = frozenset[tuple[str, object]]
 
 
-def values(reader: InMemoryMetricReader, name: str) -> dict[Labels, float]:
-    """The values of an instrument now, by their labels; of a histogram its counts."""
-    data = reader.get_metrics_data()
-    if data is None:
-        return {}
-    found = {}
-    for resource in data.resource_metrics:
-        for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                for point in metric.data.data_points if metric.name == name else ():
-                    count = point.count if isinstance(point, HistogramDataPoint) else point.value
-                    found[frozenset((point.attributes or {}).items())] = count
-    return found
+def values(registry: MetricRegistry, metric: Metric) -> dict[Labels, float]:
+    """The values of a metric now, by their labels; of a histogram its counts."""
+    return {
+        frozenset(pair for pair in zip(metric.labels, labels, strict=True) if pair[1]): (
+            sum(value.counts) if isinstance(value, Series) else value
+        )
+        for found, points in registry.collect()
+        if found is metric
+        for labels, value in points
+    }

@@ -12,8 +12,6 @@ from typing import Any, Final
 import grpc
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -32,6 +30,7 @@ from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
 from sluice.settings.routing import RoutingSettings
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
@@ -81,7 +80,7 @@ class Wire:
     channel: grpc.aio.Channel
     catalog: Catalog
     spans: InMemorySpanExporter
-    metrics: InMemoryMetricReader
+    metrics: MetricRegistry
     settings: Settings
     reload: GatewayReload
 
@@ -160,11 +159,11 @@ async def open_wire(
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)
-    metrics = InMemoryMetricReader()
+    metrics = MetricRegistry()
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    telemetry = provider.get_tracer("test"), MeterProvider([metrics]).get_meter("test")
+    telemetry = provider.get_tracer("test"), metrics
     served = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)
     # Of the file only the lines in errors matter.
     reload = GatewayReload(settings, folder / "config.json", inspector, catalog, served)

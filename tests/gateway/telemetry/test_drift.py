@@ -10,8 +10,6 @@ from typing import Any
 import nats
 import numpy as np
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from gateway.routing.learned.artefact import save_to
 from gateway.routing.plan import Plan
@@ -21,7 +19,8 @@ from learning import train as training
 from learning.train import train
 from sluice.internal.v1.frame_pb2 import ROW_END_STOP
 from sluice.settings.routing import DriftSettings
-from sluice.telemetry import names
+from sluice.telemetry import catalog, names
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2 import (
     DRIFT_CHANGE_BEGAN,
     DRIFT_CHANGE_ENDED,
@@ -64,9 +63,8 @@ class Heard:
 
     def __init__(self) -> None:
         self.events: list[RouterDriftEvent] = []
-        self.reader = InMemoryMetricReader()
-        meter = MeterProvider([self.reader]).get_meter("test")
-        self.drift = DriftMonitor("gw1", self.events.append, meter)
+        self.registry = MetricRegistry()
+        self.drift = DriftMonitor("gw1", self.events.append, self.registry)
 
     @property
     def told(self) -> list[tuple[int, int]]:
@@ -125,7 +123,7 @@ def test_a_shift_is_logged_counted_and_announced_once(caplog: pytest.LogCaptureF
         "router drift began: policy=routing version=r1 head=prompt signal=inputs index="
     )
     assert first.getMessage().endswith(" rows=20")
-    counts = values(heard.reader, names.METRIC_DRIFT_EVENTS)
+    counts = values(heard.registry, catalog.DRIFT_EVENTS)
     assert sorted(counts.values()) == [1, 1]
     assert {dict(labels)[names.DRIFT_CHANGE] for labels in counts} == {"began", "retired"}
 
@@ -312,7 +310,7 @@ async def test_prompts_of_another_kind_are_told_to_operators(
         (router,) = (await health(wire)).routers
         assert router.inputs.state == DRIFT_STATE_DRIFTED
         assert router.inputs.stability_index > router.inputs.limit
-        (seen,) = values(wire.metrics, names.METRIC_INPUT_DRIFT).values()
+        (seen,) = values(wire.metrics, catalog.INPUT_DRIFT).values()
         assert seen == router.inputs.stability_index
         await answered(wire, USUAL, "large")
         events = await announced(nats_url, 2)
@@ -332,8 +330,8 @@ async def test_grades_that_disagree_are_told_to_operators(
             await grade(wire, request_id, 0.0)
         (event,) = await announced(nats_url, 1)
         (router,) = (await health(wire)).routers
-        (bias,) = values(wire.metrics, names.METRIC_ACCURACY_BIAS).values()
-        (brier,) = values(wire.metrics, names.METRIC_BRIER).values()
+        (bias,) = values(wire.metrics, catalog.ACCURACY_BIAS).values()
+        (brier,) = values(wire.metrics, catalog.BRIER).values()
         assert (bias, brier) == (router.accuracy.bias, router.accuracy.brier)
         for request_id in request_ids:  # changed their minds
             await grade(wire, request_id, 1.0)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.telemetry.metrics import FIRST_TOKEN_S
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
-from sluice.telemetry import names
+from sluice.telemetry import catalog, names
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
@@ -15,7 +14,7 @@ def requests(wire: Wire) -> dict[tuple[object, ...], float]:
     keys = names.GEN_AI_RESPONSE_MODEL, names.PRIORITY_CLASS, names.OUTCOME
     return {
         tuple(dict(labels).get(key) for key in keys): value
-        for labels, value in values(wire.metrics, names.METRIC_REQUESTS).items()
+        for labels, value in values(wire.metrics, catalog.REQUESTS).items()
     }
 
 
@@ -31,10 +30,10 @@ async def test_answers_are_counted_with_their_tokens_and_their_first_token(wire:
         ("small", "interactive", "length"): 1,
         ("small", "interactive", "stop"): 1,
     }
-    counted = values(wire.metrics, names.METRIC_TOKENS)
+    counted = values(wire.metrics, catalog.TOKENS)
     by_type = {dict(labels)[names.GEN_AI_TOKEN_TYPE]: value for labels, value in counted.items()}
     assert by_type == {"input": 2 * len(task.prompt_token_ids), "output": 2 * len(tokens)}
-    ((labels, count),) = values(wire.metrics, names.GEN_AI_TTFT).items()
+    ((labels, count),) = values(wire.metrics, catalog.FIRST_TOKEN).items()
     assert count == 2
     assert dict(labels) == {
         names.GEN_AI_OPERATION: "chat",
@@ -69,5 +68,5 @@ async def test_no_label_grows_with_tenants_or_requests(wire: Wire) -> None:
 
 
 def test_the_histogram_has_the_bounds_of_the_conventions() -> None:
-    assert len(FIRST_TOKEN_S) == 16
-    assert list(FIRST_TOKEN_S) == pytest.approx(sorted(FIRST_TOKEN_S))
+    assert len(catalog.FIRST_TOKEN.bounds) == 16
+    assert list(catalog.FIRST_TOKEN.bounds) == pytest.approx(sorted(catalog.FIRST_TOKEN.bounds))

@@ -1,16 +1,23 @@
 """Metrics leave over OTLP, and stand on a page for Prometheus; without either nothing is opened."""
 
 import asyncio
+import logging
 import socket
 import urllib.request
 
 import pytest
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from sluice.errors import SetupError
+from sluice.startup import free_port
+from sluice.telemetry import catalog
 from sluice.telemetry.metrics import measuring
+from sluice.telemetry.tracing import start_tracing
 from tests.support.otlp import otlp_receiver
 
 KEY = "telemetry.prometheus.gateway"
+SPAN = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+CHAT = "chat", "sluice", "small", "interactive"
 
 
 @pytest.fixture(autouse=True)
@@ -19,26 +26,44 @@ def _no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
 
 
-def read(page: str) -> str:
-    with urllib.request.urlopen(f"http://{page}/metrics", timeout=10) as response:
+def read(page: str, accept: str = "text/plain") -> str:
+    request = urllib.request.Request(f"http://{page}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as response:
         return str(response.read().decode())
 
 
-def test_the_page_shows_instruments_by_the_names_of_prometheus() -> None:
+def test_the_page_shows_metrics_by_the_names_of_prometheus() -> None:
     with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
-        metrics.meter.create_counter("sluice.requests", "{request}").add(
-            2, {"sluice.class": "bulk"}
-        )
+        metrics.registry.counter(catalog.REQUESTS)["", "bulk", "OVERLOADED"] += 2
+        metrics.registry.observe(catalog.WORKER_CACHE, lambda: [(("small", "a:1/small"), 0.25)])
         assert metrics.page is not None
         assert not metrics.page.endswith(":0")
-        text = read(metrics.page)
-    (line,) = [line for line in text.splitlines() if line.startswith("sluice_requests_total{")]
+        lines = read(metrics.page).splitlines()
+    (line,) = [line for line in lines if line.startswith("sluice_requests_total{")]
     assert 'sluice_class="bulk"' in line
-    assert line.endswith(" 2.0")
-    assert 'service_instance_id="one"' in text
-    assert "process_resident_memory_bytes" in text
+    assert line.endswith(" 2")
+    assert any(line.startswith("sluice_worker_kv_cache_usage_ratio{") for line in lines)
+    assert any('service_instance_id="one"' in line for line in lines)
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
     with pytest.raises(OSError, match="refused"):
         read(metrics.page)
+
+
+def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
+    with measuring("sluice-test", "one", "127.0.0.1:0", KEY) as metrics:
+        first_token = metrics.registry.histogram(catalog.FIRST_TOKEN)
+        first_token.record(CHAT, 0.03, SPAN)
+        first_token.record(CHAT, 0.2)
+        assert metrics.page is not None
+        plain = read(metrics.page)
+        text = read(metrics.page, "application/openmetrics-text")
+    name = "gen_ai_server_time_to_first_token_seconds"
+    assert f"{name}_count{{" in plain
+    (with_exemplar,) = [line for line in text.splitlines() if " # " in line]
+    assert 'le="0.04"' in with_exemplar
+    assert f'trace_id="{0xABC:032x}"' in with_exemplar
+    (last,) = [line for line in text.splitlines() if f"{name}_bucket" in line and "+Inf" in line]
+    assert last.split()[-1] == "2"
 
 
 def test_a_port_in_use_is_named_with_its_setting() -> None:
@@ -69,11 +94,43 @@ async def test_they_leave_over_otlp_unless_that_is_switched_off(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.grpc_endpoint)
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", exporter)
         await asyncio.to_thread(count_one)
-        sent = {metric.name for metric in receiver.metrics}
-    assert sent == ({"sluice.requests"} if exporter == "otlp" else set())
+        sent = {metric.name: metric for metric in receiver.metrics}
+    if exporter == "none":
+        assert not sent
+        return
+    assert set(sent) == {"sluice.requests", "gen_ai.server.time_to_first_token"}
+    (count,) = sent["sluice.requests"].sum.data_points
+    assert count.as_int == 1
+    assert {pair.key for pair in count.attributes} == {"sluice.class", "sluice.outcome"}
+    (point,) = sent["gen_ai.server.time_to_first_token"].histogram.data_points
+    assert (point.count, point.sum) == (1, 0.03)
+    assert point.exemplars[0].trace_id.hex() == f"{0xABC:032x}"
 
 
 def count_one() -> None:
     with measuring("sluice-test", "one") as metrics:
         assert metrics.page is None
-        metrics.meter.create_counter("sluice.requests").add(1)
+        metrics.registry.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+        metrics.registry.histogram(catalog.FIRST_TOKEN).record(CHAT, 0.03, SPAN)
+
+
+def test_an_endpoint_that_is_down_is_said_once_and_the_loss_is_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port('127.0.0.1', set())}"
+    )
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    with caplog.at_level(logging.INFO), measuring("sluice-test", "one") as metrics:
+        provider = start_tracing("sluice-test", metrics.registry)
+        for _ in range(3):
+            provider.get_tracer("test").start_span("one").end()
+            provider.force_flush()
+        counted = {
+            labels: value for _, points in metrics.registry.collect() for labels, value in points
+        }
+        provider.shutdown()
+    assert counted[("export_failed",)] == 3
+    (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
+    assert said.endswith("does not take spans: they are dropped")

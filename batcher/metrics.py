@@ -1,0 +1,216 @@
+"""What a batcher counts of its queues and batches, and what workers report of themselves.
+
+Counting happens on the event loop, reading on other threads. So gauges are read from the models' last reports, which
+nobody changes afterwards. Counts of a worker go on after its restart, although it begins again from 0.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import add
+from typing import Final
+
+from opentelemetry.trace import SpanContext
+
+from batcher.core.effects import FormedBatch, Move
+from batcher.core.requests import Requests
+from batcher.core.row import IN_FLIGHT, Row, RowState
+from batcher.core.workers import WorkerState
+from batcher.spans import end_word
+from sluice.internal.v1 import control_pb2
+from sluice.telemetry import catalog
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import MetricRegistry, Point, Series
+
+_BUCKETS: Final = len(catalog.STEP_SECONDS) + 1
+_TOTALS: Final = (
+    (catalog.STEP_ROWS, ()),
+    (catalog.WORKER_TOKENS, ("output",)),
+    (catalog.WORKER_TOKENS, ("input",)),
+    (catalog.PREFIX_HITS, ()),
+    (catalog.PREEMPTIONS, ()),
+    (catalog.DRAFTS, ()),
+    (catalog.DRAFTS_ACCEPTED, ()),
+)
+"""Metrics of the totals of a worker behind its steps, with more labels."""
+
+
+@dataclass
+class _WorkerTotals:
+    """The counts of one worker over its restarts."""
+
+    worker_id: str = ""
+    before: list[float] = field(default_factory=lambda: [0.0] * (_BUCKETS + 1 + len(_TOTALS)))
+    now: list[float] = field(default_factory=lambda: [0.0] * (_BUCKETS + 1 + len(_TOTALS)))
+
+    def note(self, worker: WorkerState) -> None:
+        """Takes what the worker has reported last."""
+        counts, load = worker.counts, worker.load
+        if counts is None or len(counts.step_buckets) != _BUCKETS:
+            return
+        if self.worker_id != worker.worker_id:
+            self.before, self.worker_id = self.read(), worker.worker_id
+        steps = [*counts.step_buckets, counts.step_s, counts.step_rows]
+        tokens = [counts.tokens, counts.prompt_tokens, counts.cached_tokens]
+        drafts = [load.drafted_tokens, load.accepted_tokens]
+        self.now = [*steps, *tokens, load.preemptions, *drafts]
+
+    def read(self) -> list[float]:
+        """Buckets of the steps, their time, and the numbers of `_TOTALS`."""
+        return list(map(add, self.before, self.now))
+
+
+@dataclass
+class _ModelView:
+    """One model as it was reported last.
+
+    Attributes:
+        names: of its workers.
+    """
+
+    names: Sequence[str]
+    report: control_pb2.ModelReport = field(default_factory=control_pb2.ModelReport)
+    workers: dict[str, WorkerState] = field(default_factory=dict)
+    oldest: Callable[[], dict[str, float]] = dict
+    """Since when the oldest task of each class waits, monotonic seconds."""
+
+
+class BatcherMetrics:
+    """The metrics of one batcher process."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._models: dict[str, _ModelView] = {}
+        self._totals: dict[str, _WorkerTotals] = {}
+        self._wait = registry.histogram(catalog.QUEUE_WAIT)
+        self._batches = registry.counter(catalog.BATCHES)
+        self._batch_rows = registry.counter(catalog.BATCH_ROWS)
+        self._batch_tokens = registry.counter(catalog.BATCH_TOKENS)
+        self._padding = registry.counter(catalog.PADDING_TOKENS)
+        self._rows = registry.counter(catalog.ROWS)
+        self._resends = registry.counter(catalog.RESENDS)
+        self._redeliveries = registry.counter(catalog.REDELIVERIES)
+        self._dead_letters = registry.counter(catalog.DEAD_LETTERS)
+        self._show(registry)
+
+    def _show(self, registry: MetricRegistry) -> None:
+        for metric, of_class in _CLASS_GAUGES:
+            registry.observe(metric, partial(self._by_class, of_class))
+        for metric, of_worker in _WORKER_GAUGES:
+            registry.observe(metric, partial(self._by_worker, of_worker))
+        registry.observe(catalog.OLDEST, self._ages)
+        registry.observe(catalog.IN_FLIGHT, self._in_flight)
+        registry.observe(catalog.STEP_TIME, self._steps)
+        for place, (metric, labels) in enumerate(_TOTALS, _BUCKETS + 1):
+            registry.observe(metric, partial(self._total, place, labels))
+
+    # Events.
+
+    def serves(self, model: str, workers: Sequence[str]) -> None:
+        """The batcher serves ``model`` with these workers, as it calls them."""
+        self._models[model] = _ModelView(workers)
+
+    def reported(self, report: control_pb2.ModelReport, requests: Requests) -> None:
+        """A model was reported; nobody changes ``report`` any more."""
+        view = self._models[report.model]
+        view.report, view.workers = report, requests.known_workers()
+        view.oldest = requests.queue.oldest
+
+    def moved(self, move: Move) -> None:
+        """A row has changed its state."""
+        if move.after is RowState.WAITING:
+            if move.before is not None:
+                self._resends[_labels(move.row)] += 1
+            elif move.row.task.attempt:
+                self._redeliveries[_labels(move.row)] += 1
+        elif move.after not in IN_FLIGHT and move.before is not RowState.ENDED:
+            self._rows[*_labels(move.row), end_word(move.row)] += 1
+
+    def refused(self, row: Row) -> None:
+        """A task was returned to its gateway at once."""
+        self._rows[*_labels(row), "returned"] += 1
+
+    def buried(self, row: Row) -> None:
+        """A task becomes a dead letter."""
+        self._dead_letters[_labels(row)] += 1
+
+    def formed(self, formed: FormedBatch, span_of: Callable[[Row], SpanContext]) -> None:
+        """A batch is sent; ``span_of`` a row leads to its trace."""
+        batch = formed.batch
+        model = formed.rows[0].task.model
+        self._batches[model, batch.cause.value, batch.limit.value] += 1
+        self._batch_tokens[model,] += batch.tokens
+        if batch.padding_share:
+            self._padding[model,] += round(batch.tokens / (1 - batch.padding_share)) - batch.tokens
+        for row in formed.rows:
+            labels = model, row.priority_class
+            self._batch_rows[labels] += 1
+            self._wait.record(labels, row.waited_s, span_of(row))
+
+    # Reading.
+
+    def _by_class(self, value: Callable[[control_pb2.ClassReport], float]) -> Iterator[Point]:
+        for model, view in self._models.items():
+            for each in view.report.classes:
+                yield (model, each.priority_class), value(each)
+
+    def _by_worker(self, value: Callable[[WorkerState | None], float]) -> Iterator[Point]:
+        for model, view in self._models.items():
+            for name in view.names:
+                yield (model, name), value(view.workers.get(name))
+
+    def _ages(self) -> Iterator[Point]:
+        now = time.monotonic()
+        for model, view in self._models.items():
+            since = view.oldest()
+            for each in view.report.classes:
+                name = each.priority_class
+                yield (model, name), max(0.0, now - since.get(name, now))
+
+    def _in_flight(self) -> Iterator[Point]:
+        for model, view in self._models.items():
+            yield (model,), sum(len(worker.rows) for worker in view.workers.values())
+
+    def _steps(self) -> Iterator[Point]:
+        for labels, totals in self._known_totals():
+            series = Series(_BUCKETS)
+            series.counts = [int(count) for count in totals[:_BUCKETS]]
+            series.total = totals[_BUCKETS]
+            yield labels, series
+
+    def _total(self, place: int, more: tuple[str, ...]) -> Iterator[Point]:
+        for labels, totals in self._known_totals():
+            yield (*labels, *more), totals[place]
+
+    def _known_totals(self) -> Iterator[tuple[tuple[str, str], list[float]]]:
+        for model, view in self._models.items():
+            for name in view.names:
+                totals = self._totals.setdefault(name, _WorkerTotals())
+                if (worker := view.workers.get(name)) is not None:
+                    totals.note(worker)
+                yield (model, name), totals.read()
+
+
+def _labels(row: Row) -> tuple[str, str]:
+    return row.task.model, row.priority_class
+
+
+def _cache_share(worker: WorkerState | None) -> float:
+    if worker is None or not worker.load.cache_blocks:
+        return 0.0
+    return 1 - worker.load.free_blocks / worker.load.cache_blocks
+
+
+_CLASS_GAUGES: Final[Sequence[tuple[Metric, Callable[[control_pb2.ClassReport], float]]]] = (
+    (catalog.QUEUED, lambda each: each.queued),
+    (catalog.QUEUED_TOKENS, lambda each: each.queued_tokens),
+    (catalog.BACKLOG, lambda each: each.backlog),
+    (catalog.EXPECTED_WAIT, lambda each: each.expected_wait_ms / 1e3),
+)
+_WORKER_GAUGES: Final[Sequence[tuple[Metric, Callable[[WorkerState | None], float]]]] = (
+    (catalog.WORKER_LIVE, lambda worker: int(worker is not None and worker.live)),
+    (catalog.WORKER_SLOTS, lambda worker: 0 if worker is None else worker.load.slots),
+    (catalog.WORKER_RUNNING, lambda worker: 0 if worker is None else worker.load.running),
+    (catalog.WORKER_WAITING, lambda worker: 0 if worker is None else worker.load.waiting),
+    (catalog.WORKER_CACHE, _cache_share),
+)

@@ -1,0 +1,257 @@
+"""Every metric: its name, kind, unit and labels, and which process emits it. docs/telemetry.md has this as tables.
+
+Labels are models, classes, workers, policies and fixed words. Tenants, requests and texts are not: they are unbounded.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Final
+
+from sluice.telemetry import names
+from sluice.telemetry.names import SERVICE_BATCHER, SERVICE_GATEWAY
+
+
+class Kind(Enum):
+    """The kind of a metric."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One metric.
+
+    Attributes:
+        unit: of OpenTelemetry: "s", "{token}", "1" for a share; empty: none.
+        labels: names of its attributes.
+        what: for the documentation and the page.
+        services: the processes that emit it; empty: all.
+        bounds: of the buckets of a histogram.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    what: str
+    services: tuple[str, ...]
+    bounds: tuple[float, ...] = ()
+
+    @cached_property
+    def page_name(self) -> str:
+        """The name that Prometheus knows, without the endings of counters and histograms."""
+        name, word = self.name.replace(".", "_"), _UNIT_WORDS.get(self.unit, "")
+        return f"{name}_{word}" if word else name
+
+    @cached_property
+    def page_labels(self) -> tuple[str, ...]:
+        """The labels as Prometheus knows them."""
+        return tuple(label.replace(".", "_") for label in self.labels)
+
+    @cached_property
+    def page_bounds(self) -> tuple[str, ...]:
+        """The bounds of the buckets, the last one included, with quotes."""
+        return (*(f'"{float(bound)}"' for bound in self.bounds), '"+Inf"')
+
+
+_UNIT_WORDS: Final = {"s": "seconds", "1": "ratio"}
+
+SECONDS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+"""Bucket bounds of the time to the first token, from OpenTelemetry's GenAI conventions."""
+_REQUEST_SECONDS: Final = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
+    *(10.24, 20.48, 40.96, 81.92),
+)
+"""Those of the duration of a request."""
+_TOKEN_SECONDS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Those of the time for a token."""
+STEP_SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08),
+    *(0.16, 0.32, 0.64, 1.28, 5.12),
+)
+"""Bucket bounds of a step of an engine."""
+
+_MODEL: Final = names.GEN_AI_RESPONSE_MODEL
+_REQUEST_MODEL: Final = names.GEN_AI_REQUEST_MODEL
+_CLASS: Final = names.PRIORITY_CLASS
+_GEN_AI: Final = (names.GEN_AI_OPERATION, names.GEN_AI_SYSTEM, _MODEL, _CLASS)
+_OF_CLASS: Final = (_MODEL, _CLASS)
+_OF_WORKER: Final = (_MODEL, names.WORKER_ADDRESS)
+_OF_ROUTER: Final = (names.ROUTER_POLICY, names.ROUTER_VERSION, names.ROUTER_HEAD)
+
+_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_GATEWAY: Final = (SERVICE_GATEWAY,)
+_BATCHER: Final = (SERVICE_BATCHER,)
+
+REQUESTS: Final = Metric(
+    "sluice.requests", _COUNTER, "{request}", (_MODEL, _CLASS, names.OUTCOME),
+    "valid requests that have ended; the outcome is the finish reason in lower case, or the reason of the error; no "
+    "model label when the request ended before a model was asked", _GATEWAY,
+)  # fmt: skip
+TOKENS: Final = Metric(
+    "sluice.tokens", _COUNTER, "{token}", (_MODEL, names.GEN_AI_TOKEN_TYPE),
+    "tokens of prompts (`input`) and answers (`output`), all attempts of a cascade", _GATEWAY,
+)  # fmt: skip
+COST: Final = Metric(
+    "sluice.cost", _COUNTER, "", (_MODEL, names.CURRENCY),
+    "what those tokens cost by the prices of the configuration", _GATEWAY,
+)  # fmt: skip
+FIRST_TOKEN: Final = Metric(
+    names.GEN_AI_TTFT, _HISTOGRAM, "s", _GEN_AI,
+    "from the arrival of a request to its first token", _GATEWAY, SECONDS,
+)  # fmt: skip
+TOKEN_TIME: Final = Metric(
+    "gen_ai.server.time_per_output_token", _HISTOGRAM, "s", _GEN_AI,
+    "mean time between the tokens of an answer after its first one (inter-token latency), complete answers", _GATEWAY,
+    _TOKEN_SECONDS,
+)  # fmt: skip
+DURATION: Final = Metric(
+    "gen_ai.server.request.duration", _HISTOGRAM, "s", (*_GEN_AI, names.ERROR_REASON),
+    "from the arrival of a request to its end; `error.type` where it failed", _GATEWAY, _REQUEST_SECONDS,
+)  # fmt: skip
+ROUTES: Final = Metric(
+    "sluice.routes", _COUNTER, "{request}", (_MODEL, names.ROUTE_STRATEGY, names.ROUTE_DEGRADED),
+    "routing decisions: the model that was asked first, by strategy; `true` when a request was degraded", _GATEWAY,
+)  # fmt: skip
+ESCALATIONS: Final = Metric(
+    "sluice.escalations", _COUNTER, "{request}", (names.MODEL_FROM, _MODEL),
+    "answers that went from one model to another", _GATEWAY,
+)  # fmt: skip
+RECOVERIES: Final = Metric(
+    "sluice.recoveries", _COUNTER, "{request}", (_MODEL, _CLASS),
+    "answers that another process continued after the first one was lost", _GATEWAY,
+)  # fmt: skip
+SAFETY_ACTIONS: Final = Metric(
+    "sluice.safety.actions", _COUNTER, "{finding}", (names.SAFETY_ACTION, names.SAFETY_TARGET),
+    "findings of the safety rules and guards by what was done, in prompts (`input`) and answers (`output`)", _GATEWAY,
+)  # fmt: skip
+RUNNING: Final = Metric(
+    "sluice.requests.running", _GAUGE, "{request}", (), "calls that run in this gateway", _GATEWAY,
+)  # fmt: skip
+INPUT_DRIFT: Final = Metric(
+    "sluice.router.input_drift", _GAUGE, "", _OF_ROUTER,
+    "population stability index of the predicted gains: [routing.md](routing.md#drift)", _GATEWAY,
+)  # fmt: skip
+ACCURACY_BIAS: Final = Metric(
+    "sluice.router.accuracy_bias", _GAUGE, "", _OF_ROUTER,
+    "mean of outcome less predicted chance; below 0 the router is too optimistic", _GATEWAY,
+)  # fmt: skip
+BRIER: Final = Metric(
+    "sluice.router.brier", _GAUGE, "", _OF_ROUTER,
+    "mean squared difference of outcome and predicted chance", _GATEWAY,
+)  # fmt: skip
+DRIFT_EVENTS: Final = Metric(
+    "sluice.router.drift_events", _COUNTER, "{event}", (*_OF_ROUTER, names.DRIFT_SIGNAL, names.DRIFT_CHANGE),
+    "drifts that began, ended, or were retired with their router", _GATEWAY,
+)  # fmt: skip
+
+QUEUED: Final = Metric(
+    "sluice.queue.tasks", _GAUGE, "{task}", _OF_CLASS, "tasks that wait in this batcher", _BATCHER,
+)  # fmt: skip
+QUEUED_TOKENS: Final = Metric(
+    "sluice.queue.tokens", _GAUGE, "{token}", _OF_CLASS, "their prompts and expected answers", _BATCHER,
+)  # fmt: skip
+OLDEST: Final = Metric(
+    "sluice.queue.oldest_age", _GAUGE, "s", _OF_CLASS, "how long the oldest of them has waited", _BATCHER,
+)  # fmt: skip
+BACKLOG: Final = Metric(
+    "sluice.queue.backlog", _GAUGE, "{task}", _OF_CLASS,
+    "tasks in JetStream that no batcher has taken; every batcher sees the same ones", _BATCHER,
+)  # fmt: skip
+EXPECTED_WAIT: Final = Metric(
+    "sluice.queue.expected_wait", _GAUGE, "s", _OF_CLASS, "expected wait of a task that came now", _BATCHER,
+)  # fmt: skip
+QUEUE_WAIT: Final = Metric(
+    "sluice.queue.wait", _HISTOGRAM, "s", _OF_CLASS,
+    "how long rows waited until they were sent to a worker", _BATCHER, SECONDS,
+)  # fmt: skip
+BATCHES: Final = Metric(
+    "sluice.batches", _COUNTER, "{batch}", (_MODEL, names.BATCH_CAUSE, names.BATCH_LIMIT),
+    "batches sent, by why each was sent and why it was not larger", _BATCHER,
+)  # fmt: skip
+BATCH_ROWS: Final = Metric(
+    "sluice.batch.rows", _COUNTER, "{row}", _OF_CLASS, "rows in them", _BATCHER,
+)  # fmt: skip
+BATCH_TOKENS: Final = Metric(
+    "sluice.batch.tokens", _COUNTER, "{token}", (_MODEL,), "tokens of theirs to prefill, without padding", _BATCHER,
+)  # fmt: skip
+PADDING_TOKENS: Final = Metric(
+    "sluice.batch.padding", _COUNTER, "{token}", (_MODEL,),
+    "what padding to the longest row of each batch would add: divided by the sum with `sluice.batch.tokens` it is the "
+    "padding share", _BATCHER,
+)  # fmt: skip
+IN_FLIGHT: Final = Metric(
+    "sluice.rows.in_flight", _GAUGE, "{row}", (_MODEL,), "rows of this batcher in workers or on their way", _BATCHER,
+)  # fmt: skip
+ROWS: Final = Metric(
+    "sluice.rows", _COUNTER, "{row}", (*_OF_CLASS, names.OUTCOME),
+    "rows that ended in this batcher: `stop`, `length`, `cancelled`, `deadline`, `failed`, `refused` by a worker, "
+    "`returned` to the gateway", _BATCHER,
+)  # fmt: skip
+RESENDS: Final = Metric(
+    "sluice.rows.resent", _COUNTER, "{row}", _OF_CLASS,
+    "rows that a worker lost, returned or refused, and that waited again", _BATCHER,
+)  # fmt: skip
+REDELIVERIES: Final = Metric(
+    "sluice.tasks.redelivered", _COUNTER, "{task}", _OF_CLASS,
+    "tasks that their gateway sent again, because they seemed lost", _BATCHER,
+)  # fmt: skip
+DEAD_LETTERS: Final = Metric(
+    "sluice.dead_letters", _COUNTER, "{task}", _OF_CLASS, "tasks that became dead letters", _BATCHER,
+)  # fmt: skip
+
+WORKER_LIVE: Final = Metric(
+    "sluice.worker.live", _GAUGE, "", _OF_WORKER, "1 while batches may be sent to it, else 0", _BATCHER,
+)  # fmt: skip
+WORKER_SLOTS: Final = Metric(
+    "sluice.worker.slots", _GAUGE, "{row}", _OF_WORKER, "rows it can compute at once", _BATCHER,
+)  # fmt: skip
+WORKER_RUNNING: Final = Metric(
+    "sluice.worker.running", _GAUGE, "{row}", _OF_WORKER, "rows it computes, of all batchers", _BATCHER,
+)  # fmt: skip
+WORKER_WAITING: Final = Metric(
+    "sluice.worker.waiting", _GAUGE, "{row}", _OF_WORKER, "rows that wait inside it", _BATCHER,
+)  # fmt: skip
+WORKER_CACHE: Final = Metric(
+    "sluice.worker.kv_cache.usage", _GAUGE, "1", _OF_WORKER, "part of its KV cache that rows hold", _BATCHER,
+)  # fmt: skip
+STEP_TIME: Final = Metric(
+    "sluice.worker.step.duration", _HISTOGRAM, "s", _OF_WORKER, "time of a step of its engine", _BATCHER, STEP_SECONDS,
+)  # fmt: skip
+STEP_ROWS: Final = Metric(
+    "sluice.worker.step.rows", _COUNTER, "{row}", _OF_WORKER,
+    "rows that got tokens, summed over all steps: divided by the number of steps it is the mean of rows a step",
+    _BATCHER,
+)  # fmt: skip
+WORKER_TOKENS: Final = Metric(
+    "sluice.worker.tokens", _COUNTER, "{token}", (*_OF_WORKER, names.GEN_AI_TOKEN_TYPE),
+    "tokens of prompts (`input`) of rows that ended and tokens of answers (`output`)", _BATCHER,
+)  # fmt: skip
+PREFIX_HITS: Final = Metric(
+    "sluice.worker.prefix_cache.hits", _COUNTER, "{token}", _OF_WORKER,
+    "tokens of those prompts that were found in the prefix cache", _BATCHER,
+)  # fmt: skip
+PREEMPTIONS: Final = Metric(
+    "sluice.worker.preemptions", _COUNTER, "{row}", _OF_WORKER, "rows that gave up their slot to a more urgent one",
+    _BATCHER,
+)  # fmt: skip
+DRAFTS: Final = Metric(
+    "sluice.worker.drafts", _COUNTER, "{token}", _OF_WORKER, "tokens drafted by speculative decoding", _BATCHER,
+)  # fmt: skip
+DRAFTS_ACCEPTED: Final = Metric(
+    "sluice.worker.drafts.accepted", _COUNTER, "{token}", _OF_WORKER, "drafted tokens that were accepted", _BATCHER,
+)  # fmt: skip
+
+SPANS: Final = Metric(
+    "otel.sdk.exporter.span.exported", _COUNTER, "{span}", (names.ERROR_REASON,),
+    "spans given to the OTLP endpoint; with `error.type` those that were lost: `export_failed`, `queue_full`", (),
+)  # fmt: skip
+
+METRICS: Final = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
+"""All of them, in the order of the documentation."""

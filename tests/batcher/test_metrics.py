@@ -1,0 +1,146 @@
+"""What a batcher counts, and what it shows of its workers."""
+
+import pytest
+from opentelemetry.trace import INVALID_SPAN_CONTEXT
+
+from batcher.core.requests import Requests
+from batcher.core.row import Row
+from batcher.core.scheduler.capacity import Capacity
+from batcher.metrics import BatcherMetrics
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
+from sluice.settings.batching import Policy
+from sluice.telemetry import catalog
+from sluice.telemetry.catalog import Metric
+from sluice.telemetry.registry import Labels, MetricRegistry, Series
+
+OF_CLASS = "echo", "bulk"
+OF_WORKER = "echo", "w"
+BUCKETS = len(catalog.STEP_SECONDS) + 1
+
+
+class Scene:
+    """A request table whose effects are counted."""
+
+    def __init__(self) -> None:
+        self.registry = MetricRegistry()
+        self.metrics = BatcherMetrics(self.registry)
+        self.metrics.serves("echo", ["w", "away"])
+        self.requests = Requests("b", policy=Policy(max_rows=8))
+        self.report("one")
+        self.advance()
+
+    def report(self, worker: str, *frames: frame_pb2.Frame, tokens: int | None = None) -> None:
+        counts = None
+        if tokens is not None:
+            counts = worker_pb2.WorkerCounts(
+                step_buckets=[2] * BUCKETS, step_s=3.0, step_rows=5, tokens=tokens
+            )
+        load = worker_pb2.WorkerLoad(
+            slots=4, running=1, cache_blocks=8, free_blocks=6, preemptions=1
+        )
+        sequence = self.requests.worker("w")._next_sequence
+        message = worker_pb2.StepReport(
+            worker=worker, sequence=sequence, frames=frames, load=load, ready=True, counts=counts
+        )
+        self.requests.step("w", message, 0.0)
+
+    def add(self, name: str, attempt: int = 0) -> None:
+        task = task_pb2.Task(
+            request_id=name, gateway="g", model="echo", priority_class="bulk", attempt=attempt
+        )
+        task.prompt_token_ids.extend(range(4))
+        self.requests.add(Row(task, 0.0, {}), 0.0)
+
+    def advance(self, now: float = 0.0, room: int = 8) -> str:
+        """Plays the loop once; returns the batch that was formed."""
+        self.requests.advance(now, [Capacity("w", room)])
+        effects = self.requests.take()
+        for move in effects.moves:
+            self.metrics.moved(move)
+        for formed in effects.batches:
+            self.metrics.formed(formed, lambda _: INVALID_SPAN_CONTEXT)
+        for row in effects.dead:
+            self.metrics.buried(row)
+        classes = self.requests.queue.class_reports(
+            {"bulk": 3, "interactive": 0, "standard": 0}, now
+        )
+        report = control_pb2.ModelReport(model="echo", classes=classes)
+        self.metrics.reported(report, self.requests)
+        return effects.batches[0].batch_id if effects.batches else ""
+
+    def read(self, metric: Metric) -> dict[Labels, float | Series]:
+        return {
+            labels: value
+            for found, points in self.registry.collect()
+            if found is metric
+            for labels, value in points
+        }
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def end(name: str, attempt: int = 0) -> frame_pb2.Frame:
+    frame = frame_pb2.Frame(request_id=name, attempt=attempt, token_ids=[1])
+    frame.final.end = frame_pb2.ROW_END_STOP
+    return frame
+
+
+def test_batches_are_counted_with_their_cause_and_the_wait_of_their_rows(scene: Scene) -> None:
+    scene.add("one")
+    scene.add("two")
+    scene.advance(now=2.0)
+    assert scene.read(catalog.BATCHES) == {("echo", "worker_idle", "all_waiting"): 1}
+    assert scene.read(catalog.BATCH_ROWS) == {OF_CLASS: 2}
+    assert scene.read(catalog.BATCH_TOKENS) == {("echo",): 8}
+    assert scene.read(catalog.IN_FLIGHT) == {("echo",): 2}
+    series = scene.read(catalog.QUEUE_WAIT)[OF_CLASS]
+    assert isinstance(series, Series)
+    assert (sum(series.counts), series.total) == (2, 4.0)
+
+
+def test_what_waits_is_shown_with_its_age(scene: Scene) -> None:
+    scene.add("waits")
+    scene.advance(room=0)
+    assert scene.read(catalog.QUEUED)[OF_CLASS] == 1
+    assert scene.read(catalog.BACKLOG)[OF_CLASS] == 3
+    ages = scene.read(catalog.OLDEST)
+    assert ages["echo", "interactive"] == 0
+    age = ages[OF_CLASS]
+    assert isinstance(age, float)
+    assert age > 0  # It waits since 0 of the monotonic clock.
+
+
+def test_rows_that_end_or_are_sent_again_are_counted(scene: Scene) -> None:
+    scene.add("lost")
+    scene.advance()
+    scene.requests.lost("w", 0.0)
+    scene.report("two")
+    scene.requests.queued("w", scene.advance(), 0.0)
+    scene.report("two", end("lost", attempt=1))
+    scene.add("again", attempt=1000)
+    scene.requests.cancel([frame_pb2.RowRef(request_id="again", attempt=1000)], 0.0)
+    scene.advance()
+    assert scene.read(catalog.RESENDS) == {OF_CLASS: 1}
+    assert scene.read(catalog.REDELIVERIES) == {OF_CLASS: 1}
+    assert scene.read(catalog.ROWS) == {(*OF_CLASS, "stop"): 1, (*OF_CLASS, "cancelled"): 1}
+
+
+def test_a_worker_is_shown_and_its_counts_go_on_after_a_restart(scene: Scene) -> None:
+    scene.report("one", tokens=100)
+    scene.advance()
+    assert scene.read(catalog.WORKER_LIVE) == {OF_WORKER: 1, ("echo", "away"): 0}
+    assert scene.read(catalog.WORKER_CACHE)[OF_WORKER] == 0.25
+    assert scene.read(catalog.PREEMPTIONS)[OF_WORKER] == 1
+    assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 100
+    scene.requests.lost("w", 0.0)
+    scene.advance()
+    assert scene.read(catalog.WORKER_LIVE)[OF_WORKER] == 0
+    scene.report("two", tokens=7)
+    scene.advance()
+    assert scene.read(catalog.WORKER_TOKENS)[*OF_WORKER, "output"] == 107
+    series = scene.read(catalog.STEP_TIME)[OF_WORKER]
+    assert isinstance(series, Series)
+    assert (sum(series.counts), series.total) == (4 * BUCKETS, 6.0)

@@ -1,0 +1,63 @@
+"""docs/telemetry.md lists every metric, and every metric is one that a process emits."""
+
+from pathlib import Path
+
+import pytest
+
+from batcher.metrics import BatcherMetrics
+from gateway.telemetry.drift import DriftMonitor
+from gateway.telemetry.metrics import RequestMetrics
+from sluice.telemetry import catalog, names
+from sluice.telemetry.catalog import METRICS, Kind
+from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import start_tracing
+
+PAGE = Path(__file__).parents[3] / "docs" / "telemetry.md"
+
+
+def table(*services: str) -> str:
+    """The metrics of one process as the page has them."""
+    rows = [
+        f"| `{one.name}` | {one.kind.value}{f', {one.unit}' if one.unit else ''} |"
+        f" {', '.join(f'`{label}`' for label in one.labels)} | {one.what} |"
+        for one in METRICS
+        if one.services == services
+    ]
+    return "\n".join(["| metric | kind | labels | what |", "|---|---|---|---|", *rows])
+
+
+@pytest.mark.parametrize("services", [(names.SERVICE_GATEWAY,), (names.SERVICE_BATCHER,), ()])
+def test_the_page_lists_the_metrics_of_each_process(services: tuple[str, ...]) -> None:
+    assert table(*services) in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_metric_is_emitted_by_the_process_that_the_page_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    emitted = {
+        service: MetricRegistry() for service in (names.SERVICE_GATEWAY, names.SERVICE_BATCHER)
+    }
+    gateway = emitted[names.SERVICE_GATEWAY]
+    RequestMetrics(gateway).show_running(lambda: 0)
+    DriftMonitor("gw", lambda _: None, gateway)
+    BatcherMetrics(emitted[names.SERVICE_BATCHER])
+    for service, registry in emitted.items():
+        start_tracing(service, registry).shutdown()
+        wanted = {one.name for one in METRICS if not one.services or service in one.services}
+        assert {one.name for one in registry.metrics} == wanted
+
+
+def test_names_and_units_are_those_of_their_kind() -> None:
+    assert len({one.page_name for one in METRICS}) == len(METRICS)
+    for one in METRICS:
+        assert bool(one.bounds) is (one.kind is Kind.HISTOGRAM), one.name
+        assert list(one.bounds) == sorted(set(one.bounds)), one.name
+        assert one.unit in ("", "s", "1") or one.unit.startswith("{"), one.name
+        assert len(set(one.labels)) == len(one.labels), one.name
+
+
+def test_no_label_names_a_tenant_or_a_request() -> None:
+    labels = {label for one in METRICS for label in one.labels}
+    assert not labels & {names.TENANT, names.REQUEST_ID, names.BATCH_ID, names.WORKER_ID}
+    assert catalog.FIRST_TOKEN.bounds == catalog.SECONDS
