@@ -1,17 +1,33 @@
 """Benchmark of the batcher: cost of a decision, padding saved by its order, and shares under a mixed load.
 
-The core's figures are processor time of this process; the loads run in the simulator, which asks the same core; with
---mesh they run on the embedded mesh as well.
+    python bench/batcher.py [--json] [--runs N] [--only core|order|loads|mesh]
 
-    python bench/batcher.py [--json] [--runs N] [--mesh]
+Without --only all but mesh. Seeds are 1 to N; policies are as shipped, with the shipped prefetch.
+
+- core: a decision is a task that is added and one that is handed out, in processor time of this process; what ends a
+  task is not counted. `core_decisions_per_s`: 1,000,000 queued tasks of 3 classes and 20 tenants, batches of up to 32
+  rows; the peer is a bare heap by class and order of arrival, of the same tasks. `core_single_per_s`: the same one
+  row at a time. `core_growth_1k_to_1m`: microseconds of a decision with 1,000,000 queued beside 1,000.
+- order: what lengths that fit together save an engine that pads, which the shipped one for decoders does not.
+  Lognormal prompts (median 200, sigma 1, at most 4,096), up to 32 rows a batch; the peer takes them in order of
+  arrival. `padding_efficiency`: tokens of prompts over cells. `padded_throughput_vs_fifo`: simulated static batches.
+- loads: simulated as bench/support/mixed_load.py describes. `goodput_vs_fifo` and `goodput_vs_priority`: interactive
+  requests with a first token within 0.5 s that arrived after the flood, a second. `interactive_ttft_vs_alone`: p99 of
+  the same requests beside the flood, the peer without it; `interactive_ttft_vs_priority`. `bulk_share_of_leftover`:
+  tokens/s of bulk beside interactive traffic, the peer is half of what bulk gets alone. `tenant_share_error`: two
+  tenants of equal weight with 450 documents each waiting, one behind the other's; `flooded_tenant_share_error`:
+  20,000 and 2,000, of which the batcher prefetches 1,024 in order of arrival. The peer takes all in order of arrival.
+- mesh: the loads on the embedded mesh, as bench/support/mesh_load.py describes.
 """
 
 import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,6 +40,9 @@ DECISIONS = 20_000
 BACKLOG = 10_000
 LENGTH = Policy.model_validate({"name": "length", "max_rows": core_load.BATCH_ROWS})
 FIXED = Policy.model_validate({"name": "fixed", "max_rows": core_load.BATCH_ROWS})
+
+
+Round = Mapping[str, mixed_load.Seen]
 
 
 def paired(
@@ -47,31 +66,29 @@ def paired(
 def core_figures(runs: int) -> list[Figure]:
     """Decisions a second with a million queued, and how their time grows from a thousand."""
     few, many = (core_load.CoreLoad(Policy(), queued, 1) for queued in (FEW, MANY))
+    heap = core_load.HeapLoad(MANY, 1)
     found = [
         (
             many.decisions_per_s(DECISIONS, core_load.BATCH_ROWS),
             few.decisions_per_s(DECISIONS, core_load.BATCH_ROWS),
             many.decisions_per_s(DECISIONS, 1),
+            heap.decisions_per_s(DECISIONS),
         )
         for _ in range(runs)
     ]
-    at_many, at_few, single = (statistics.median(side) for side in zip(*found, strict=True))
-    growth = Figure(
-        "core_growth_1k_to_1m",
-        1e6 / at_many,
-        1e6 / at_few,
-        at_few / at_many,
-        "us/decision",
-        runs,
-        machine(),
-        f"ours with {MANY} queued, peer with {FEW}; ratio: how many times as long",
-    )
-    note = (
-        f"a decision: a task is added and handed out; {MANY} queued, {core_load.TENANTS} tenants, 3 classes, "
-        f"batches of up to {core_load.BATCH_ROWS}; one by one {single:.0f}; target 100000"
-    )
-    rate = Figure("core_decisions_per_s", at_many, None, None, "1/s", runs, machine(), note)
-    return [rate, growth]
+    at_many, at_few, single, bare = (statistics.median(side) for side in zip(*found, strict=True))
+    per_s = f"{MANY} queued, {core_load.TENANTS} tenants, 3 classes; peer: a bare heap"
+    rows = [
+        ("core_decisions_per_s", at_many, bare, at_many / bare, "1/s",
+         f"{per_s}; batches of up to {core_load.BATCH_ROWS}"),
+        ("core_single_per_s", single, bare, single / bare, "1/s", f"{per_s}; one by one"),
+        ("core_growth_1k_to_1m", 1e6 / at_many, 1e6 / at_few, at_many / at_few, "us/decision",
+         f"{MANY} queued; peer: {FEW}"),
+    ]  # fmt: skip
+    return [
+        Figure(name, ours, peer, ratio, unit, runs, machine(), note)
+        for name, ours, peer, ratio, unit, note in rows
+    ]
 
 
 def order_figures(runs: int) -> list[Figure]:
@@ -110,70 +127,99 @@ def order_figures(runs: int) -> list[Figure]:
 
 def load_figures(runs: int) -> list[Figure]:
     """Interactive traffic at half of the capacity beside a flood of bulk, and two tenants."""
-    ours, fcfs = mixed_load.OURS, mixed_load.FCFS
+    seeds = range(1, runs + 1)
+    seen = [_round(seed) for seed in seeds]
+    offered = statistics.median(mixed_load.offered_per_s(mixed_load.interactive(n)) for n in seeds)
 
-    def goodput(seed: int) -> tuple[float, float]:
-        trace = mixed_load.together(
-            mixed_load.interactive(seed), mixed_load.bulk(seed, mixed_load.FLOOD_AT_S)
+    def figure(
+        name: str, unit: str, note: str, ours: Callable[[Round], float], peer: Callable[[Round], float],
+        *, higher: bool,
+    ) -> Figure:  # fmt: skip
+        a, b = (statistics.median(side(one) for one in seen) for side in (ours, peer))
+        over = (a, b) if higher else (b, a)
+        spread = f"ours {min(map(ours, seen)):.4g} to {max(map(ours, seen)):.4g}"
+        ratio = over[0] / over[1] if over[1] else None
+        return Figure(name, a, b, ratio, unit, runs, machine(), f"{note}; {spread}")
+
+    def goodput(peer: str) -> Figure:
+        return figure(
+            f"goodput_vs_{'fifo' if peer == 'fcfs' else peer}",
+            "requests/s in SLO",
+            f"simulated; {offered:.3g}/s arrive after the flood; TTFT below 0.5 s; peer: {peer}",
+            lambda one: one["ours"].goodput_per_s,
+            lambda one: one[peer].goodput_per_s,
+            higher=True,
         )
-        a, b = (mixed_load.play(trace, p).interactive_goodput_per_s for p in (ours, fcfs))
-        return a, b
 
-    def ttft(seed: int) -> tuple[float, float]:
-        urgent = mixed_load.interactive(seed)
-        loads = (mixed_load.together(urgent, mixed_load.bulk(seed)), urgent)
-        a, b = (mixed_load.play(trace, ours).interactive_ttft_p99_s * 1e3 for trace in loads)
-        return a, b
+    def ttft(peer: str) -> Figure:
+        return figure(
+            f"interactive_ttft_vs_{peer}",
+            "ms",
+            f"simulated; p99 beside a flood of bulk; peer: {peer}",
+            lambda one: one["ours"].ttft_p99_s * 1e3,
+            lambda one: one[peer].ttft_p99_s * 1e3,
+            higher=False,
+        )
 
-    def tenants(seed: int) -> tuple[float, float]:
-        weights = {"many": 1.0, "few": 1.0}
-        a, b = (mixed_load.tenant_error(p, seed, weights) for p in (ours, fcfs))
-        return a, b
+    leftover = figure(
+        "bulk_share_of_leftover",
+        "tokens/s",
+        "simulated; peer: half of what bulk gets alone",
+        lambda one: one["ours"].work_per_s["bulk"],
+        lambda one: one["bulk"].work_per_s["bulk"] * (1 - mixed_load.SHARE),
+        higher=True,
+    )
+    return [goodput("fcfs"), goodput("priority"), ttft("alone"), ttft("priority"), leftover,
+            *_tenant_figures(runs)]  # fmt: skip
 
-    where = "simulated large tier on a CPU, 60 s, interactive Poisson at 50 % of capacity"
+
+def _round(seed: int) -> Round:
+    """One seed: all policies on the same traffic, and each half of it alone."""
+    urgent, flood = mixed_load.interactive(seed), mixed_load.bulk(seed, mixed_load.FLOOD_AT_S)
+    both = mixed_load.together(urgent, flood)
+    full = mixed_load.bulk(seed)
+    beside = mixed_load.play(mixed_load.together(urgent, full), mixed_load.OURS)
+    ours = mixed_load.play(both, mixed_load.OURS)
+    return {
+        "ours": replace(ours, work_per_s=beside.work_per_s),
+        "fcfs": mixed_load.play(both, mixed_load.FCFS),
+        "priority": mixed_load.play(both, mixed_load.PRIORITY),
+        "alone": mixed_load.play(urgent, mixed_load.OURS),
+        "bulk": mixed_load.play(full, mixed_load.OURS),
+    }
+
+
+def _tenant_figures(runs: int) -> list[Figure]:
+    ours, fcfs = mixed_load.OURS, mixed_load.FCFS
+    loads = (
+        ("tenant_share_error", mixed_load.tenant_error, "fewer tasks wait than are prefetched"),
+        ("flooded_tenant_share_error", mixed_load.flooded_tenant_error, "more tasks wait"),
+    )
     return [
         paired(
-            "goodput_vs_fifo",
-            goodput,
-            lambda a, b: a / b,
-            unit="requests/s in SLO",
-            runs=runs,
-            note=f"{where}, bulk flood from second 10; TTFT below 0.5 s; peer: first come, first served; target 2",
-        ),
-        paired(
-            "interactive_ttft_vs_alone",
-            ttft,
-            lambda a, b: b / a,
-            unit="ms",
-            runs=runs,
-            note=f"{where}, p99 beside a bulk flood; peer: the same without it; target 1/1.2",
-        ),
-        paired(
-            "bulk_share_of_leftover",
-            mixed_load.leftover_share,
-            lambda a, b: a / b,
-            unit="tokens/s",
-            runs=runs,
-            note=f"{where}; peer: half of what bulk gets alone; target 0.85",
-        ),
-        paired(
-            "tenant_share_error",
-            tenants,
+            name,
+            lambda seed, load=load: (load(ours, seed), load(fcfs, seed)),  # type: ignore[misc]
             lambda a, b: b / a,
             unit="share",
             runs=runs,
-            note="two tenants of equal weight over 60 s, one sends ten times as much; peer: first come, first served;"
-            " target 0.1",
-        ),
+            note=f"simulated; two tenants of equal weight, {when}; peer: order of arrival",
+        )
+        for name, load, when in loads
     ]
+
+
+PARTS: Final[Mapping[str, Callable[[int], list[Figure]]]] = {
+    "core": core_figures,
+    "order": order_figures,
+    "loads": load_figures,
+    "mesh": lambda runs: asyncio.run(mesh_load.figures(runs)),
+}
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the figures asked for and prints them."""
-    figures = core_figures(args.runs) + order_figures(args.runs) + load_figures(args.runs)
-    if args.mesh:
-        figures += asyncio.run(mesh_load.figures(args.runs))
-    emit(figures, args.json)
+    names = [args.only] if args.only else [name for name in PARTS if name != "mesh"]
+    emit([figure for name in names for figure in PARTS[name](args.runs)], args.json)
 
 
 if __name__ == "__main__":
@@ -182,5 +228,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="seeds of each load")
-    parser.add_argument("--mesh", action="store_true", help="on the embedded mesh, too")
+    parser.add_argument("--only", choices=PARTS, help="one part")
     main(parser.parse_args())

@@ -4,9 +4,10 @@
     python bench/engine.py --device cuda [--profile FILE]             on a GPU: 8 B parameters, 128 rows
     python bench/engine.py --fit                                      what steps cost, for the simulator
 
-Every side computes in bfloat16 with the same weights and prompts, greedy and without stop tokens, in a process of its
-own that sleeps while another side runs. Prompts are new in every round, so that no prefix cache helps anybody. Peers
-try out their settings first and keep the fastest.
+Every side computes in bfloat16, or with --dtype float32 in float32, the default of a worker on a CPU (names of such
+figures end with _float32), with the same weights and prompts, greedy and without stop tokens, in a process of its own
+that sleeps while another side runs. Prompts are new in every round, so that no prefix cache helps anybody. Peers try
+out their settings first, on work like that of a round, and keep the fastest. llama.cpp is compared in bfloat16 alone.
 """
 
 import argparse
@@ -181,7 +182,9 @@ CUDA_FIGURES: Final = (
 
 async def bench(setup: Setup, names: list[str], *, by_rows: bool) -> list[Figure]:
     figures = [await FIGURES[name](setup) for name in names]
-    return figures + (await rates_by_rows(setup) if by_rows else [])
+    figures += await rates_by_rows(setup) if by_rows else []
+    suffix = "" if setup.dtype == "bfloat16" else f"_{setup.dtype}"
+    return [replace(found, figure=found.figure + suffix) for found in figures]
 
 
 def profile(setup: Setup, file: Path) -> None:
@@ -196,13 +199,15 @@ def main() -> None:
     shape = LARGE if options.device == "cuda" else SMALL
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), shape, options.device)
-        setup = Setup(model, shape, options.device, options.threads, options.runs)
+        setup = Setup(model, shape, options.device, options.dtype, options.threads, options.runs)
         if options.fit:
             with setup.engine() as ours:
                 for line in costs(ours, options.runs):
                     print(json.dumps(line), flush=True)
             return
         default = CUDA_FIGURES if setup.on_cuda else CPU_FIGURES
+        if options.dtype == "float32":
+            default = tuple(name for name in default if name != "engine_vs_llamacpp")
         names = options.figure or list(default)
         emit(asyncio.run(bench(setup, names, by_rows=not options.figure)), options.json)
         if options.profile:
@@ -216,6 +221,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2, help="of every side")
     parser.add_argument("--figure", action="append", choices=list(FIGURES), help="only this one")
     parser.add_argument("--fit", action="store_true", help="print engine_cost lines instead")

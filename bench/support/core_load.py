@@ -2,7 +2,8 @@
 
 import time
 from dataclasses import dataclass
-from itertools import islice
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
 from random import Random
 from typing import Final
 
@@ -70,6 +71,29 @@ class CoreLoad:
                 self._queue.finish(row.request_id, 16, self._now)
         assert len(self._queue) == queued
         return handed_out / spent_s
+
+
+class HeapLoad:
+    """The peer: a bare heap of the same tasks, by class and order of arrival, kept at one length."""
+
+    def __init__(self, queued: int, seed: int) -> None:
+        self._seed = seed
+        self._numbers = count()
+        self._heap = [self._entry(task) for task in tasks(queued, seed)]
+        heapify(self._heap)
+
+    def decisions_per_s(self, decisions: int) -> float:
+        """Tasks that were added and taken, one by one, a second of processor time."""
+        coming = tasks(decisions, self._seed + 1_000_000)
+        self._seed += 1
+        begun = time.process_time()
+        for task in coming:
+            heappush(self._heap, self._entry(task))
+            heappop(self._heap)
+        return decisions / (time.process_time() - begun)
+
+    def _entry(self, task: QueuedTask) -> tuple[int, int, QueuedTask]:
+        return CLASSES.index(task.priority_class), next(self._numbers), task
 
 
 @dataclass(frozen=True)

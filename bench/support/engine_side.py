@@ -20,14 +20,14 @@ class OurEngine:
     """The engine as a worker has it. ``options`` are fields of its settings."""
 
     def __init__(
-        self, folder: Path, *, vocab: int, device: str, threads: int, **options: Any
+        self, folder: Path, *, vocab: int, device: str, dtype: str, threads: int, **options: Any
     ) -> None:
         limit_threads(threads)
         settings = ModelSettings(
             name="bench",
             path=str(folder),
             device=device,
-            dtype="bfloat16",
+            dtype="float32" if dtype == "float32" else "bfloat16",
             threads=threads,
             max_waiting_rows=1024,
             **options,

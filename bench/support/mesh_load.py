@@ -1,21 +1,29 @@
 """The loads of bench/batcher.py on the embedded mesh, with an engine whose capacity is known: `echo` at a fixed pace.
 
-Policies are configured, one mesh for each: the default, and first come, first served.
+Echo engine, `SLOTS` rows, `STEP_MS` a step: `TOKENS_PER_S` when all slots are taken. Interactive requests are Poisson
+at half of that for `SECONDS`; from `FLOOD_AT_S` on `OUTSTANDING` bulk callers, all at once, send one request after the
+other. What is said of interactive requests is of those that are sent after the flood. A round starts one mesh after the
+other: with the default policy, by class alone, and first come, first served; seeds are 1 to N.
+
+- `mesh_goodput_vs_fifo`, `mesh_goodput_vs_priority`: requests with a first token within `SLO_S`, a second.
+- `mesh_interactive_ttft_vs_alone`: their p99; the peer is the same without bulk.
+- `mesh_bulk_share_of_leftover`: tokens/s of bulk; the peer is `TOKENS_PER_S` less what interactive requests ask for.
+- `mesh_tenant_share_error`: `MANY` and `FEW` bulk requests at a time of two tenants of equal weight for `TENANTS_S`.
 """
 
 import asyncio
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import grpc
 
 from bench.support.harness import Figure, machine
-from bench.support.mixed_load import FCFS, OURS
+from bench.support.mixed_load import FCFS, OURS, PRIORITY
 from bench.support.open_load import OpenLoad
 from simulator.arrivals import generate, parse_stream
 from simulator.results import percentiles
@@ -37,11 +45,9 @@ SECONDS: Final = 20.0
 FLOOD_AT_S: Final = 2.0
 """The flood meets traffic that runs."""
 FLOOD_S: Final = SECONDS - FLOOD_AT_S
-TENANTS_S: Final = 60.0
+TENANTS_S: Final = 30.0
 OUTSTANDING: Final = 200
-"""Bulk requests at a time."""
-RAMP_S: Final = 1.0
-"""In which their callers begin: all at once would measure how long client and gateway take to open 200 calls."""
+"""Bulk callers."""
 MANY, FEW = 400, 40
 """Requests at a time of two tenants; both always have more than there is room for."""
 SLO_S: Final = 0.5
@@ -49,11 +55,12 @@ SLO_S: Final = 0.5
 
 @dataclass(frozen=True)
 class Mixed:
-    """The results of one round."""
+    """The results of one round with one policy; of interactive requests after `FLOOD_AT_S`."""
 
     goodput_per_s: float
-    ttft_p99_s: float
+    ttft_p99_ms: float
     bulk_tokens_per_s: float
+    tenant_error: float = 0.0
 
 
 def mesh_settings(policy: Policy) -> config.Settings:
@@ -70,50 +77,49 @@ def mesh_settings(policy: Policy) -> config.Settings:
 
 
 async def figures(runs: int) -> list[Figure]:
-    """Both policies, ``runs`` rounds of each; rounds of one policy follow each other, as a mesh has only one."""
-    async with _mesh(OURS) as load:
-        rounds = [
-            (
-                await _flood(load),
-                await _round(load, seed, bulk=False),
-                await _round(load, seed, bulk=True),
-            )
-            for seed in range(1, runs + 1)
-        ]
-        error = [await _tenant_error(load) for _ in range(runs)]
-    async with _mesh(FCFS) as load:
-        fcfs = [await _round(load, seed, bulk=True) for seed in range(1, runs + 1)]
-        fcfs_error = [await _tenant_error(load) for _ in range(runs)]
-    full, alone, mixed = map(list, zip(*rounds, strict=True))
-    # What the mesh makes of the nominal rate: a row's slot is free for a step until the next one has it.
-    capacity = statistics.median(sum(a.answer_tokens for a in done) for done in full) / FLOOD_S
-    left = capacity - RATE * INTERACTIVE.answer_tokens
-    goodput, peer_goodput = _median(mixed, _goodput), _median(fcfs, _goodput)
-    ttft, peer_ttft = _median(mixed, _ttft_ms), _median(alone, _ttft_ms)
-    bulk = _median(mixed, lambda m: m.bulk_tokens_per_s)
-    ours_error, peer_error = statistics.median(error), statistics.median(fcfs_error)
-    where = (
-        f"embedded mesh, echo engine, {SLOTS} slots, {STEP_MS:g} ms a step; interactive Poisson "
-        f"at 50 % of capacity for {SECONDS:g} s, from second {FLOOD_AT_S:g} on {OUTSTANDING} "
-        f"bulk requests at a time, whose callers begin within {RAMP_S:g} s"
-    )
-    # A peer that kept no promise counts as one that kept one, so that there is a ratio.
-    least = 1 / SECONDS
+    """Rounds of one mesh for each policy, one after the other."""
+    rounds = [await _all_policies(seed) for seed in range(1, runs + 1)]
+    median = {
+        name: {
+            quantity: statistics.median(getattr(round_[name], quantity) for round_ in rounds)
+            for quantity in Mixed.__dataclass_fields__
+        }
+        for name in rounds[0]
+    }
+    ours, fcfs, priority, alone = (median[n] for n in ("ours", "fcfs", "priority", "alone"))
+    left = TOKENS_PER_S - RATE * INTERACTIVE.answer_tokens
     rows = [
-        ("goodput_vs_fifo", goodput, peer_goodput, goodput / max(peer_goodput, least), "requests/s in SLO",
-         f"{where}; TTFT below {SLO_S:g} s; peer: first come, first served; target 2"),
-        ("interactive_ttft_vs_alone", ttft, peer_ttft, peer_ttft / ttft, "ms",
-         f"{where}; p99; peer: without bulk; target 1/1.2"),
-        ("bulk_share_of_leftover", bulk, left, bulk / left, "tokens/s",
-         f"{where}; peer: {capacity:.0f} tokens/s of bulk alone less the interactive load; target 0.85"),
-        ("tenant_share_error", ours_error, peer_error, peer_error / max(ours_error, 1e-3), "share",
-         f"embedded mesh; two tenants of equal weight over {TENANTS_S:g} s, {MANY} and {FEW} requests at a time;"
-         " peer: first come, first served; target 0.1"),
+        ("goodput_vs_fifo", "goodput_per_s", ours, fcfs["goodput_per_s"], "requests/s in SLO"),
+        ("goodput_vs_priority", "goodput_per_s", ours, priority["goodput_per_s"], "requests/s in SLO"),
+        ("interactive_ttft_vs_alone", "ttft_p99_ms", ours, alone["ttft_p99_ms"], "ms"),
+        ("bulk_share_of_leftover", "bulk_tokens_per_s", ours, left, "tokens/s"),
+        ("tenant_share_error", "tenant_error", ours, fcfs["tenant_error"], "share"),
     ]  # fmt: skip
     return [
-        Figure(f"mesh_{name}", ours, peer, ratio, unit, runs, machine(), note)
-        for name, ours, peer, ratio, unit, note in rows
+        _figure(f"mesh_{name}", side[quantity], peer, unit, runs)
+        for name, quantity, side, peer, unit in rows
     ]
+
+
+def _figure(name: str, ours: float, peer: float, unit: str, runs: int) -> Figure:
+    over = (ours, peer) if unit.endswith("SLO") or unit == "tokens/s" else (peer, ours)
+    note = f"embedded mesh, echo engine, {SLOTS} slots, {STEP_MS:g} ms a step, {RATE:g} interactive requests/s"
+    return Figure(
+        *(name, ours, peer, over[0] / over[1] if over[1] else None, unit, runs, machine(), note),
+        {"slots": SLOTS, "step_ms": STEP_MS, "rate": RATE, "bulk_callers": OUTSTANDING},
+    )
+
+
+async def _all_policies(seed: int) -> dict[str, Mixed]:
+    found = {}
+    for name, policy in {"ours": OURS, "priority": PRIORITY, "fcfs": FCFS}.items():
+        async with _mesh(policy) as load:
+            if name == "ours":
+                found["alone"] = await _round(load, seed, bulk=False)
+            round_ = await _round(load, seed, bulk=True)
+            error = await _tenant_error(load)
+        found[name] = replace(round_, tenant_error=error)
+    return found
 
 
 @asynccontextmanager
@@ -133,11 +139,11 @@ async def _round(load: OpenLoad, seed: int, *, bulk: bool) -> Mixed:
     trace = generate([parse_stream(f"poisson:{keys}")], SECONDS, seed)
     flood = asyncio.create_task(_late_flood(load)) if bulk else None
     answered = await load.play(trace)
-    ttfts = [arrival.ttft_s for arrival in answered if arrival.ttft_s is not None]
     done = await flood if flood is not None else []
+    ttfts = [a.ttft_s for a in answered if a.ttft_s is not None and a.at_s >= FLOOD_AT_S]
     return Mixed(
-        goodput_per_s=sum(ttft <= SLO_S for ttft in ttfts) / SECONDS,
-        ttft_p99_s=percentiles(ttfts).p99 or SECONDS,
+        goodput_per_s=sum(ttft <= SLO_S for ttft in ttfts) / FLOOD_S,
+        ttft_p99_ms=(percentiles(ttfts).p99 or SECONDS) * 1e3,
         bulk_tokens_per_s=sum(arrival.answer_tokens for arrival in done) / FLOOD_S,
     )
 
@@ -148,7 +154,7 @@ async def _late_flood(load: OpenLoad) -> list[Arrival]:
 
 
 async def _flood(load: OpenLoad) -> list[Arrival]:
-    return await load.flood(BULK, OUTSTANDING, FLOOD_S, RAMP_S)
+    return await load.flood(BULK, OUTSTANDING, FLOOD_S)
 
 
 async def _tenant_error(load: OpenLoad) -> float:
@@ -161,15 +167,3 @@ async def _tenant_error(load: OpenLoad) -> float:
     )
     tokens = [sum(arrival.answer_tokens for arrival in done) for done in answered]
     return max(abs(got / sum(tokens) / (1 / len(loads)) - 1) for got in tokens)
-
-
-def _median(rounds: list[Mixed], pick: Callable[[Mixed], float]) -> float:
-    return statistics.median(pick(round_) for round_ in rounds)
-
-
-def _goodput(mixed: Mixed) -> float:
-    return mixed.goodput_per_s
-
-
-def _ttft_ms(mixed: Mixed) -> float:
-    return mixed.ttft_p99_s * 1e3

@@ -1,4 +1,9 @@
-"""Mixed loads for the batcher in the simulator, and their results."""
+"""Mixed loads for the batcher in the simulator, and their results.
+
+One worker of the large tier on a CPU (32 slots), the batcher as shipped, its prefetch too; `SECONDS` long. Interactive
+requests are Poisson at `SHARE` of what the worker can do, of the lengths of the shipped tasks. Bulk is a flood of
+`FLOOD` documents at once. What is said of interactive requests is of those that arrive after the flood.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,32 +13,42 @@ from simulator.arrivals import MIXES, generate, parse_stream
 from simulator.cost import named_cost
 from simulator.engines import EngineLimits
 from simulator.planner import simulated_rate
-from simulator.results import DEFAULT_SLOS, Ending, History, summarize
+from simulator.results import DEFAULT_SLOS, Ending, History, percentiles
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival
+from sluice.settings import BatcherSettings
 from sluice.settings.batching import Policy
+from sluice.wire.subjects import CLASSES
 
 FCFS: Final = Policy.model_validate({"name": "window", "wait_s": 0})
 """First come, first served, into whatever slot is free: no class, no tenant, no wait. The strongest form of it."""
+PRIORITY: Final = Policy.model_validate({"name": "priority", "wait_s": 0, "max_rows": BATCH_ROWS})
+"""By class alone, without a wait; it takes slots of bulk rows as ours does."""
 OURS: Final = Policy()
 
 PREFILL_TOKENS: Final = 512
 """Of a step, as in the shipped engine."""
 SECONDS: Final = 60.0
 FLOOD_AT_S: Final = 10.0
-"""Before it the first come are the first served in time, too: a peer of nothing would make any ratio."""
+"""The flood meets traffic that runs."""
 FLOOD: Final = 20_000
 SHARE: Final = 0.5
 """Of what a worker can do, by interactive requests alone."""
+WEIGHTS: Final = {"many": 1.0, "few": 1.0}
+"""Of two tenants."""
+EQUAL: Final = 450
+"""Documents of each of two tenants: fewer together than the batcher prefetches."""
+EQUAL_S: Final = 5.0
+"""In which neither of them runs out."""
 
 
 def setup(policy: Policy) -> Setup:
-    """One worker of the large tier on a CPU; the batcher sees all that waits."""
+    """One worker of the large tier on a CPU."""
     return Setup(
         policy=policy,
         cost=named_cost("large-cpu"),
         limits=EngineLimits(slots=BATCH_ROWS, prefill_tokens=PREFILL_TOKENS),
-        prefetch_rows=2 * FLOOD,
+        prefetch_rows=BatcherSettings().prefetch_rows,
         until_s=SECONDS,
     )
 
@@ -61,24 +76,35 @@ def together(*loads: list[Arrival]) -> list[Arrival]:
 
 @dataclass(frozen=True)
 class Seen:
-    """The results of one run, over `SECONDS`."""
+    """The results of one run: of interactive requests after `FLOOD_AT_S`, of work over `SECONDS`."""
 
-    interactive_goodput_per_s: float
-    interactive_ttft_p99_s: float
+    goodput_per_s: float
+    ttft_p99_s: float
     work_per_s: dict[str, float]
     """Tokens of prompts and answers that were finished, by class."""
 
 
 def play(trace: list[Arrival], policy: Policy) -> Seen:
-    """One run."""
+    """One run. A request that got no first token counts with the time that it waited in vain."""
     history = simulate(trace, setup(policy))
-    classes = {c.priority_class: c for c in summarize(history, DEFAULT_SLOS).classes}
-    first = classes.get("interactive")
+    urgent = [
+        outcome
+        for outcome in history.outcomes
+        if outcome.arrival.priority_class == "interactive" and outcome.arrival.at_s >= FLOOD_AT_S
+    ]
+    met = sum(DEFAULT_SLOS["interactive"].met(outcome) for outcome in urgent)
+    ttfts = [o.ttft_s if o.ttft_s is not None else SECONDS - o.arrival.at_s for o in urgent]
     return Seen(
-        interactive_goodput_per_s=first.goodput_per_s if first else 0.0,
-        interactive_ttft_p99_s=(first.ttft_s.p99 or SECONDS) if first else 0.0,
-        work_per_s={name: _work(history, name) / SECONDS for name in classes},
+        goodput_per_s=met / (SECONDS - FLOOD_AT_S),
+        ttft_p99_s=percentiles(ttfts).p99 or 0.0,
+        work_per_s={name: _work(history, name) / SECONDS for name in CLASSES},
     )
+
+
+def offered_per_s(trace: list[Arrival]) -> float:
+    """Interactive requests a second that arrive after the flood."""
+    urgent = [a for a in trace if a.priority_class == "interactive" and a.at_s >= FLOOD_AT_S]
+    return len(urgent) / (SECONDS - FLOOD_AT_S)
 
 
 def _work(history: History, priority_class: str) -> float:
@@ -100,19 +126,28 @@ def leftover_share(seed: int) -> tuple[float, float]:
     return mixed, alone * (1 - SHARE)
 
 
-def tenant_error(policy: Policy, seed: int, weights: dict[str, float]) -> float:
-    """How far the worse of two tenants is from its share, when one sends ten times as much: a share of it."""
+def flooded_tenant_error(policy: Policy, seed: int) -> float:
+    """One tenant sends `FLOOD` documents, then another a tenth of them: far more than is prefetched."""
     trace = together(
         bulk(seed, tenant="many", count=FLOOD), bulk(seed + 50, tenant="few", count=FLOOD // 10)
     )
-    history = simulate(trace, replace(setup(policy), weights=weights))
-    got = dict.fromkeys(weights, 0.0)
-    for outcome in history.outcomes:
+    return _tenant_error(trace, replace(setup(policy), weights=WEIGHTS))
+
+
+def tenant_error(policy: Policy, seed: int) -> float:
+    """Two tenants send `EQUAL` documents each, one after the other; their shares over `EQUAL_S`."""
+    trace = together(*(bulk(seed + n, tenant=name, count=EQUAL) for n, name in enumerate(WEIGHTS)))
+    return _tenant_error(trace, replace(setup(policy), weights=WEIGHTS, until_s=EQUAL_S))
+
+
+def _tenant_error(trace: list[Arrival], used: Setup) -> float:
+    """How far the worse of two tenants is from its share, a share of it."""
+    got = dict.fromkeys(WEIGHTS, 0.0)
+    for outcome in simulate(trace, used).outcomes:
         if outcome.ending is Ending.FINISHED:
             request = outcome.arrival
             got[request.tenant] += request.prompt_tokens + request.answer_tokens
-    total, weight = sum(got.values()), sum(weights.values())
-    return max(abs(got[name] / total / (weights[name] / weight) - 1) for name in weights)
+    return max(abs(tokens / sum(got.values()) * len(WEIGHTS) - 1) for tokens in got.values())
 
 
 def padded_tokens_per_s(policy: Policy, seed: int, answer: int) -> float:

@@ -45,24 +45,18 @@ class OpenLoad:
         answered = await asyncio.gather(*calls)
         return [arrival for arrival in answered if arrival is not None]
 
-    async def flood(
-        self, arrival: Arrival, outstanding: int, seconds: float, ramp_s: float = 0.0
-    ) -> list[Arrival]:
-        """Requests like ``arrival``, so many at a time, for ``seconds``; those that were answered in that time.
-
-        The callers begin one after the other within ``ramp_s`` seconds.
-        """
+    async def flood(self, arrival: Arrival, outstanding: int, seconds: float) -> list[Arrival]:
+        """Requests like ``arrival``, so many at a time, for ``seconds``; those that were answered in that time."""
         begun = time.perf_counter()
         answered: list[Arrival] = []
 
-        async def one_after_the_other(caller: int) -> None:
-            await asyncio.sleep(ramp_s * caller / outstanding)
+        async def one_after_the_other() -> None:
             while True:
                 done = await self.ask(arrival, begun)
                 if done is not None:
                     answered.append(done)
 
-        tasks = [asyncio.create_task(one_after_the_other(n)) for n in range(outstanding)]
+        tasks = [asyncio.create_task(one_after_the_other()) for _ in range(outstanding)]
         await asyncio.wait(tasks, timeout=seconds)
         for task in tasks:
             task.cancel()

@@ -18,6 +18,9 @@ from typing import Any, Final
 
 SUFFIX: Final = "cpu-2-cores"
 FIELDS: Final = ("ours", "peer", "ratio")
+LOAD_MAX: Final = 3.0
+UNITS: Final = ("ms", "us", "tokens/s")
+"""Written behind the number of a new cell."""
 NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 MARKED: Final = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)([^\d<|]*)<!-- (\w+)\.(\w+) -->")
 COMMENT: Final = re.compile(r"<!-- (\w+) -->")
@@ -87,8 +90,10 @@ def shown(value: float) -> str:
 
 
 def measured(line: Line) -> str:
-    """The cell of the column "measured"."""
-    limits = [line.get("label"), line.get("limits")]
+    """The cell of the column "measured"; other programs that wanted the cores are a limit."""
+    load = line.get("load", 0.0)
+    busy = f"load {load:.0f}" if load > LOAD_MAX else ""
+    limits = [line.get("label"), line.get("limits"), busy]
     return ", ".join([line["commit"], *(limit for limit in limits if limit)])
 
 
@@ -114,19 +119,33 @@ def _key(cell: str) -> str:
 
 def _row(cells: list[str], columns: list[str], lines: Lines) -> Iterator[str]:
     named = COMMENT.search(cells[1]) or re.search(r"`(\w+)`", cells[1])
-    if named is None:
-        raise PageError("a row of a table of figures names none")
+    if named is None or len(cells) != len(columns):
+        raise PageError("a row of a table of figures names one, and has a cell for each column")
     if named[1] not in lines and not _numbers(cells, columns):
-        yield from cells
+        blank = zip(columns, cells, strict=True)
+        yield from (" not measured " if key == "measured" else cell for key, cell in blank)
         return
     line = _line(lines, named[1])
     for key, cell in zip(columns, cells, strict=True):
         if key == "measured":
             yield f" {measured(line)} "
+        elif not cell.strip() and (key in FIELDS or key in line.get("also", {})):
+            yield _new_cell(line, key)
         elif (key in FIELDS or key in line.get("also", {})) and NUMBER.search(cell):
             yield NUMBER.sub(partial(_text, line, key), cell, count=1)
         else:
             yield cell
+
+
+def _new_cell(line: Line, key: str) -> str:
+    """What an empty cell of a figure that has been measured gets."""
+    value = line[key] if key in FIELDS else line["also"][key]
+    if value is None:
+        return " - "
+    if line["unit"] == "share" and key != "ratio":
+        return f" {100 * value:.1f} % "
+    unit = line["unit"] if line["unit"] in UNITS and key in ("ours", "peer") else ""
+    return f" {shown(value)} {unit}".rstrip() + " "
 
 
 def _numbers(cells: list[str], columns: list[str]) -> bool:

@@ -1,6 +1,6 @@
 """Runs parts of the benchmarks, keeps their lines in bench/results, and writes the numbers into the pages.
 
-    scripts/bench [--list] [--runs N] [--pages] [PART ...]
+    scripts/bench [--list] [--runs N] [--pages] [--outcomes FILE ...] [PART ...]
 
 Without a PART all of them, in the order of `PARTS`; that takes hours, and an otherwise idle machine. --pages measures
 nothing and writes what bench/results holds into README.md and docs.
@@ -21,6 +21,7 @@ from bench.support.pages import load_results, read_lines, render
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh": ("mesh",),
     "engine": ("engine",),
+    "engine-float32": ("engine", "--dtype", "float32"),
     "batcher": ("batcher",),
     "batcher-mesh": ("batcher", "--only", "mesh"),
     "safety-input": ("safety", "--only", "input"),
@@ -28,11 +29,14 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "safety-mesh": ("safety", "--only", "mesh"),
     "router-decision": ("router", "--decision"),
     "router-tiers": ("router", "--tiers", "--plot", "docs/strategies.png"),
+    "router-outcomes": ("router",),
     "overload": ("overload",),
     "telemetry": ("telemetry",),
     "simulation": ("simulation",),
 }
 """By name: a benchmark, and the options that make the part."""
+OUTCOMES: Final = "router-outcomes"
+"""The part that needs files, which are not in this repository; without --outcomes it is left out."""
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -43,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{name:16} bench/{' '.join(part)}" for name, part in PARTS.items()))
         return 0
-    failed = [] if options.pages else [n for n in options.part or PARTS if _fails(n, options.runs)]
+    failed = [] if options.pages else [name for name in _parts(options) if _fails(name, options)]
     write_pages()
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
@@ -58,16 +62,23 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="the parts, and what each runs")
     parser.add_argument("--pages", action="store_true", help="only write the pages")
+    parser.add_argument("--outcomes", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--runs", type=run_count, help="of each figure")
     parser.add_argument("part", nargs="*", choices=[[], *PARTS], metavar="PART")
     return parser.parse_args(arguments)
 
 
-def _fails(name: str, runs: int | None) -> bool:
+def _parts(options: argparse.Namespace) -> list[str]:
+    return [name for name in options.part or PARTS if name != OUTCOMES or options.outcomes]
+
+
+def _fails(name: str, options: argparse.Namespace) -> bool:
     """Runs one part, which prints what it does; whether it failed."""
     benchmark, *rest = PARTS[name]
+    for path in options.outcomes if name == OUTCOMES else ():
+        rest += ["--outcomes", str(path.resolve())]
     command = [sys.executable, str(ROOT / "bench" / f"{benchmark}.py"), "--json", *rest]
-    command += ["--runs", str(runs)] if runs is not None else []
+    command += ["--runs", str(options.runs)] if options.runs is not None else []
     print(f"{name}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

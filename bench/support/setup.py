@@ -39,6 +39,7 @@ class Setup:
     folder: Path
     shape: Shape
     device: str
+    dtype: str
     threads: int
     runs: int
 
@@ -59,19 +60,23 @@ class Setup:
     def engine(self, **options: Any) -> Side:
         if self.on_cuda:
             options = {"slots": 128, "prefill_tokens": 8192, "cache_gb": 40.0, **options}
-        common = {"device": self.device, "threads": self.threads, "vocab": self.shape.vocab}
-        return Side(OurEngine, self.folder, **common, **options)
+        return Side(OurEngine, self.folder, **self._common, vocab=self.shape.vocab, **options)
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {"device": self.device, "dtype": self.dtype, "threads": self.threads}
 
     def static(self, work: Work) -> Side:
         trial = work.prompts(TRIAL_SEED)
-        return Side(StaticBatch, self.folder, device=self.device, threads=self.threads, trial=trial)
+        return Side(
+            StaticBatch, self.folder, **self._common, trial=trial, new_tokens=work.new_tokens
+        )
 
     def continuous(self, work: Work, *, tuned: bool) -> Side:
         return Side(
             ContinuousBatch,
             self.folder,
-            device=self.device,
-            threads=self.threads,
+            **self._common,
             trial=work.prompts(TRIAL_SEED),
             new_tokens=work.new_tokens,
             tuned=tuned,

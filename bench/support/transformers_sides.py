@@ -15,10 +15,10 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 ATTENTIONS: Final = ("sdpa", "eager")
 
 
-def load(folder: Path, device: str, attention: str) -> Any:
-    """The model in bfloat16."""
+def load(folder: Path, device: str, dtype: str, attention: str) -> Any:
+    """The model; ``dtype`` is a torch type by name."""
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, attn_implementation=attention
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention
     )
     return model.to(device).eval()
 
@@ -32,13 +32,22 @@ def greedy(new_tokens: int) -> Any:
 class StaticBatch:
     """`generate` on prompts that are padded on the left to one length."""
 
-    def __init__(self, folder: Path, *, device: str, threads: int, trial: Prompts) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str,
+        dtype: str,
+        threads: int,
+        trial: Prompts,
+        new_tokens: int,
+    ) -> None:
         torch.set_num_threads(threads)
         self._device = device
         self._model, told = fastest(
             [{"attention": name} for name in ATTENTIONS],
-            lambda attention: load(folder, device, attention),
-            lambda model: timed(lambda p, n: self._generate(model, p, n), trial, 16)[0],
+            lambda attention: load(folder, device, dtype, attention),
+            lambda model: timed(lambda p, n: self._generate(model, p, n), trial, new_tokens)[0],
         )
         self.about = f"generate with {self._model.config._attn_implementation} attention ({told})"
 
@@ -68,6 +77,7 @@ class ContinuousBatch:
         folder: Path,
         *,
         device: str,
+        dtype: str,
         threads: int,
         trial: Prompts,
         new_tokens: int,
@@ -81,7 +91,7 @@ class ContinuousBatch:
             [{"attention": name, **size} for name in ATTENTIONS for size in sizes]
             if tuned
             else [{"attention": "sdpa"}],
-            lambda **setting: Manager(folder, device, len(trial), longest, **setting),
+            lambda **setting: Manager(folder, device, dtype, len(trial), longest, **setting),
             lambda manager: timed(manager.generate, trial, new_tokens)[0],
         )
         self._manager: Manager = made
@@ -110,9 +120,17 @@ class Manager:
     """A model with a manager for up to ``rows`` rows of up to ``longest`` tokens."""
 
     def __init__(
-        self, folder: Path, device: str, rows: int, longest: int, *, attention: str, **size: Any
+        self,
+        folder: Path,
+        device: str,
+        dtype: str,
+        rows: int,
+        longest: int,
+        *,
+        attention: str,
+        **size: Any,
     ) -> None:
-        self._model = load(folder, device, f"paged|{attention}")
+        self._model = load(folder, device, dtype, f"paged|{attention}")
         if "page_size" in size:
             size["num_blocks"] = rows * (longest // size["page_size"] + 2)
         self._config = ContinuousBatchingConfig(**size)

@@ -60,9 +60,17 @@ def test_what_is_not_in_the_results_is_an_error_with_its_line(page: str) -> None
 
 
 def test_a_row_without_numbers_has_not_been_measured() -> None:
-    page = HEAD + "| `unknown` | 64 callers | | | not measured |"
+    page = HEAD + "| `unknown` | 64 callers | | | |"
 
-    assert render(page, RESULTS) == page
+    assert render(page, RESULTS) == page.removesuffix("|") + "not measured |"
+
+
+def test_empty_cells_of_a_measured_figure_are_filled() -> None:
+    page = HEAD + "| `a_vs_b` | 64 callers | | | |"
+
+    assert render(page, RESULTS).splitlines()[2] == (
+        "| `a_vs_b` | 64 callers | 1,235 tokens/s | 12.3 | abc1234, single run |"
+    )
 
 
 def test_how_numbers_are_shown() -> None:
@@ -73,3 +81,4 @@ def test_how_numbers_are_shown() -> None:
 
 def test_what_limits_a_figure_stands_beside_its_commit() -> None:
     assert measured({**LINE, "limits": "old seeds"}) == "abc1234, single run, old seeds"
+    assert measured({**LINE, "label": "", "load": 9.6}) == "abc1234, load 10"
