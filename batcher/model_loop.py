@@ -269,6 +269,7 @@ class ModelLoop:
 
     async def _carry_out(self, effects: Effects) -> None:
         process = self._process
+        await process.gateways.send(effects.frames, effects.held)
         for move in effects.moves:
             process.spans.moved(move)
             process.metrics.moved(move)
@@ -277,7 +278,6 @@ class ModelLoop:
             own, *rows = process.spans.formed(formed)
             batch = formed.message(process.batcher, rows, time.monotonic())
             self._fleet.send(formed.batch.worker, batch, own)
-        await process.gateways.send(effects.frames, effects.held)
         if effects.cancels:
             self._spawn(self._fleet.cancel(effects.cancels))
         for row in effects.dead:

@@ -1,7 +1,10 @@
 """Overhead of the mesh: tokens/s and time to first token through the mesh and directly with Triton; with the `echo`
 engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
 
-    python bench/mesh.py [--json] [--runs N]
+    python bench/mesh.py [--json] [--runs N] [FIGURES...]
+
+FIGURES: `overhead` (the above, the default); with the shipped settings on the small tier `interactive_beside_bulk` and
+`openloop_ttft`, defined in `bench/support/open_loop.py`.
 """
 
 import argparse
@@ -21,6 +24,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
+from bench.support.open_loop import MODEL as SMALL
+from bench.support.open_loop import interactive_beside_bulk, openloop_ttft
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
@@ -190,9 +195,9 @@ async def bare_server() -> "AsyncIterator[Stub]":
         await asyncio.wait_for(process.wait(), 10)
 
 
-def _prompt_tokens(settings: config.Settings) -> tuple[list[int], list[int]]:
+def _prompt_tokens(settings: config.Settings, name: str = MODEL) -> tuple[list[int], list[int]]:
     """The prompt as the gateway would send it, and the stop tokens: Triton must get the same work on both ways."""
-    model = load_catalog(settings)[MODEL].tokenizer
+    model = load_catalog(settings)[name].tokenizer
     return model.encode_chat([{"role": "user", "content": PROMPT}]), list(model.stop_token_ids)
 
 
@@ -209,18 +214,51 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
+async def open_loop(names: list[str], runs: int) -> list[Figure]:
+    """Figures on a mesh with the shipped settings, but for the large tier, which would share the cores."""
+    shipped = config.Settings()
+    settings = shipped.model_copy(
+        update={
+            "models": tuple(model for model in shipped.models if model.name == SMALL),
+            "routing": RoutingSettings(default=SMALL),
+            "gateway": config.GatewaySettings(address="127.0.0.1:0"),
+        }
+    )
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
+            if "interactive_beside_bulk" in names:
+                figures += await interactive_beside_bulk(mesh.address, runs)
+            if "openloop_ttft" in names:
+                prompt, _ = _prompt_tokens(settings, SMALL)
+                figures += await openloop_ttft(
+                    mesh.address, mesh.worker_address(SMALL), prompt, runs
+                )
+    return figures
+
+
 async def main(args: argparse.Namespace) -> None:
     """Runs the figures asked for and prints them."""
+    figures: list[Figure] = []
+    if "overhead" in args.figures:
+        figures += await overhead(args.runs)
+    if args.figures != ["overhead"]:
+        figures += await open_loop(args.figures, args.runs)
+    emit(figures, args.json)
+
+
+async def overhead(runs: int) -> list[Figure]:
+    """Figures of the mesh beside Triton and gRPC alone."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
             running_mesh(bench_settings(), state_dir=Path(folder)) as mesh,
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             gateway = inference_pb2_grpc.InferenceServiceStub(channel)
-            figures = await bench_triton(gateway, mesh.worker_address(MODEL), args.runs)
-            figures += await bench_echo(gateway, args.runs)
+            figures = await bench_triton(gateway, mesh.worker_address(MODEL), runs)
+            figures += await bench_echo(gateway, runs)
             figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
-    emit(figures, args.json)
+    return figures
 
 
 if __name__ == "__main__":
@@ -229,4 +267,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
+    names = ("overhead", "interactive_beside_bulk", "openloop_ttft")
+    parser.add_argument("figures", nargs="*", choices=names, default=["overhead"])
     uvloop.run(main(parser.parse_args()))

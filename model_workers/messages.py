@@ -42,6 +42,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         sampling=_sampling(task.sampling),
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
         rank=_rank(task.priority_class),
+        gather_s=task.gather_ms / 1000,
     )
 
 

@@ -4,12 +4,15 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 
 `Channels` decides, without threads and clock; `Sender` is the thread. The rules:
 
-- There is one channel per batcher. A report carries all frames that wait: when sending is slower than stepping, steps
-  share a report, in order.
+- There is one channel per batcher. A report carries all frames that are due: when sending is slower than stepping,
+  steps share a report, in order.
+- Frames of urgent rows are due at once. A row that may wait gathers its tokens in one frame until its time is over; its
+  end waits `SOON_S` at most, and `GATHER_TOKENS_MAX` tokens go as they are. So full batches of such rows cost few
+  messages, and urgent frames meet short queues everywhere behind the worker.
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - Every ``heartbeat_s`` a heartbeat is sent, with or without frames; before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share
-  the worker. Admissions are sent as soon, at once when rows were refused.
+  the worker. Admissions are sent within `SOON_S`, at once when rows were refused.
 - A second channel of the same batcher replaces the first, and its waiting frames are dropped: a batcher that lost its
   channel sends its rows again. Until the engine has taken note of the second one it carries heartbeats only.
 - When the engine hangs its channels are ended: batchers send their rows elsewhere. The engine may go on and serve new
@@ -22,7 +25,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import Condition
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -36,9 +38,20 @@ REPORT_FRAMES_MAX: Final = 1024
 BACKLOG_FRAMES_MAX: Final = 4096
 """With this many frames waiting on all channels the engine waits before its next step."""
 
-
 LOAD_UPDATE_S: Final = 0.05
 """A batcher without frames gets a changed load after this time, seconds."""
+
+SOON_S: Final = 0.01
+"""Ends of rows that gather, and admissions, wait for others at most this long, seconds: batchers fill free slots."""
+
+GATHER_TOKENS_MAX: Final = 256
+"""A row that has gathered so many tokens sends them: more are not lost with a worker, nor larger a message."""
+
+GATHER_GRID_S: Final = 0.25
+"""Gathered tokens go at multiples of this, or of the time that they are gathered, seconds."""
+
+PostedFrame = tuple[frame_pb2.Frame, float]
+"""A frame, and how long its tokens may wait for more of its row, seconds."""
 
 
 class ResponseSender(Protocol):
@@ -54,9 +67,22 @@ class ResponseSender(Protocol):
         """Whether the batcher has cancelled the request."""
 
 
+@dataclass(slots=True)
+class Gathered:
+    """The tokens of a row that wait for more, and when they go."""
+
+    frame: frame_pb2.Frame
+    due_at: float
+
+
 @dataclass(eq=False)
 class Channel:
-    """The open channel of one batcher. Times are monotonic seconds."""
+    """The open channel of one batcher. Times are monotonic seconds.
+
+    Attributes:
+        waiting: frames to go at ``waiting_at``.
+        gathered: by request, those that still grow; the first goes at ``gathered_at``.
+    """
 
     batcher: str
     opening: int
@@ -64,10 +90,58 @@ class Channel:
     heartbeat_s: float
     heartbeat_at: float
     load_update_at: float = math.inf
+    waiting_at: float = math.inf
+    gathered_at: float = math.inf
     sequence: int = 0
     ready: bool = False
     waiting: list[frame_pb2.Frame] = field(default_factory=list)
+    gathered: dict[str, Gathered] = field(default_factory=dict)
     admissions: list[worker_pb2.Admission] = field(default_factory=list)
+
+    @property
+    def due_at(self) -> float:
+        """When the next report is due."""
+        return min(self.waiting_at, self.gathered_at, self.load_update_at, self.heartbeat_at)
+
+    def post(self, frame: frame_pb2.Frame, gather_s: float, now: float) -> None:
+        """Takes a frame."""
+        gathered = self.gathered.pop(frame.request_id, None)
+        if gathered is not None and gathered.frame.attempt == frame.attempt:
+            frame = _joined(gathered.frame, frame)
+        if not frame.HasField("final") and len(frame.token_ids) < GATHER_TOKENS_MAX and gather_s:
+            due_at = gathered.due_at if gathered else _due_at(now, gather_s)
+            self.gathered[frame.request_id] = Gathered(frame, due_at)
+            self.gathered_at = min(self.gathered_at, due_at)
+        else:
+            self.waiting.append(frame)
+            self.waiting_at = min(self.waiting_at, now + min(gather_s, SOON_S))
+
+    def take(self, now: float) -> list[frame_pb2.Frame]:
+        """The frames of a report now; more may wait for the next one."""
+        if self.gathered_at <= now:
+            due = [name for name, gathered in self.gathered.items() if gathered.due_at <= now]
+            self.waiting += [self.gathered.pop(name).frame for name in due]
+            times = (gathered.due_at for gathered in self.gathered.values())
+            self.gathered_at = min(times, default=math.inf)
+        frames = self.waiting[:REPORT_FRAMES_MAX]
+        del self.waiting[:REPORT_FRAMES_MAX]
+        self.waiting_at = now if self.waiting else math.inf
+        return frames
+
+
+def _due_at(now: float, gather_s: float) -> float:
+    """When tokens that are gathered from now on go: rounded down, so that rows go together."""
+    grid_s = min(gather_s, GATHER_GRID_S)
+    return (now + gather_s) // grid_s * grid_s
+
+
+def _joined(head: frame_pb2.Frame, tail: frame_pb2.Frame) -> frame_pb2.Frame:
+    """Two frames of a row that follow each other."""
+    head.token_ids.extend(tail.token_ids)
+    head.logprobs.extend(tail.logprobs)
+    if tail.HasField("final"):
+        head.final.CopyFrom(tail.final)
+    return head
 
 
 @dataclass(frozen=True)
@@ -139,11 +213,12 @@ class Channels:
             for channel in self._channels.values():
                 channel.load_update_at = min(channel.load_update_at, now + LOAD_UPDATE_S)
 
-    def post(self, batcher: str, frames: Iterable[frame_pb2.Frame]) -> None:
+    def post(self, batcher: str, frames: Iterable[PostedFrame], now: float) -> None:
         """Adds frames; dropped when the batcher has no channel, or a newer one than they are for."""
         channel = self._channels.get(batcher)
         if channel is not None and channel.ready:
-            channel.waiting.extend(frames)
+            for frame, gather_s in frames:
+                channel.post(frame, gather_s, now)
 
     def admit(self, batcher: str, admissions: Iterable[worker_pb2.Admission], now: float) -> None:
         """Adds admissions."""
@@ -152,7 +227,7 @@ class Channels:
             return
         for admission in admissions:
             channel.admissions.append(admission)
-            due_at = now if admission.refused else now + LOAD_UPDATE_S
+            due_at = now if admission.refused else now + SOON_S
             channel.load_update_at = min(channel.load_update_at, due_at)
 
     def due(self, now: float) -> list[DueReport]:
@@ -160,30 +235,22 @@ class Channels:
         return [
             self._report(channel, now)
             for channel in self._channels.values()
-            if channel.waiting or min(channel.heartbeat_at, channel.load_update_at) <= now
+            if channel.due_at <= now
         ]
 
     def next_due(self) -> float | None:
-        """When the next report without frames is due; None without channels."""
-        return min(
-            (
-                min(channel.heartbeat_at, channel.load_update_at)
-                for channel in self._channels.values()
-            ),
-            default=None,
-        )
+        """When the next report is due; None without channels."""
+        return min((channel.due_at for channel in self._channels.values()), default=None)
 
     def _report(self, channel: Channel, now: float) -> DueReport:
         is_heartbeat = channel.heartbeat_at <= now
         if is_heartbeat:
             channel.heartbeat_at = now + channel.heartbeat_s
         channel.load_update_at = math.inf
-        frames = list(islice(channel.waiting, REPORT_FRAMES_MAX))
-        del channel.waiting[: len(frames)]
         report = worker_pb2.StepReport(
             worker=self.worker,
             sequence=channel.sequence,
-            frames=frames,
+            frames=channel.take(now),
             load=self._load,
             admissions=channel.admissions,
             ready=channel.ready,
@@ -263,19 +330,21 @@ class Sender:
 
     def post(
         self,
-        frames: Mapping[str, Sequence[frame_pb2.Frame]],
+        frames: Mapping[str, Sequence[PostedFrame]],
         load: worker_pb2.WorkerLoad,
         admissions: Mapping[str, Sequence[worker_pb2.Admission]] = MappingProxyType({}),
     ) -> None:
         """Takes the frames of a step and what was admitted before it, by batcher, and the load after it."""
         now = self._clock()
         with self._changed:
+            due_at = self._channels.next_due()
             self._channels.set_load(load, now)
             for batcher, admitted in admissions.items():
                 self._channels.admit(batcher, admitted, now)
             for batcher, messages in frames.items():
-                self._channels.post(batcher, messages)
-            self._changed.notify_all()
+                self._channels.post(batcher, messages, now)
+            if self._channels.next_due() != due_at:
+                self._changed.notify_all()
 
     def has_room(self) -> bool:
         """Waits a bounded time until the backlog is below its limit; whether it is."""
@@ -294,7 +363,8 @@ class Sender:
         """Sends until `stop`."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_work, self._seconds_until_due())
+                if not (self._stopping or self._ends):
+                    self._changed.wait(self._seconds_until_due())
                 stopping = self._stopping
                 ends, self._ends = self._ends, deque()
                 reports = self._channels.due(self._clock())
@@ -307,10 +377,6 @@ class Sender:
             if stopping and not ends and not reports:
                 break
         self._close_all()
-
-    def _has_work(self) -> bool:
-        waits = bool(self._ends) or self._channels.backlog > 0
-        return self._stopping or waits or self._seconds_until_due() == 0
 
     def _seconds_until_due(self) -> float:
         """Seconds until the next report is due, or the engine is looked at."""

@@ -17,10 +17,10 @@ from opentelemetry.trace import Tracer
 from model_workers import messages
 from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
 from model_workers.messages import row_spec
-from model_workers.sender import Channels, ResponseSender, Sender, SenderCallbacks
+from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender, SenderCallbacks
 from model_workers.telemetry import RowTelemetry
 from model_workers.watchdog import Watchdog
-from sluice.internal.v1 import frame_pb2, worker_pb2
+from sluice.internal.v1 import worker_pb2
 from sluice.wire.codec import MalformedMessage
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class EngineLoop:
                 if replaced is not None and replaced.spec.owner != spec.owner:
                     # Its batcher would wait for frames, and count it among the rows here.
                     end = messages.frame(replaced.cancelled(), None)
-                    self._sender.post({replaced.spec.owner: [end]}, self._engine.load())
+                    self._sender.post({replaced.spec.owner: [(end, 0.0)]}, self._engine.load())
         return admission
 
     def _step(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
@@ -200,10 +200,10 @@ class EngineLoop:
         return self._report(steps, now)
 
     def _report(self, steps: Sequence[RowStep], now: float) -> worker_pb2.WorkerLoad:
-        by_batcher: defaultdict[str, list[frame_pb2.Frame]] = defaultdict(list)
+        by_batcher: defaultdict[str, list[PostedFrame]] = defaultdict(list)
         for step in steps:
             timings = self._telemetry.add_step(step, now)
-            by_batcher[step.owner].append(messages.frame(step, timings))
+            by_batcher[step.owner].append((messages.frame(step, timings), step.gather_s))
         load = self._engine.load()
         self._sender.post(by_batcher, load)
         return load

@@ -7,6 +7,7 @@ from typing import Final
 from batcher.core.row import Row
 from sluice.internal.v1 import frame_pb2
 from sluice.wire.codec import MAX_MESSAGE_BYTES
+from sluice.wire.subjects import URGENT_CLASS
 
 RESEND_TOKENS_MAX: Final = 4096
 """Tokens in one frame for a gateway that lacks tokens; with log-probabilities a frame of 256 stays far below 1 MiB."""
@@ -126,15 +127,17 @@ def _piece(row: Row, start: int, end: int) -> frame_pb2.Frame:
 
 
 class Outbox:
-    """Frames that wait to be sent, and rows of which a gateway lacks tokens."""
+    """Frames that wait to be sent, those of urgent rows first, and rows of which a gateway lacks tokens."""
 
     def __init__(self) -> None:
-        self._frames: list[tuple[str, frame_pb2.Frame]] = []
+        self._urgent: list[tuple[str, frame_pb2.Frame]] = []
+        self._others: list[tuple[str, frame_pb2.Frame]] = []
         self._resends: dict[str, tuple[Row, int]] = {}
 
     def publish(self, row: Row, frame: frame_pb2.Frame) -> None:
         """Sends a frame to the row's gateway."""
-        self._frames.append((row.task.gateway, frame))
+        frames = self._urgent if row.priority_class == URGENT_CLASS else self._others
+        frames.append((row.task.gateway, frame))
 
     def end(self, row: Row, frame: frame_pb2.Frame | None = None) -> None:
         """Sends the final frame of a row; ``frame`` is the worker's, if it sent one."""
@@ -155,11 +158,12 @@ class Outbox:
         self._resends[row.request_id] = (row, min(known, from_index))
 
     def take(self) -> list[tuple[str, frame_pb2.Frame]]:
-        """Gateway and frame, in order, since the last call."""
+        """Gateway and frame since the last call, those of a row in order."""
         # Once for all questions that came: an answer may be long, and a gateway that lost many frames asks often.
         for row, from_index in self._resends.values():
             for frame in resend(row, from_index):
                 self.publish(row, frame)
         self._resends.clear()
-        frames, self._frames = self._frames, []
+        frames = self._urgent + self._others
+        self._urgent, self._others = [], []
         return frames

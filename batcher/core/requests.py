@@ -68,6 +68,7 @@ class Requests:
         """``ranked``: all workers, those in front first; only needed with ``standby``, see `without_standby`."""
         self._ranked, self._standby = ranked, standby
         self.queue = Queue(policy, weights)
+        self._policy = policy
         self.active = 0
         self.size = 0
         self._batcher = batcher
@@ -94,6 +95,7 @@ class Requests:
 
     def change_policy(self, policy: Policy, weights: Mapping[str, float]) -> None:
         """Activates another policy: waiting rows keep their waiting time, rows in workers continue."""
+        self._policy = policy
         self.queue.reconfigure(policy, weights)
 
     def take(self) -> Effects:
@@ -310,10 +312,16 @@ class Requests:
         formed = FormedBatch(f"{self._batcher}-{self._batches}", batch, rows, worker.worker_id)
         for row in rows:
             row.worker = batch.worker
+            row.gather_ms = self._gather_ms(row)
             row.batch = formed.info(row)
             self._move(row, RowState.SENT, now)
         worker.sent(formed.batch_id, rows)
         self._effects.batches.append(formed)
+
+    def _gather_ms(self, row: Row) -> int:
+        if row.task.HasField("gather_ms"):
+            return row.task.gather_ms
+        return round(1000 * self._policy.of_class(row.priority_class).gather_s)
 
     def _breaker(self, worker: str) -> Breaker:
         return self._breakers.setdefault(worker, Breaker())

@@ -70,6 +70,7 @@ class Row(QueuedTask):
         no_progress: consecutive sends without a new token.
         worker: the worker it was sent to last; empty: never sent.
         batch: the batch it was sent with last.
+        gather_ms: how long the worker may gather its tokens.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Row(QueuedTask):
         self.final: frame_pb2.Final | None = None
         self.worker = ""
         self.batch = frame_pb2.BatchInfo()
+        self.gather_ms = 0
         self.no_progress = 0
         self._sends = 0
         self._state = RowState.WAITING
@@ -153,6 +155,7 @@ class Row(QueuedTask):
         message.task.CopyFrom(self.task)
         del message.task.produced_token_ids[:]
         message.task.produced_token_ids.extend(self.produced)
+        message.task.gather_ms = self.gather_ms
         left_ms = (self.deadline - now) * 1e3
         if left_ms < TIMEOUT_MS_MAX:
             message.timeout_ms = max(1, int(left_ms))

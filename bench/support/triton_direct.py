@@ -1,6 +1,7 @@
 """Asks a worker without the mesh: one channel and one batch straight into Triton, as the batcher does it."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -47,6 +48,8 @@ class DirectWorker:
         self._id = f"bench-{uuid.uuid4().hex[:8]}"
         self._frames: Any = None
         self._open = 0
+        self._first: dict[str, asyncio.Future[None]] = {}
+        self._reading: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         opening = worker_pb2.WorkerRequest(
@@ -63,6 +66,8 @@ class DirectWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
         self._frames.cancel()
         await self._channel.close()
 
@@ -83,6 +88,24 @@ class DirectWorker:
         self._open = len(batch)
         while not await self._read():
             pass
+
+    async def first_ms(self, batch: list[worker_pb2.Row]) -> float:
+        """Milliseconds to the first token of a batch of one row; many calls at a time, and no other method then."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_all())
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first[batch[0].task.request_id] = arrived
+        begun = time.perf_counter()
+        sending = asyncio.ensure_future(self._send(batch))
+        await asyncio.wait_for(arrived, ANSWER_S)
+        elapsed_ms = (time.perf_counter() - begun) * 1000
+        await sending
+        return elapsed_ms
+
+    async def _read_all(self) -> None:
+        while True:
+            for frame in (await self._next()).frames:
+                self._first.pop(frame.request_id).set_result(None)
 
     async def finish(self) -> int:
         """Reads to the end of the rows that are under way; the number of tokens."""

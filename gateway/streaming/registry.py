@@ -4,6 +4,7 @@
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -28,11 +29,17 @@ from sluice.wire.tokens import VisibleToken
 
 _log = logging.getLogger(__name__)
 
+FRAMES_AT_A_TIME: Final = 4
+"""Each wakes a call, which makes text of the tokens and writes it."""
+
 _GONE: Final = Cancelled("the caller has gone")
 
 
 class Registry:
     """Live streams by request id, by row and by idempotency key, and replays of complete ones.
+
+    Frames of urgent rows are taken at once. The owner takes the others in pieces (`take_more`), so that what a full
+    batch brings does not hold up what arrives meanwhile.
 
     Attributes:
         dispatch: their rows.
@@ -47,6 +54,7 @@ class Registry:
         """Every row that was sent for a live stream, also those that it does not need any more."""
         self._by_key: dict[str, Stream] = {}
         self._on_end: dict[str, Callable[[Stream], None]] = {}
+        self._later: deque[tuple[str, Frame]] = deque()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -182,8 +190,8 @@ class Registry:
         stream.reroute(attempt, reason)
         return True
 
-    def take(self, bundle: FrameBundle, now: float) -> None:
-        """Takes what a batcher says."""
+    def take(self, bundle: FrameBundle, now: float) -> bool:
+        """Takes what a batcher says; whether `take_more` has something to do."""
         batcher, dispatch = bundle.batcher, self.dispatch
         dispatch.heard(batcher, now)
         for ref in bundle.held:
@@ -192,10 +200,23 @@ class Registry:
         for ref in bundle.unknown:
             dispatch.unknown(batcher, ref, now)
         for frame in bundle.frames:
-            if frame.final.end == ROW_END_RETURNED:
-                dispatch.returned(batcher, frame, now)
-            elif self._is_current(batcher, frame, now):
-                self.accept(frame, now)
+            if dispatch.is_urgent(frame.request_id):
+                self._take_frame(batcher, frame, now)
+            else:
+                self._later.append((batcher, frame))
+        return bool(self._later)
+
+    def take_more(self, now: float) -> bool:
+        """Takes the next frames of rows that are not urgent; whether there are more."""
+        for _ in range(min(FRAMES_AT_A_TIME, len(self._later))):
+            self._take_frame(*self._later.popleft(), now)
+        return bool(self._later)
+
+    def _take_frame(self, batcher: str, frame: Frame, now: float) -> None:
+        if frame.final.end == ROW_END_RETURNED:
+            self.dispatch.returned(batcher, frame, now)
+        elif self._is_current(batcher, frame, now):
+            self.accept(frame, now)
 
     def _is_current(self, batcher: str, frame: Frame, now: float) -> bool:
         row_id = frame.request_id

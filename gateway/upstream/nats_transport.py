@@ -59,6 +59,7 @@ class NatsTransport:
         self._client: Client | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._unstored_at: float | None = None
+        self._taking = False
         registry.dispatch.on_first = lambda: self._spawn(self._flush())
 
     @property
@@ -223,7 +224,17 @@ class NatsTransport:
         )
 
     async def _on_frames(self, bundle: FrameBundle) -> None:
-        self._registry.take(bundle, time.monotonic())
+        if self._registry.take(bundle, time.monotonic()) and not self._taking:
+            self._taking = True
+            self._spawn(self._take_more())
+
+    async def _take_more(self) -> None:
+        """Other work of the loop comes between the pieces."""
+        try:
+            while self._registry.take_more(time.monotonic()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        finally:
+            self._taking = False
 
     async def _on_report(self, report: BatcherReport) -> None:
         now = time.monotonic()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from opentelemetry.trace import SpanKind
 
@@ -38,6 +39,12 @@ from sluice.v1.inference_pb2 import (
 from sluice.wire import subjects
 from sluice.wire.enums import value_of
 from sluice.wire.tokens import VisibleToken
+
+WATCHED_GATHER_MS: Final = 250
+"""Tokens of an answer that the gateway may end, at a stop string, or give to another model, are gathered for this long
+at most: more would be computed in vain."""
+WHOLE_MS: Final = 3_600_000
+"""So long are tokens gathered of which nobody reads a part."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ class Upstream:
             prompt_token_ids=prepared.prompt_token_ids,
             sampling=prepared.sampling,
             workload=request.workload,
+            gather_ms=request.gather_ms,
         )
 
     def send(
@@ -158,6 +166,9 @@ class Upstream:
         """Sends the row of ``attempt`` for the request; returns at once."""
         attempt.sent = True
         begun, task = time.monotonic(), self.task_of(attempt, context.request, prepared)
+        watched = context.request.sampling.stop or context.admitted.second is not None
+        if watched and task.gather_ms > WATCHED_GATHER_MS:
+            task.gather_ms = WATCHED_GATHER_MS
         attributes = {
             names.MESSAGING_SYSTEM: "nats",
             names.MESSAGING_OPERATION: "send",
@@ -209,6 +220,7 @@ class InternalRow:
         spec = StreamSpec(started, deadline, False, RequestTimings(time.monotonic()))
         self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
         self._task = upstream.task_of(self.attempt, request, prepared)
+        self._task.gather_ms = WHOLE_MS
         self.attempt.sent = True
         upstream.admission.sent(prepared, request.priority_class)
 

@@ -23,6 +23,7 @@ MAX_LABELS: Final = 32
 MAX_LABEL_KEY_CHARS: Final = 64
 MAX_LABEL_VALUE_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 128
+MAX_GATHER_S: Final = 3600
 WORKLOAD_LABEL: Final = "task"
 """The label that names the workload of a request."""
 
@@ -62,6 +63,8 @@ class ValidRequest:
     tenant: str
     allow_degraded: bool
     accept_replace: bool
+    gather_ms: int | None
+    """How long tokens may be gathered before they are sent; None: the operator says."""
     resume_model: str
     """The model that those tokens came from; empty: not named."""
 
@@ -105,6 +108,7 @@ def validate(
         "idempotency_key",
         f"must have at most {MAX_KEY_CHARS} characters",
     )
+    gather_ms = _gather_ms(request, found)
     resume = _check_resume(request, sampling, catalog, found)
     model = _model(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
@@ -125,6 +129,7 @@ def validate(
         tenant=tenant,
         allow_degraded=request.allow_degraded,
         accept_replace=request.accept_replace,
+        gather_ms=gather_ms,
         resume_model=request.resume.model,
     )
 
@@ -198,6 +203,14 @@ def _check_labels(labels: Mapping[str, str], found: FieldViolations) -> None:
     )
 
 
+def _gather_ms(request: GenerateRequest, found: FieldViolations) -> int | None:
+    if not request.HasField("gather"):
+        return None
+    gather_s = request.gather.seconds + request.gather.nanos / 1e9
+    found.check(0 <= gather_s <= MAX_GATHER_S, "gather", f"must be 0 to {MAX_GATHER_S} s")
+    return round(1000 * gather_s)
+
+
 def _check_resume(
     request: GenerateRequest, sampling: SamplingParams, catalog: Catalog, found: FieldViolations
 ) -> tuple[VisibleToken, ...]:
@@ -245,12 +258,13 @@ def _check_issued(
 
 
 def fingerprint_of(request: GenerateRequest) -> bytes:
-    """A hash of the content: without the key, and without what the caller has received."""
-    asked, held = request, request.HasField("resume")
-    if held or request.idempotency_key or request.idempotency_key_generated:
+    """A hash of the content: without the key, what the caller has received, and how it wants to receive the rest."""
+    asked, extra = request, request.HasField("resume") or request.HasField("gather")
+    if extra or request.idempotency_key or request.idempotency_key_generated:
         asked = GenerateRequest()
         asked.CopyFrom(request)
         asked.ClearField("idempotency_key")
         asked.ClearField("idempotency_key_generated")
         asked.ClearField("resume")
+        asked.ClearField("gather")
     return hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()

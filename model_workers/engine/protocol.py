@@ -67,6 +67,8 @@ class RowSpec:
     deadline: float | None = None
     rank: int = 0
     """Of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
+    gather_s: float = 0.0
+    """How long its tokens may wait for more before they are sent, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class RowStep:
         end: set in the last step of a row, and only there.
         error: one sentence when ``end`` is FAILED or RETURNED.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
+        gather_s: as in `RowSpec`.
     """
 
     request_id: str
@@ -101,6 +104,7 @@ class RowStep:
     end: RowEnd | None = None
     error: str = ""
     cached_prompt_tokens: int = 0
+    gather_s: float = 0.0
 
 
 class Refused(Exception):

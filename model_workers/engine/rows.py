@@ -136,6 +136,7 @@ class Row:
             end=end,
             error=error,
             cached_prompt_tokens=self.cached_tokens or 0,
+            gather_s=spec.gather_s,
         )
 
 

@@ -65,6 +65,8 @@ class GenerateOptions(SamplingOptions, total=False):
         idempotency_key: names the answer across reconnects; made by the client when not given.
         raw_prompt: tokenize the prompt as it is, without the chat template.
         allow_degraded: a smaller model may answer when the chosen one could not in time.
+        gather_s: how long tokens may be gathered before they are sent, seconds: fewer messages. 0: each token at once;
+            an hour: the whole answer at once. Without it the operator's setting for the class.
         accept_replace: a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
     """
 
@@ -75,6 +77,7 @@ class GenerateOptions(SamplingOptions, total=False):
     idempotency_key: str
     raw_prompt: bool
     allow_degraded: bool
+    gather_s: float
     accept_replace: bool
 
 
@@ -93,6 +96,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     _set(request, "raw_prompt", options.get("raw_prompt", False))
     _set(request, "allow_degraded", options.get("allow_degraded", False))
     _set(request, "accept_replace", options.get("accept_replace", False))
+    if (gather_s := options.get("gather_s")) is not None:
+        with _Field("gather"):
+            request.gather.FromNanoseconds(round(1e9 * gather_s))
     named = options.get("idempotency_key")
     _set(request, "idempotency_key", named or uuid.uuid4().hex)
     request.idempotency_key_generated = not named

@@ -60,14 +60,16 @@ class ClassPolicy(Section):
     prefill_s_max: float = Field(math.inf, ge=0)
     """What computing the prompts that wait in a worker may take with a task of the class added, while more urgent
     classes are seen; a prompt that takes longer goes when none waits there."""
+    gather_s: float = Field(0.0, ge=0, le=3600)
+    """How long tokens are gathered in the worker before they are sent, where the request does not say."""
 
 
 class ClassPolicies(Section):
     """The classes, most urgent first."""
 
     interactive: ClassPolicy = ClassPolicy()
-    standard: ClassPolicy = ClassPolicy(aging_s=2.0)
-    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.002)
+    standard: ClassPolicy = ClassPolicy(aging_s=2.0, gather_s=0.05)
+    bulk: ClassPolicy = ClassPolicy(aging_s=10.0, spare_rows=8, prefill_s_max=0.002, gather_s=0.25)
 
     @model_validator(mode="before")
     @classmethod

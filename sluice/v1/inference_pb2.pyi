@@ -235,6 +235,7 @@ class GenerateRequest(_message.Message):
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
     ALLOW_DEGRADED_FIELD_NUMBER: _builtins.int
     ACCEPT_REPLACE_FIELD_NUMBER: _builtins.int
+    GATHER_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_GENERATED_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn. It is put into the model's chat template, unless raw_prompt is set."""
@@ -276,6 +277,14 @@ class GenerateRequest(_message.Message):
     def resume(self) -> Global___Resume:
         """Set to continue an answer that the client has received in part."""
 
+    @_builtins.property
+    def gather(self) -> _duration_pb2.Duration:
+        """How long tokens may be gathered before they are sent: fewer messages, for callers that do not watch the answer grow.
+        The end of the answer never waits for it, so a duration above that of any answer (an hour, say) brings the whole
+        answer at once, a long one in pieces of 256 tokens. 0: each token at once. Unset: as the operator has set for the
+        class, by default 0 for PRIORITY_INTERACTIVE. At most an hour.
+        """
+
     def __init__(
         self,
         *,
@@ -290,11 +299,12 @@ class GenerateRequest(_message.Message):
         raw_prompt: _builtins.bool = ...,
         allow_degraded: _builtins.bool = ...,
         accept_replace: _builtins.bool = ...,
+        gather: _duration_pb2.Duration | None = ...,
         idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "gather", b"gather", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

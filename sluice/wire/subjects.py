@@ -65,6 +65,8 @@ RANKS: Final[Mapping[str, int]] = {name: rank for rank, name in enumerate(CLASSE
 """Their places."""
 QUEUED_CLASS: Final = "bulk"
 """Tasks of this class wait in JetStream until a batcher has room; others go to a batcher at once."""
+URGENT_CLASS: Final = "interactive"
+"""A person waits for tasks of this class: their frames go before all others in every process."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -3,18 +3,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.sender import (
+    GATHER_TOKENS_MAX,
     LOAD_UPDATE_S,
     REPORT_FRAMES_MAX,
+    SOON_S,
     Channels,
     DueReport,
+    PostedFrame,
     ResponseSender,
 )
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
 
 
-def frames(count: int, first: int = 0) -> list[frame_pb2.Frame]:
-    return [frame_pb2.Frame(request_id="r", start_index=first + i) for i in range(count)]
+def frames(count: int, first: int = 0) -> list[PostedFrame]:
+    return [(frame_pb2.Frame(request_id="r", start_index=first + i), 0.0) for i in range(count)]
 
 
 def open_one(
@@ -51,7 +54,7 @@ def test_a_new_channel_says_hello() -> None:
 def test_heartbeats_go_out_with_and_without_frames() -> None:
     opened = channels()
     opened.due(0.0)
-    opened.post("b", frames(1))
+    opened.post("b", frames(1), 0.0)
     (report,) = opened.due(0.5)
     assert not report.is_heartbeat
     assert opened.next_due() == 1.0
@@ -65,7 +68,7 @@ def test_all_batchers_hear_of_another_load_soon_but_not_at_every_change() -> Non
     open_one(opened, "other")
     opened.due(0.0)
     opened.set_load(worker_pb2.WorkerLoad(slots=3, running=1), 0.1)
-    opened.post("b", frames(1))
+    opened.post("b", frames(1), 0.0)
     (report,) = opened.due(0.1)
     assert report.channel.batcher == "b"
     opened.set_load(worker_pb2.WorkerLoad(slots=3, running=2), 0.12)
@@ -87,7 +90,7 @@ def test_all_frames_leave_in_order_and_reports_are_numbered(steps: list[int]) ->
     sent: list[worker_pb2.StepReport] = reports(opened.due(0.0))
     posted = 0
     for count in steps:
-        opened.post("b", frames(count, posted))
+        opened.post("b", frames(count, posted), 0.0)
         posted += count
         assert opened.backlog > 0 or count == 0
         sent += reports(opened.due(0.0))
@@ -102,21 +105,21 @@ def test_each_batcher_gets_its_own_frames() -> None:
     opened = channels()
     open_one(opened, "other")
     opened.due(0.0)
-    opened.post("other", frames(1))
+    opened.post("other", frames(1), 0.0)
     (report,) = opened.due(0.1)
     assert report.channel.batcher == "other"
 
 
 def test_frames_without_a_channel_are_dropped() -> None:
     opened = Channels("worker-1")
-    opened.post("b", frames(2))
+    opened.post("b", frames(2), 0.0)
     assert (opened.backlog, opened.next_due(), opened.get("b", 0)) == (0, None, None)
 
 
 def test_a_second_channel_replaces_the_first_and_counts_anew() -> None:
     opened = channels()
     (old,) = opened.due(0.0)
-    opened.post("b", frames(5))
+    opened.post("b", frames(5), 0.0)
     assert open_one(opened, opening=1, now=0.1) is old.channel.responses
     (new,) = opened.due(0.1)
     assert (new.report.sequence, len(new.report.frames)) == (0, 0)
@@ -137,7 +140,7 @@ def test_a_channel_that_a_newer_one_overtook_is_ended() -> None:
 def test_a_channel_that_the_engine_does_not_serve_yet_carries_heartbeats_only() -> None:
     opened = Channels("worker-1")
     open_one(opened, ready=False)
-    opened.post("b", frames(2))
+    opened.post("b", frames(2), 0.0)
     opened.admit("b", [worker_pb2.Admission(batch_id="old")], 0.0)
     (report,) = reports(opened.due(0.0))
     assert not report.ready
@@ -149,9 +152,84 @@ def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
     opened = channels()
     opened.due(0.0)
     opened.admit("b", [worker_pb2.Admission(batch_id="taken")], 0.1)
-    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
+    assert opened.next_due() == pytest.approx(0.1 + SOON_S)
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
-    opened.admit("b", [worker_pb2.Admission(batch_id="not", refused=[refusal])], 0.11)
-    (report,) = reports(opened.due(0.11))
+    opened.admit("b", [worker_pb2.Admission(batch_id="not", refused=[refusal])], 0.105)
+    (report,) = reports(opened.due(0.105))
     assert [admission.batch_id for admission in report.admissions] == ["taken", "not"]
     assert opened.due(0.2) == []
+
+
+def step(
+    row: str, index: int, tokens: int = 1, *, attempt: int = 0, ends: bool = False
+) -> frame_pb2.Frame:
+    frame = frame_pb2.Frame(
+        request_id=row, attempt=attempt, start_index=index, token_ids=range(index, index + tokens)
+    )
+    if ends:
+        frame.final.end = frame_pb2.ROW_END_LENGTH
+    return frame
+
+
+def served() -> Channels:
+    """A channel that has just sent its heartbeat, at second 10."""
+    opened = Channels("worker-1")
+    open_one(opened, now=10.0)
+    opened.due(10.0)
+    return opened
+
+
+def test_tokens_of_a_row_that_may_wait_come_in_one_frame() -> None:
+    opened = served()
+    for index in range(20):
+        opened.post("b", [(step("bulk", index), 0.25)], 10.0 + index / 100)
+    assert opened.due(10.2) == []
+    assert opened.next_due() == 10.25
+    (report,) = reports(opened.due(10.25))
+    (frame,) = report.frames
+    assert (frame.start_index, frame.token_ids) == (0, list(range(20)))
+    assert opened.next_due() == 11.0  # the heartbeat
+
+
+def test_an_urgent_frame_does_not_wait_and_takes_no_gathered_one_along() -> None:
+    opened = served()
+    opened.post("b", [(step("bulk", 0), 0.25), (step("urgent", 0), 0.0)], 10.0)
+    (report,) = reports(opened.due(10.0))
+    assert [frame.request_id for frame in report.frames] == ["urgent"]
+
+
+def test_the_end_of_a_row_brings_its_tokens_soon() -> None:
+    opened = served()
+    opened.post("b", [(step("bulk", 0), 3600.0), (step("other", 0), 3600.0)], 10.0)
+    opened.post("b", [(step("bulk", 1, ends=True), 3600.0)], 10.1)
+    assert opened.next_due() == pytest.approx(10.1 + SOON_S)
+    (report,) = reports(opened.due(10.2))
+    (frame,) = report.frames
+    assert (frame.request_id, frame.token_ids) == ("bulk", [0, 1])
+    assert frame.final.end == frame_pb2.ROW_END_LENGTH
+
+
+def test_an_end_that_does_not_wait_brings_the_tokens_before_it() -> None:
+    opened = served()
+    opened.post("b", [(step("row", 0), 0.25)], 10.0)
+    opened.post("b", [(step("row", 1, 0, ends=True), 0.0)], 10.0)
+    (report,) = reports(opened.due(10.0))
+    (frame,) = report.frames
+    assert (frame.start_index, frame.token_ids) == (0, [0])
+
+
+def test_a_long_answer_comes_in_pieces() -> None:
+    opened = served()
+    for index in range(GATHER_TOKENS_MAX + 1):
+        opened.post("b", [(step("long", index), 3600.0)], 10.0)
+    (report,) = reports(opened.due(10.0 + SOON_S))
+    assert [len(frame.token_ids) for frame in report.frames] == [GATHER_TOKENS_MAX]
+
+
+def test_what_an_earlier_attempt_gathered_is_not_mixed_with_the_next() -> None:
+    opened = served()
+    opened.post("b", [(step("row", 0), 0.25)], 10.0)
+    opened.post("b", [(step("row", 0, attempt=1, ends=True), 0.25)], 10.0)
+    (report,) = reports(opened.due(10.1))
+    (frame,) = report.frames
+    assert (frame.attempt, frame.token_ids) == (1, [0])

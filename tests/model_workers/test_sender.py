@@ -6,7 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from model_workers import sender as sender_module
-from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, Sender, SenderCallbacks
+from model_workers.sender import BACKLOG_FRAMES_MAX, Channels, PostedFrame, Sender, SenderCallbacks
 from model_workers.watchdog import FIRST_LIMIT_S, Watchdog
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from tests.support.ports import FakePort
@@ -75,8 +75,8 @@ def opened(sender: Sender, port: FakePort, heartbeat_s: float) -> None:
     sender.make_ready("b", 0)
 
 
-def frames(count: int) -> list[frame_pb2.Frame]:
-    return [frame_pb2.Frame(request_id="r", start_index=i) for i in range(count)]
+def frames(count: int) -> list[PostedFrame]:
+    return [(frame_pb2.Frame(request_id="r", start_index=i), 0.0) for i in range(count)]
 
 
 def test_steps_share_a_report_when_sending_is_slow(sender: Sender) -> None:

@@ -62,6 +62,12 @@ def this_thread() -> SimulatedThread | None:
     return getattr(getcurrent(), "thread", None)
 
 
+def _waiting_thread() -> SimulatedThread:
+    thread = this_thread()
+    assert thread is not None, "the loop must not wait"
+    return thread
+
+
 class SimulatedCondition:
     """Takes the place of `threading.Condition`: a lock is not needed, since one thread runs at a time."""
 
@@ -88,22 +94,20 @@ class SimulatedCondition:
         """As usual."""
         if result := holds():
             return result
-        thread = this_thread()
-        assert thread is not None, "the loop must not wait"
-        loop = thread.process.loop
+        loop = _waiting_thread().process.loop
         until = None if timeout is None else loop.time() + timeout
         while not (result := holds()):
             if until is not None and loop.time() >= until:
                 break
-            self._wait(thread, until)
+            self.wait(None if until is None else until - loop.time())
         return result
 
-    def _wait(self, thread: SimulatedThread, until: float | None) -> None:
+    def wait(self, timeout: float | None = None) -> None:
+        """As usual."""
+        thread, timer = _waiting_thread(), None
         self._waiting[thread] = None
-        timer = None
-        if until is not None:
-            left_s = until - thread.process.loop.time()
-            timer = thread.process.soon(self._wake, thread, delay_s=left_s)
+        if timeout is not None:
+            timer = thread.process.soon(self._wake, thread, delay_s=timeout)
         thread.pause()
         if timer is not None:
             timer.cancel()

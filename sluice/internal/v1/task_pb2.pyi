@@ -11,10 +11,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -38,6 +38,7 @@ class Task(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    GATHER_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway, unique."""
     gateway: _builtins.str
@@ -54,6 +55,10 @@ class Task(_message.Message):
     """Milliseconds until the deadline, counted from the publication: clocks need not agree. 0 means none."""
     attempt: _builtins.int
     """Its first attempt: above every attempt of an earlier task of this request. A batcher counts on from here."""
+    gather_ms: _builtins.int
+    """Longest time that tokens may be gathered in the worker, milliseconds; unset: what the batcher's policy says of the
+    class.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -80,12 +85,15 @@ class Task(_message.Message):
         workload: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        gather_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "gather_ms", b"gather_ms", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "gateway", b"gateway", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gather_ms: _TypeAlias = _typing.Literal["gather_ms"]  # noqa: Y015
+    _WhichOneofArgType__gather_ms: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gather_ms) -> _WhichOneofReturnType__gather_ms | None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
 

@@ -23,8 +23,18 @@ class Desk:
         self.all = Effects()
         self.now = 100.0
 
-    def add(self, name: str = "r", *, timeout_s: float = 0.0, attempt: int = 0) -> None:
-        task = task_pb2.Task(request_id=name, gateway="g", priority_class="standard")
+    def add(
+        self,
+        name: str = "r",
+        *,
+        timeout_s: float = 0.0,
+        attempt: int = 0,
+        priority_class: str = "standard",
+        gather_ms: int | None = None,
+    ) -> None:
+        task = task_pb2.Task(
+            request_id=name, gateway="g", priority_class=priority_class, gather_ms=gather_ms
+        )
         task.prompt_token_ids.extend((1, 2, 3))
         task.sampling.max_tokens = 10
         task.timeout_ms, task.attempt = int(timeout_s * 1e3), attempt
@@ -146,6 +156,36 @@ def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) 
     assert "r" in desk.requests
     desk.advance(after_s=0.2)
     assert "r" not in desk.requests
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "asked", "sent"),
+    [("interactive", None, 0), ("bulk", None, 250), ("bulk", 0, 0), ("interactive", 7, 7)],
+)
+def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
+    desk: Desk, priority_class: str, asked: int | None, sent: int
+) -> None:
+    desk.add(priority_class=priority_class, gather_ms=asked)
+    (batch,) = desk.advance(room=1).batches
+    (row,) = batch.message("b", [""], desk.now).rows
+    assert row.task.gather_ms == sent
+
+
+def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
+    desk.add("other")
+    desk.add("urgent", priority_class="interactive")
+    desk.requests.queued(WORKER, desk.send(), desk.now)
+    desk.requests.take()
+    frames = [
+        frame_pb2.Frame(request_id=name, token_ids=[token])
+        for token in range(2)
+        for name in ("other", "urgent")
+    ]
+    for token, frame in enumerate(frames):
+        frame.start_index = token // 2
+    desk.report(WORKER, frames)
+    left = [(frame.request_id, frame.start_index) for _, frame in desk.requests.take().frames]
+    assert left == [("urgent", 0), ("urgent", 1), ("other", 0), ("other", 1)]
 
 
 def test_only_so_many_ended_rows_are_kept(desk: Desk) -> None:

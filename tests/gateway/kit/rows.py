@@ -49,6 +49,8 @@ def hold(registry: Registry, row_id: str, now: float = 0.0, batcher: str = BATCH
 def take(registry: Registry, *frames: Frame, now: float, batcher: str = BATCHER) -> None:
     """Frames of a batcher."""
     registry.take(FrameBundle(batcher=batcher, frames=frames), now)
+    while registry.take_more(now):
+        pass
 
 
 def said(outgoing: Outgoing) -> dict[str, list[str]]:

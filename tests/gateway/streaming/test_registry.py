@@ -13,7 +13,7 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.lifecycle import LEGAL_MOVES, RequestTimings, StreamSpec, StreamState
-from gateway.streaming.registry import Registry
+from gateway.streaming.registry import FRAMES_AT_A_TIME, Registry
 from gateway.streaming.stream import Stream
 from gateway.streaming.transcript import Transcript
 from sluice.errors import (
@@ -28,7 +28,7 @@ from sluice.errors import (
     SlowReader,
 )
 from sluice.internal.v1 import frame_pb2
-from sluice.internal.v1.frame_pb2 import Frame, RowError
+from sluice.internal.v1.frame_pb2 import Frame, FrameBundle, RowError
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_LENGTH,
@@ -40,7 +40,7 @@ from sluice.v1.inference_pb2 import (
 )
 from sluice.wire.clock import ms_of
 from tests.gateway.kit.batcher import TIMINGS, frame, last
-from tests.gateway.kit.rows import dispatch_to, hold, said, sent_row, take
+from tests.gateway.kit.rows import BATCHER, dispatch_to, hold, said, sent_row, take
 
 STALL_S = 3.0
 
@@ -74,6 +74,7 @@ class Bench:
         stop: str = "",
         now: float = 0.0,
         on_end: Callable[[Stream], None] | None = None,
+        priority_class: str = "interactive",
     ) -> Stream:
         spec = StreamSpec(
             started=Started(request_id=name, model="m", prompt_tokens=3),
@@ -86,7 +87,7 @@ class Bench:
         transcript = Transcript(Letters(), [stop] if stop else [], frozenset(), chr)
         attempt = ModelAttempt(name, "m", 3, transcript, Assembler(0, STALL_S, now))
         stream = self.registry.open(spec, attempt, on_end=on_end)
-        self.dispatch.send(sent_row(attempt, now + 10), now)
+        self.dispatch.send(sent_row(attempt, now + 10, priority_class), now)
         self.dispatch.drain()
         self.announced = 0
         hold(self.registry, name, now)
@@ -113,6 +114,25 @@ def found(bench: Bench, stream: Stream, now: float) -> bool:
 
 def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
+
+
+def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() -> None:
+    bench = Bench()
+    others = [
+        bench.stream(f"other-{n}", priority_class="standard") for n in range(FRAMES_AT_A_TIME + 1)
+    ]
+    urgent = bench.stream("urgent")
+    frames = []
+    for stream in (*others, urgent):
+        sent = last(0, ids("a"))
+        sent.request_id = stream.request_id
+        frames.append(sent)
+    assert bench.registry.take(FrameBundle(batcher=BATCHER, frames=frames), 1.0)
+    assert [stream.ended for stream in (*others, urgent)] == [False] * len(others) + [True]
+    assert bench.registry.take_more(1.0)
+    assert [stream.ended for stream in others] == [True] * FRAMES_AT_A_TIME + [False]
+    assert not bench.registry.take_more(1.0)
+    assert others[-1].ended
 
 
 def test_an_answer_is_read_in_one_delta_and_its_row_is_forgotten() -> None:

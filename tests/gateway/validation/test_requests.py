@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from gateway.admission.prompts import fit
 from gateway.models.catalog import Catalog
@@ -260,3 +261,18 @@ def test_sampling_travels_complete(catalog: Catalog) -> None:
     assert sampling.top_logprobs == 3
     assert sampling.seed == 5
     assert list(sampling.stop_token_ids) == sorted(catalog["small"].tokenizer.stop_token_ids)
+
+
+@pytest.mark.parametrize(("seconds", "gather_ms"), [(0.0, 0), (0.2504, 250), (3600.0, 3_600_000)])
+def test_how_long_tokens_are_gathered(catalog: Catalog, seconds: float, gather_ms: int) -> None:
+    gather = Duration(seconds=int(seconds), nanos=round(1e9 * (seconds % 1)))
+    asked, unset = GenerateRequest(prompt="a", gather=gather), GenerateRequest(prompt="a")
+    assert check(catalog, asked).gather_ms == gather_ms
+    assert check(catalog, unset).gather_ms is None
+    # It says how the answer travels, not what it is.
+    assert check(catalog, asked).fingerprint == check(catalog, unset).fingerprint
+
+
+@pytest.mark.parametrize("seconds", [-1, 3601])
+def test_tokens_are_gathered_for_an_hour_at_most(catalog: Catalog, seconds: int) -> None:
+    assert violations(catalog, gather=Duration(seconds=seconds)) == ["gather"]
