@@ -16,7 +16,7 @@ from sluice.settings import load
 from supervisor.triton import RESTRICTED, TritonConfig, triton_command
 from tests.support.compose import FOLDER, ROOT
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def flags(arguments: tuple[str, ...]) -> list[str]:

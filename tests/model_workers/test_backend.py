@@ -75,7 +75,7 @@ class Channel:
 
     async def read(self) -> None:
         """Takes one report, and checks its number."""
-        report = await asyncio.wait_for(anext(self._reports), 10.0)
+        report = await asyncio.wait_for(anext(self._reports), 30.0)
         assert report.sequence == len(self.reports)
         self.reports.append(report)
 

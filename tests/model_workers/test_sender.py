@@ -31,7 +31,7 @@ class SlowPort(FakePort):
 
     def send(self, report: worker_pb2.StepReport) -> None:
         """Blocks, then keeps the report."""
-        assert self.go_on.wait(10.0)
+        assert self.go_on.wait(30.0)
         super().send(report)
 
 
@@ -65,7 +65,7 @@ def sender(
     thread.start()
     yield sender
     sender.stop()
-    thread.join(10.0)
+    thread.join(30.0)
     assert not thread.is_alive()
 
 

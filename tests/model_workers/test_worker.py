@@ -46,7 +46,7 @@ class Engine(EchoEngine):
             raise RuntimeError("out of memory")
         if not self._go_on.is_set():
             self.in_step.set()
-            self._go_on.wait(10.0)
+            self._go_on.wait(30.0)
         return super().step(now)
 
 
@@ -137,7 +137,7 @@ def test_a_batch_is_queued_while_a_step_takes_long(worker: Worker, engine: Engin
     channel.wait_ends("slow")
     with engine.held():
         queued(worker, batch([wire_row("r", max_tokens=1)], batch_id="step"))
-        assert engine.in_step.wait(10.0)
+        assert engine.in_step.wait(30.0)
         queued(worker, batch([wire_row("meanwhile", max_tokens=1)], batch_id="meanwhile"))
         queued(worker, cancel_rows("r"))
         late = FakePort()
@@ -257,7 +257,7 @@ def test_an_engine_whose_steps_always_raise_is_given_up(engine: Engine) -> None:
         queued(worker, batch([wire_row(f"r{number}")]))
         if number + 1 < worker_module.FAULTS_MAX:
             channel.wait_ends(f"r{number}")
-    assert fault.wait(10.0)
+    assert fault.wait(30.0)
     worker.stop()
 
 
@@ -270,7 +270,7 @@ def test_a_fault_of_ours_is_not_silent(
     worker.start()
     opened(worker)
     queued(worker, batch([wire_row("r")]))
-    assert fault.wait(10.0)
+    assert fault.wait(30.0)
     assert "engine thread ended by a fault" in caplog.text
     worker.stop()
 

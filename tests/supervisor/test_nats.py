@@ -19,7 +19,7 @@ from supervisor.nats import (
     wait_for_nats,
 )
 
-READY_S = 10.0
+READY_S = 30.0
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from bench.faults.proxy import Proxy
 from sluice.startup import LOOPBACK, free_port
 
-BOUND_S = 10.0
+BOUND_S = 30.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

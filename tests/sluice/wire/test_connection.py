@@ -12,7 +12,7 @@ from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect
 from tests.support.nats import running_nats
 
-BOUND_S = 10.0
+BOUND_S = 30.0
 
 
 def nothing() -> None:
