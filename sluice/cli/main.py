@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "chat": ("chat", "chat", ""),
     "models": ("mesh", "models", ""),
     "explain": ("explain", "explain", ""),
+    "batch": ("batch", "batch", "jobs"),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
     "drift": ("drift", "drift", ""),
@@ -47,7 +48,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
 """Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.
 
 Without the extra a command is listed, shows its help, and says what to install when it is called; `eval` needs it only
-for the support tasks.
+for the support tasks, `batch` only for `run`.
 """
 
 INTERRUPTED: Final = 130
@@ -69,12 +70,14 @@ class LazyCommands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, function, _ = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"sluice.cli.{module}"), function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
         single = typer.Typer(
             add_completion=False, rich_markup_mode=_markup(), context_settings=_HELP
         )
-        code = importlib.import_module(f"sluice.cli.{module}")
-        context = getattr(code, "CONTEXT_SETTINGS", None)
-        single.command(cmd_name, context_settings=context)(getattr(code, function))
+        context = getattr(sys.modules[found.__module__], "CONTEXT_SETTINGS", None)
+        single.command(cmd_name, context_settings=context)(found)
         return typer.main.get_command(single)
 
 

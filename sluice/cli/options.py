@@ -1,7 +1,7 @@
 """Options that several commands share, so that they read the same everywhere."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -155,7 +155,17 @@ def schema_of(given: str | None) -> str | None:
 
 def sampling(command: Callable[..., None]) -> Callable[..., None]:
     """Gives ``command`` the options of `_sampling` in place of its parameter ``chosen``, which gets what they say."""
-    own, shared = inspect.signature(command).parameters, inspect.signature(_sampling).parameters
+    return _with_sampling(command, ())
+
+
+def bulk_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """The same without the class, which follows from the command."""
+    return _with_sampling(command, ("priority", "allow_degraded"))
+
+
+def _with_sampling(command: Callable[..., None], without: Sequence[str]) -> Callable[..., None]:
+    own, offered = inspect.signature(command).parameters, inspect.signature(_sampling).parameters
+    shared = {name: one for name, one in offered.items() if name not in without}
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, mine in own.items()

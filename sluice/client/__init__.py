@@ -6,7 +6,9 @@
                 print(event.text, end="")
 
     answer = client.generate("Sort: 7 3 12").answer()
+    batch = client.generate_batch(["Sort: 2 1", "Sort: 9 8"])
     print(answer.text, answer.tier, answer.usage.completion_tokens)
+    print([answer.text for answer in batch.answers], batch.tokens_per_s)
 
 A stream that breaks is resumed at the token where it was. Errors are the classes of `sluice.errors`.
 """
@@ -29,6 +31,7 @@ from sluice.client.answer import (
     TokenLogprobs,
     Usage,
 )
+from sluice.client.batch import AnswerBatch
 from sluice.client.blocking import AnswerStream, Client
 from sluice.client.channel import ConnectionLost
 from sluice.client.lookups import (
@@ -48,6 +51,7 @@ from sluice.client.retry import RetryPolicy
 __all__ = [
     "AccuracyDrift",
     "Answer",
+    "AnswerBatch",
     "AnswerBuilder",
     "AnswerStream",
     "AsyncAnswerStream",

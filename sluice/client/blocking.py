@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 
 from sluice.client import channel, lookups
 from sluice.client.answer import Answer, AnswerBuilder, Event
+from sluice.client.batch import BATCH_CONCURRENCY, AnswerBatch, all_blocking, batch_requests
+from sluice.client.jobs_blocking import Caller, Jobs
 from sluice.client.lookups import Model, RouterHealth, SafetyCheck, SafetyDryRun, TokenCount
 from sluice.client.request import (
     GenerateOptions,
@@ -30,9 +32,6 @@ from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.v1.safety_pb2_grpc import SafetyServiceStub
 from sluice.wire.clock import timestamp
-
-_Q = TypeVar("_Q")
-_R = TypeVar("_R")
 
 
 class AnswerStream(Iterator[Event]):
@@ -75,7 +74,7 @@ class AnswerStream(Iterator[Event]):
         self.close()
 
 
-class Client:
+class Client(Caller):
     """Asks a Sluice gateway. Errors are the classes of `sluice.errors`.
 
     Use it as a context manager. The asyncio client belongs to the loop that it was made in. The blocking client may be
@@ -86,6 +85,9 @@ class Client:
             Unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
         tenant: who pays, where the gateway asks for no credentials; unset: "default".
+
+    Attributes:
+        jobs: offline jobs.
     """
 
     def __init__(
@@ -95,9 +97,12 @@ class Client:
         tenant: str | None = None,
     ) -> None:
         self.address = channel.resolve_address(address)
-        self._retry = retry or RetryPolicy.for_gateways(channel.has_several(self.address))
-        self._metadata = channel.tenant_metadata(tenant)
+        super().__init__(
+            channel.tenant_metadata(tenant),
+            retry or RetryPolicy.for_gateways(channel.has_several(self.address)),
+        )
         self._channel = channel.open_blocking(self.address)
+        self.jobs = Jobs(self._channel, self._metadata, self._retry)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)
         self._safety = SafetyServiceStub(self._channel)
@@ -117,6 +122,46 @@ class Client:
         return AnswerStream(
             self._events(request, timeout_s, (*self._metadata, *channel.trace_metadata()))
         )
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt | pb.GenerateRequest],
+        *,
+        concurrency: int = BATCH_CONCURRENCY,
+        done: Callable[[int, Answer | SluiceError], None] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AnswerBatch:
+        """Answers to all `prompts`, in their order, when the last one is there; one that fails has its error instead.
+
+        Of class "standard", unless `options` say otherwise. What shall survive this process is a job.
+
+        Args:
+            prompts: texts and conversations, which `options` hold for; requests go as they are.
+            concurrency: how many are asked at the same time.
+            done: called with the position of each outcome as it comes; of the blocking client from several threads.
+
+        Raises:
+            InvalidRequest: at once, when a value cannot travel.
+        """
+        timeout_s = options.get("timeout_s")
+        channel.check_timeout(timeout_s)
+        requests = batch_requests(prompts, options)
+        metadata = (*self._metadata, *channel.trace_metadata())
+        began = monotonic()
+
+        def ask(at: int) -> Answer | SluiceError:
+            outcome: Answer | SluiceError
+            try:
+                events = self._events(requests[at], timeout_s, metadata)
+                outcome = AnswerStream(events).answer()
+            except SluiceError as error:
+                outcome = error
+            if done is not None:
+                done(at, outcome)
+            return outcome
+
+        outcomes = all_blocking(ask, len(requests), concurrency)
+        return AnswerBatch(outcomes, monotonic() - began)
 
     def count_tokens(
         self,
@@ -271,17 +316,6 @@ class Client:
                 call.cancel()  # gRPC does not cancel an abandoned call by itself
             if not answer.complete:
                 sleep(retries.wait_s_after(error, monotonic()))
-
-    def _lookup(self, method: channel.BlockingMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
-        channel.check_timeout(timeout_s)
-        retries = Retries(self._retry, timeout_s, monotonic())
-        while True:
-            left_s = retries.timeout_s(monotonic())
-            try:
-                return method(request, timeout=left_s, metadata=self._metadata)
-            except grpc.RpcError as failed:
-                error = channel.error_of(failed)
-            sleep(retries.wait_s_after(error, monotonic()))
 
     def __enter__(self) -> Self:
         return self

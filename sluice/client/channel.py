@@ -19,6 +19,8 @@ from sluice.defaults import DEFAULT_ADDRESS, TENANT_METADATA
 from sluice.errors import InvalidRequest, SluiceError
 
 if TYPE_CHECKING:
+    AioChannel = grpc.aio.Channel
+    BlockingChannel = grpc.Channel
     AioMethod = grpc.aio.UnaryUnaryMultiCallable
     BlockingMethod = grpc.UnaryUnaryMultiCallable
 

@@ -65,6 +65,10 @@ class Retries:
         elif isinstance(event, Delta):
             self._failures = 0
 
+    def progressed(self) -> None:
+        """A stream without tokens has brought something: it is accepted, and failures before do not count."""
+        self._tries, self._failures = self._policy.resume_tries, 0
+
     def wait_s_after(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next call.
 

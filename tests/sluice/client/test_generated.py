@@ -4,15 +4,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_blocking_client_is_generated_from_the_asyncio_client(tmp_path: Path) -> None:
-    fresh = tmp_path / "blocking.py"
-    command = [sys.executable, str(ROOT / "scripts/gen_client"), str(fresh)]
+@pytest.mark.parametrize("name", ["blocking.py", "jobs_blocking.py"])
+def test_the_blocking_client_is_generated_from_the_asyncio_client(
+    name: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(ROOT / "scripts/gen_client"), str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
-    committed = (ROOT / "sluice/client/blocking.py").read_text()
+    committed = (ROOT / "sluice/client" / name).read_text()
 
-    assert committed == fresh.read_text(), "run scripts/gen_client"
+    assert committed == (tmp_path / name).read_text(), "run scripts/gen_client"
     assert committed.startswith("# Generated")

@@ -1,0 +1,175 @@
+"""Jobs as people and programs see them: objects for --json, tables, and the progress bar."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sluice.cli import output
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import ms_of
+from sluice.wire.enums import word_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+OVER: Final = (
+    pb.JOB_STATE_COMPLETED,
+    pb.JOB_STATE_FAILED,
+    pb.JOB_STATE_CANCELLED,
+    pb.JOB_STATE_EXPIRED,
+)
+
+_HEADERS: Final = ("job", "name", "state", "done", "failed", "items/s", "tokens/s", "left", "cost")
+
+
+def state_of(job: pb.Job) -> str:
+    """Its state in a word: "running"."""
+    return word_of(pb.JobState, job.state)
+
+
+def job_object(job: pb.Job) -> dict[str, Any]:
+    """A job for --json: times in seconds since the Unix epoch, spans in seconds."""
+    return {
+        "id": job.id,
+        "name": job.spec.name,
+        "model": job.spec.model,
+        "state": state_of(job),
+        "reason": job.reason,
+        "reason_code": job.reason_code,
+        "progress": _plain(job.progress),
+        **{name: ms_of(getattr(job, name)) / 1e3 for name in _TIMES if job.HasField(name)},
+        "report": _plain(job.report) if job.HasField("report") else None,
+        "runner": job.runner,
+    }
+
+
+_TIMES: Final = ("create_time", "start_time", "end_time")
+
+
+def _plain(message: Any) -> Any:
+    """A message as JSON, its fields by name, those that are not set with their zero."""
+    described: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            described[field.name] = dict(value)
+        elif field.is_repeated:
+            described[field.name] = [_plain(one) if field.message_type else one for one in value]
+        elif field.message_type is None:
+            described[field.name] = value
+        elif not message.HasField(field.name):
+            described[field.name] = None
+        elif field.message_type.full_name == "google.protobuf.Duration":
+            described[field.name] = ms_of(value) / 1e3
+        else:
+            described[field.name] = _plain(value)
+    return described
+
+
+def letter_object(result: pb.JobResult) -> dict[str, Any]:
+    """A dead letter for --json."""
+    return {
+        "index": result.index,
+        "line": result.line,
+        "custom_id": result.custom_id,
+        "attempts": result.attempts,
+        "reason": result.error.reason,
+        "message": result.error.message,
+        "request_id": result.error.request_id,
+    }
+
+
+def show(job: pb.Job) -> None:
+    """A job for people."""
+    write_table([job])
+    for number, stage in enumerate(job.progress.stages):
+        at_work = " *" * (number == job.progress.stage and job.state not in OVER)
+        done = stage.succeeded + stage.dead
+        print(f"stage {stage.name}: {done} of {stage.total}, {stage.dead} failed{at_work}")
+    progress = job.progress
+    if progress.saved_tokens:
+        print(
+            f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
+        )
+    if job.reason:
+        print(f"{job.reason_code}: {job.reason}")
+
+
+def write_table(jobs: list[pb.Job]) -> None:
+    """Jobs, one a row."""
+    output.write_table(_HEADERS, [_row(job) for job in jobs])
+
+
+def sentence(job: pb.Job) -> str:
+    """How far a job is, in one line."""
+    progress = job.progress
+    done = progress.succeeded + progress.dead
+    total = f"{progress.total}{'' if progress.total_final else '+'}"
+    left = f" · {_span(job)} left" if progress.HasField("remaining") else ""
+    return (
+        f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
+        f" · {progress.items_per_second:.1f} items/s · {progress.tokens_per_second:.0f} tokens/s"
+        f"{left} · cost {progress.cost:.4g}"
+    )
+
+
+class Display:
+    """Where the progress goes: a bar on a terminal, else a line when the state or the tenth of the work changes."""
+
+    def __init__(
+        self, shown: bool, bar: "RichProgress | None" = None, task: "TaskID | None" = None
+    ) -> None:
+        self._shown = shown
+        self._bar = bar
+        self._task = task
+        self._last: tuple[int, int] | None = None
+
+    def update(self, job: pb.Job) -> None:
+        """Shows how far `job` is."""
+        progress = job.progress
+        done = progress.succeeded + progress.dead
+        if self._bar is not None and self._task is not None:
+            total = progress.total if progress.total_final else None
+            self._bar.update(self._task, completed=done, total=total, text=sentence(job))
+            return
+        now = (job.state, 10 * done // max(1, progress.total))
+        if self._shown and now != self._last:
+            self._last = now
+            print(f"{job.id}: {sentence(job)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def display(shown: bool) -> Iterator[Display]:
+    """Shows the progress on stderr, for as long as the block runs."""
+    if not shown or not sys.stderr.isatty():
+        yield Display(shown)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield Display(shown, bar, bar.add_task("", total=None, text=""))
+
+
+def _row(job: pb.Job) -> tuple[str, ...]:
+    progress = job.progress
+    return (
+        job.id,
+        job.spec.name or "-",
+        state_of(job),
+        f"{progress.succeeded + progress.dead}/{progress.total}{'' if progress.total_final else '+'}",
+        str(progress.dead),
+        f"{progress.items_per_second:.1f}",
+        f"{progress.tokens_per_second:.0f}",
+        _span(job) if progress.HasField("remaining") else "-",
+        f"{progress.cost:.4g}",
+    )
+
+
+def _span(job: pb.Job) -> str:
+    minutes, seconds = divmod(round(ms_of(job.progress.remaining) / 1e3), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,0 +1,121 @@
+"""Many prompts in one call, answered together."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sluice.client.answer import Answer
+from sluice.client.request import GenerateOptions, Prompt, generate_request
+from sluice.errors import InvalidRequest, SluiceError
+from sluice.v1 import inference_pb2 as pb
+
+BATCH_CONCURRENCY: Final = 64
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBatch:
+    """The outcomes of many prompts.
+
+    Attributes:
+        outcomes: an answer or an error for each prompt, in their order.
+        wall_s: from the first call to the last outcome, seconds.
+    """
+
+    outcomes: tuple[Answer | SluiceError, ...]
+    wall_s: float
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Those that there are, in the order of the prompts."""
+        return tuple(outcome for outcome in self.outcomes if isinstance(outcome, Answer))
+
+    @property
+    def failed(self) -> int:
+        """Prompts without an answer."""
+        return len(self.outcomes) - len(self.answers)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that have answers."""
+        return sum(answer.usage.prompt_tokens for answer in self.answers)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the answers."""
+        return sum(answer.usage.completion_tokens for answer in self.answers)
+
+    @property
+    def items_per_s(self) -> float:
+        """Answers a second."""
+        return len(self.answers) / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of answers a second."""
+        return self.completion_tokens / self.wall_s if self.wall_s else 0.0
+
+
+def batch_requests(
+    prompts: Sequence[Prompt | pb.GenerateRequest], options: GenerateOptions
+) -> list[pb.GenerateRequest]:
+    """The messages for `generate_batch`.
+
+    Raises:
+        InvalidRequest: a value does not fit its field, or one idempotency key is given for all.
+    """
+    if options.get("idempotency_key"):
+        raise InvalidRequest.of("idempotency_key", "names one answer, not those of a batch")
+    chosen: GenerateOptions = {"priority": "standard", **options}
+    return [_request(prompt, chosen, at) for at, prompt in enumerate(prompts)]
+
+
+async def all_aio(
+    ask: Callable[[int], Awaitable[_T]], count: int, concurrency: int
+) -> tuple[_T, ...]:
+    """What ``ask(0)`` to ``ask(count - 1)`` return, ``concurrency`` of them at a time."""
+    outcomes: dict[int, _T] = {}
+    waiting = iter(range(count))
+
+    async def work() -> None:
+        for at in waiting:
+            outcomes[at] = await ask(at)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(count, concurrency)):
+            group.create_task(work())
+    return tuple(outcomes[at] for at in range(count))
+
+
+def all_blocking(ask: Callable[[int], _T], count: int, concurrency: int) -> tuple[_T, ...]:
+    """The same with threads."""
+    with ThreadPoolExecutor(max(1, min(count, concurrency))) as pool:
+        try:
+            return tuple(pool.map(ask, range(count)))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _request(
+    prompt: Prompt | pb.GenerateRequest, options: GenerateOptions, at: int
+) -> pb.GenerateRequest:
+    if isinstance(prompt, pb.GenerateRequest):
+        return _named(prompt)
+    try:
+        return generate_request(prompt, options)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"prompts[{at}]: {error}", violations=error.violations) from error
+
+
+def _named(given: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request with a key to resume it by."""
+    if given.idempotency_key:
+        return given
+    request = pb.GenerateRequest(idempotency_key=uuid.uuid4().hex, idempotency_key_generated=True)
+    request.MergeFrom(given)
+    return request

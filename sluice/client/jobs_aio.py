@@ -1,0 +1,187 @@
+"""Offline jobs, with asyncio. jobs_blocking.py is generated from this file: run scripts/gen_client after a change."""
+
+from __future__ import annotations
+
+from asyncio import sleep
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import chain
+from time import monotonic
+from typing import TypeVar
+
+import grpc
+
+from sluice.client import channel
+from sluice.client.retry import Retries, RetryPolicy
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+
+UPLOAD_S = 3600.0
+"""How long an upload may take, seconds."""
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+
+
+class AsyncCaller:
+    """Makes calls with one answer, and tries again those that may succeed then."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...], retry: RetryPolicy) -> None:
+        self._metadata = metadata
+        self._retry = retry
+
+    async def _lookup(self, method: channel.AioMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
+        channel.check_timeout(timeout_s)
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while True:
+            left_s = retries.timeout_s(monotonic())
+            try:
+                return await method(request, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            await sleep(retries.wait_s_after(error, monotonic()))
+
+
+class AsyncJobs(AsyncCaller):
+    """Offline jobs, `jobs` of a client. Messages are those of sluice/v1/jobs.proto.
+
+    Lookups are tried again as others of the client are; streams that break go on where they were. Every method raises
+    `SluiceError`.
+    """
+
+    def __init__(
+        self,
+        opened: channel.AioChannel,
+        metadata: tuple[tuple[str, str], ...],
+        retry: RetryPolicy,
+    ) -> None:
+        super().__init__(metadata, retry)
+        self._stub = JobServiceStub(opened)
+
+    async def upload(self, name: str, read: Callable[[], Iterable[bytes]]) -> str:
+        """Stores a file and returns its upload_id.
+
+        Args:
+            name: of the file; its ending tells the format.
+            read: begins to read the file, in pieces of at most 512 KiB; called again for another try.
+        """
+        retries = Retries(self._retry, UPLOAD_S, monotonic())
+        while True:
+            pieces = (pb.UploadInputRequest(data=piece) for piece in read())
+            left_s = retries.timeout_s(monotonic())
+            try:
+                stored = await self._stub.UploadInput(
+                    chain((pb.UploadInputRequest(name=name),), pieces),
+                    timeout=left_s,
+                    metadata=self._metadata,
+                )
+                return stored.upload_id
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            await sleep(retries.wait_s_after(error, monotonic()))
+
+    async def create(self, spec: pb.JobSpec, idempotency_key: str) -> pb.Job:
+        """Creates a job. The same key with the same specification is the same job, with another one an error."""
+        request = pb.CreateJobRequest(spec=spec, idempotency_key=idempotency_key)
+        return (await self._lookup(self._stub.CreateJob, request, channel.LOOKUP_S)).job
+
+    async def get(self, job_id: str) -> pb.Job:
+        """The job as it is now."""
+        return (
+            await self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id), channel.LOOKUP_S)
+        ).job
+
+    async def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> AsyncIterator[pb.Job]:
+        """The tenant's jobs, newest first; only those in one of `states`, if there are some."""
+        request = pb.ListJobsRequest(states=states)
+        while True:
+            page = await self._lookup(self._stub.ListJobs, request, channel.LOOKUP_S)
+            for job in page.jobs:
+                yield job
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def watch(self, job_id: str, *, until_paused: bool = False) -> AsyncIterator[pb.Job]:
+        """The job now and whenever it changes, until it is over, with `until_paused` also until it is paused."""
+        request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)
+        retries = Retries(self._retry, None, monotonic())
+        while True:
+            call = self._stub.WatchJob(request, metadata=self._metadata)
+            try:
+                async for response in call:
+                    retries.progressed()
+                    yield response.job
+                return
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()
+            await sleep(retries.wait_s_after(error, monotonic()))
+
+    async def pause(self, job_id: str) -> pb.Job:
+        """Stops a job until it is resumed."""
+        return (
+            await self._lookup(self._stub.PauseJob, pb.PauseJobRequest(id=job_id), channel.LOOKUP_S)
+        ).job
+
+    async def resume(self, job_id: str, limits: pb.JobLimits | None = None) -> pb.Job:
+        """Continues a paused job; `limits` replace its own."""
+        request = pb.ResumeJobRequest(id=job_id, limits=limits)
+        return (await self._lookup(self._stub.ResumeJob, request, channel.LOOKUP_S)).job
+
+    async def cancel(self, job_id: str) -> pb.Job:
+        """Ends a job for good; its results so far stay readable."""
+        return (
+            await self._lookup(
+                self._stub.CancelJob, pb.CancelJobRequest(id=job_id), channel.LOOKUP_S
+            )
+        ).job
+
+    async def delete(self, job_id: str) -> None:
+        """Deletes a job that is over, with its results."""
+        await self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id), channel.LOOKUP_S)
+
+    async def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
+        """Runs the dead letters of a job that is over again, only those with one of `reasons` if given; how many."""
+        request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
+        return (await self._lookup(self._stub.RetryDeadLetters, request, channel.LOOKUP_S)).items
+
+    async def results(
+        self,
+        job_id: str,
+        *,
+        from_index: int = 0,
+        follow: bool = False,
+        stage: int | None = None,
+    ) -> AsyncIterator[pb.JobResult]:
+        """The results from an item on, in the order of the input; with `follow` waits for those to come."""
+        request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
+        retries = Retries(self._retry, None, monotonic())
+        while True:
+            call = self._stub.GetResults(request, metadata=self._metadata)
+            try:
+                async for response in call:
+                    for result in response.results:
+                        yield result
+                        request.from_index = result.index + 1
+                    retries.progressed()
+                return
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()
+            await sleep(retries.wait_s_after(error, monotonic()))
+
+    async def dead_letters(self, job_id: str) -> AsyncIterator[pb.JobResult]:
+        """The items that failed for good, in the order of the input."""
+        call = self._stub.ListDeadLetters(
+            pb.ListDeadLettersRequest(id=job_id), timeout=channel.LISTING_S, metadata=self._metadata
+        )
+        try:
+            async for response in call:
+                for result in response.results:
+                    yield result
+        except grpc.RpcError as failed:
+            raise channel.error_of(failed) from failed
+        finally:
+            call.cancel()

@@ -1,0 +1,183 @@
+# Generated from jobs_aio.py by scripts/gen_client; do not edit.
+"""The blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from time import monotonic, sleep
+from typing import TypeVar
+
+import grpc
+
+from sluice.client import channel
+from sluice.client.retry import Retries, RetryPolicy
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+
+UPLOAD_S = 3600.0
+"""How long an upload may take, seconds."""
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+
+
+class Caller:
+    """Makes calls with one answer, and tries again those that may succeed then."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...], retry: RetryPolicy) -> None:
+        self._metadata = metadata
+        self._retry = retry
+
+    def _lookup(self, method: channel.BlockingMethod[_Q, _R], request: _Q, timeout_s: float) -> _R:
+        channel.check_timeout(timeout_s)
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while True:
+            left_s = retries.timeout_s(monotonic())
+            try:
+                return method(request, timeout=left_s, metadata=self._metadata)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            sleep(retries.wait_s_after(error, monotonic()))
+
+
+class Jobs(Caller):
+    """Offline jobs, `jobs` of a client. Messages are those of sluice/v1/jobs.proto.
+
+    Lookups are tried again as others of the client are; streams that break go on where they were. Every method raises
+    `SluiceError`.
+    """
+
+    def __init__(
+        self,
+        opened: channel.BlockingChannel,
+        metadata: tuple[tuple[str, str], ...],
+        retry: RetryPolicy,
+    ) -> None:
+        super().__init__(metadata, retry)
+        self._stub = JobServiceStub(opened)
+
+    def upload(self, name: str, read: Callable[[], Iterable[bytes]]) -> str:
+        """Stores a file and returns its upload_id.
+
+        Args:
+            name: of the file; its ending tells the format.
+            read: begins to read the file, in pieces of at most 512 KiB; called again for another try.
+        """
+        retries = Retries(self._retry, UPLOAD_S, monotonic())
+        while True:
+            pieces = (pb.UploadInputRequest(data=piece) for piece in read())
+            left_s = retries.timeout_s(monotonic())
+            try:
+                stored = self._stub.UploadInput(
+                    chain((pb.UploadInputRequest(name=name),), pieces),
+                    timeout=left_s,
+                    metadata=self._metadata,
+                )
+                return stored.upload_id
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            sleep(retries.wait_s_after(error, monotonic()))
+
+    def create(self, spec: pb.JobSpec, idempotency_key: str) -> pb.Job:
+        """Creates a job. The same key with the same specification is the same job, with another one an error."""
+        request = pb.CreateJobRequest(spec=spec, idempotency_key=idempotency_key)
+        return (self._lookup(self._stub.CreateJob, request, channel.LOOKUP_S)).job
+
+    def get(self, job_id: str) -> pb.Job:
+        """The job as it is now."""
+        return (self._lookup(self._stub.GetJob, pb.GetJobRequest(id=job_id), channel.LOOKUP_S)).job
+
+    def list(self, states: Sequence[pb.JobState.ValueType] = ()) -> Iterator[pb.Job]:
+        """The tenant's jobs, newest first; only those in one of `states`, if there are some."""
+        request = pb.ListJobsRequest(states=states)
+        while True:
+            page = self._lookup(self._stub.ListJobs, request, channel.LOOKUP_S)
+            for job in page.jobs:
+                yield job
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def watch(self, job_id: str, *, until_paused: bool = False) -> Iterator[pb.Job]:
+        """The job now and whenever it changes, until it is over, with `until_paused` also until it is paused."""
+        request = pb.WatchJobRequest(id=job_id, until_paused=until_paused)
+        retries = Retries(self._retry, None, monotonic())
+        while True:
+            call = self._stub.WatchJob(request, metadata=self._metadata)
+            try:
+                for response in call:
+                    retries.progressed()
+                    yield response.job
+                return
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()
+            sleep(retries.wait_s_after(error, monotonic()))
+
+    def pause(self, job_id: str) -> pb.Job:
+        """Stops a job until it is resumed."""
+        return (
+            self._lookup(self._stub.PauseJob, pb.PauseJobRequest(id=job_id), channel.LOOKUP_S)
+        ).job
+
+    def resume(self, job_id: str, limits: pb.JobLimits | None = None) -> pb.Job:
+        """Continues a paused job; `limits` replace its own."""
+        request = pb.ResumeJobRequest(id=job_id, limits=limits)
+        return (self._lookup(self._stub.ResumeJob, request, channel.LOOKUP_S)).job
+
+    def cancel(self, job_id: str) -> pb.Job:
+        """Ends a job for good; its results so far stay readable."""
+        return (
+            self._lookup(self._stub.CancelJob, pb.CancelJobRequest(id=job_id), channel.LOOKUP_S)
+        ).job
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job that is over, with its results."""
+        self._lookup(self._stub.DeleteJob, pb.DeleteJobRequest(id=job_id), channel.LOOKUP_S)
+
+    def retry(self, job_id: str, reasons: Sequence[str] = ()) -> int:
+        """Runs the dead letters of a job that is over again, only those with one of `reasons` if given; how many."""
+        request = pb.RetryDeadLettersRequest(id=job_id, reasons=reasons)
+        return (self._lookup(self._stub.RetryDeadLetters, request, channel.LOOKUP_S)).items
+
+    def results(
+        self,
+        job_id: str,
+        *,
+        from_index: int = 0,
+        follow: bool = False,
+        stage: int | None = None,
+    ) -> Iterator[pb.JobResult]:
+        """The results from an item on, in the order of the input; with `follow` waits for those to come."""
+        request = pb.GetResultsRequest(id=job_id, from_index=from_index, follow=follow, stage=stage)
+        retries = Retries(self._retry, None, monotonic())
+        while True:
+            call = self._stub.GetResults(request, metadata=self._metadata)
+            try:
+                for response in call:
+                    for result in response.results:
+                        yield result
+                        request.from_index = result.index + 1
+                    retries.progressed()
+                return
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()
+            sleep(retries.wait_s_after(error, monotonic()))
+
+    def dead_letters(self, job_id: str) -> Iterator[pb.JobResult]:
+        """The items that failed for good, in the order of the input."""
+        call = self._stub.ListDeadLetters(
+            pb.ListDeadLettersRequest(id=job_id), timeout=channel.LISTING_S, metadata=self._metadata
+        )
+        try:
+            for response in call:
+                for result in response.results:
+                    yield result
+        except grpc.RpcError as failed:
+            raise channel.error_of(failed) from failed
+        finally:
+            call.cancel()
