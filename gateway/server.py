@@ -23,6 +23,8 @@ from gateway.api.generate import Generator, RequestObservers
 from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
 from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.items_service import ItemsService
+from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.models.catalog import Catalog
@@ -32,7 +34,6 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
-from gateway.shared.bucket import Bucket, shared_secret
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
 from gateway.shared.spending import SharedSpending
@@ -47,6 +48,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import SetupError, ShuttingDown, SluiceError
+from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import listen_problem, split_address
@@ -55,6 +57,7 @@ from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import jetstream
+from sluice.wire.bucket import Bucket, shared_secret
 from sluice.wire.connection import connect
 
 _log = logging.getLogger(__name__)
@@ -170,6 +173,8 @@ class Gateway:
             tracer=tracer,
         )
         self._service = InferenceService(generator, admission, self._loads)
+        self._items = ItemsService(generator, catalog.facts)
+        self._jobs = JobForwarder(settings.jobs)
         self._health = GatewayHealth(
             self._loads, catalog, lambda: self._transport.connected, self._transport.stores
         )
@@ -296,6 +301,7 @@ class Gateway:
     async def close(self) -> None:
         """Closes the port, then NATS."""
         await self._server.stop(_CLOSE_S)
+        await self._jobs.close()
         self._admission.close()
         await self._transport.close()
         _log.info("gateway %s closed", self._transport.gateway_id)
@@ -338,8 +344,11 @@ class Gateway:
         add_AdminServiceServicer_to_server(admin, server)
         safety = SafetyService(self._admission, self._limiter, self.peers)
         add_SafetyServiceServicer_to_server(safety, server)
+        add_ItemsServiceServicer_to_server(self._items, server)
+        server.add_generic_rpc_handlers((self._jobs,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        add_reflection((SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME), server)
+        services = (SERVICE, JOB_SERVICE, SAFETY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME)
+        add_reflection(services, server)
         return server
 
     def _bind(self) -> None:

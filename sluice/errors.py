@@ -8,6 +8,9 @@
 | `InputInvalid` | INVALID_ARGUMENT | INPUT_INVALID | |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
 | `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
+| `JobUnknown` | NOT_FOUND | JOB_UNKNOWN | |
+| `UploadUnknown` | NOT_FOUND | UPLOAD_UNKNOWN | |
+| `WrongJobState` | FAILED_PRECONDITION | JOB_STATE_WRONG | |
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
 | `OutcomesNotKept` | FAILED_PRECONDITION | OUTCOMES_NOT_KEPT | |
@@ -17,10 +20,12 @@
 | `Cancelled` | CANCELLED | CANCELLED | |
 | `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
 | `BudgetSpent` | RESOURCE_EXHAUSTED | BUDGET_SPENT | RetryInfo |
+| `StorageFull` | RESOURCE_EXHAUSTED | STORAGE_FULL | |
 | `SlowReader` | RESOURCE_EXHAUSTED | READER_TOO_SLOW | |
 | `ModelUnavailable` | UNAVAILABLE | MODEL_UNAVAILABLE | RetryInfo |
 | `TransportUnavailable` | UNAVAILABLE | TRANSPORT_UNAVAILABLE | RetryInfo |
 | `ShuttingDown` | UNAVAILABLE | SHUTTING_DOWN | RetryInfo |
+| `JobsDisabled` | UNIMPLEMENTED | JOBS_DISABLED | |
 | `EngineFailed` | INTERNAL | ENGINE_FAILED | |
 | `InternalError` | INTERNAL | INTERNAL | |
 
@@ -149,6 +154,27 @@ class RecordUnknown(SluiceError):
     reason = "RECORD_UNKNOWN"
 
 
+class JobUnknown(SluiceError):
+    """The tenant has no job of that id."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "JOB_UNKNOWN"
+
+
+class UploadUnknown(SluiceError):
+    """The tenant has no complete upload of that id."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "UPLOAD_UNKNOWN"
+
+
+class WrongJobState(SluiceError):
+    """The job is in a state in which that cannot be done."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "JOB_STATE_WRONG"
+
+
 class SafetyBlocked(SluiceError):
     """The safety policy does not let the prompt through.
 
@@ -215,6 +241,13 @@ class BudgetSpent(SluiceError):
     reason = "BUDGET_SPENT"
 
 
+class StorageFull(SluiceError):
+    """JetStream has no room for what is to be kept."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "STORAGE_FULL"
+
+
 class SlowReader(SluiceError):
     """The client reads slower than its buffer allows; resume with the tokens received."""
 
@@ -241,6 +274,13 @@ class ShuttingDown(SluiceError):
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "SHUTTING_DOWN"
+
+
+class JobsDisabled(SluiceError):
+    """This mesh runs no process of jobs."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "JOBS_DISABLED"
 
 
 class EngineFailed(SluiceError):

@@ -32,6 +32,7 @@ from supervisor.plan import (
     check_models,
     checked_port,
     gateway_spec,
+    jobs_spec,
     make_plan,
     nats_spec,
     plan_triton,
@@ -56,9 +57,8 @@ _OPTIONS: Final = (
 
 
 class Mesh:
-    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway"; external ones are missing.
-
-    From the second gateway on the names have a number: "gateway.1".
+    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway", "jobs"; external ones
+    are missing. From the second gateway on the names have a number: "gateway.1".
     """
 
     def __init__(self, plan: MeshPlan) -> None:
@@ -120,6 +120,8 @@ class Mesh:
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
             self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)
+        for one in self._plan.jobs:
+            self.supervisor.start(jobs_spec(self._plan, one), kill_when_stopped)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
             await self.supervisor.during_start(wait_until_serving(address, models, bound_s))

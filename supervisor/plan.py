@@ -46,6 +46,7 @@ TRITON: Final = "triton"
 """The server of `sluice worker`; those of a mesh have the names of their workers behind it: "triton-small.1"."""
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
+JOBS: Final = "jobs"
 
 RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
 """In the environment, so that it is in no file but the one that holds it."""
@@ -74,6 +75,19 @@ class GatewayConfig:
 
 
 @dataclass(frozen=True)
+class JobsConfig:
+    """One process that runs jobs.
+
+    Attributes:
+        name: of its process: "jobs", then "jobs.1".
+        address: host and port of gRPC.
+    """
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
 class MeshPlan:
     """A mesh that can be started.
 
@@ -82,6 +96,7 @@ class MeshPlan:
         nats: the embedded server; None when an external one is named.
         tritons: the embedded servers, one for each worker, so that workers survive each other.
         gateways: `gateway.replicas` of them; the settings have the addresses of the first.
+        jobs: `jobs.replicas` of them; the settings have all their addresses.
     """
 
     settings: Settings
@@ -89,6 +104,7 @@ class MeshPlan:
     nats: NatsConfig | None
     tritons: tuple[TritonConfig, ...]
     gateways: tuple[GatewayConfig, ...]
+    jobs: tuple[JobsConfig, ...]
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
@@ -101,11 +117,12 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     check_models(settings)
     taken: set[int] = set()
     gateways = _plan_gateways(settings, taken)
+    jobs = _plan_jobs(settings, taken)
     nats_config = _plan_nats(settings, state, taken)
     tritons = _plan_tritons(settings, state, taken)
     page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
-    resolved = _resolve(settings, gateways[0], page, nats_config, tritons)
-    return MeshPlan(resolved, state, nats_config, tritons, gateways)
+    resolved = _resolve(settings, gateways, jobs, page, nats_config, tritons)
+    return MeshPlan(resolved, state, nats_config, tritons, gateways, jobs)
 
 
 def plan_triton(
@@ -231,6 +248,24 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
     return replace(spec, name=config.name, env={**spec.env, **own}, log=log)
 
 
+def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
+    """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
+    port = int(config.address.rpartition(":")[2])
+    spec = _python_spec(JOBS, plan.state, port, plan.settings.jobs.drain_s)
+    argv = (*spec.argv, "--id", config.name.replace(".", "-"))
+    env = {**spec.env, "SLUICE_JOBS__ADDRESS": config.address}
+    return replace(spec, name=config.name, argv=argv, env=env, log=plan.state.log(config.name))
+
+
+def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:
+    count = settings.jobs.replicas
+    if not count:
+        return ()
+    addresses = _own_addresses("jobs.address", settings.jobs.address, count, taken)
+    names = [JOBS, *(f"{JOBS}.{number}" for number in range(1, count))]
+    return tuple(map(JobsConfig, names, addresses))
+
+
 def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
     count, page = settings.gateway.replicas, settings.telemetry.prometheus.gateway
     addresses = _own_addresses("gateway.address", settings.gateway.address, count, taken)
@@ -316,11 +351,13 @@ def _check_external(key: str, *urls: str) -> None:
 
 def _resolve(
     settings: Settings,
-    first: GatewayConfig,
+    gateways: tuple[GatewayConfig, ...],
+    jobs: tuple[JobsConfig, ...],
     batcher_page: str | None,
     nats_config: NatsConfig | None,
     tritons: tuple[TritonConfig, ...],
 ) -> Settings:
+    first = gateways[0]
     pages = {"gateway": first.page, "batcher": batcher_page}
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": first.address}),
@@ -329,6 +366,13 @@ def _resolve(
         ),
         "models": tuple(_served_by(model, tritons) for model in settings.models),
     }
+    if jobs:
+        update["jobs"] = settings.jobs.model_copy(
+            update={
+                "address": ",".join(one.address for one in jobs),
+                "gateways": ",".join(one.address for one in gateways),
+            }
+        )
     if nats_config is not None:
         update["nats"] = settings.nats.model_copy(
             update={"url": nats_config.url, "port": nats_config.port}

@@ -43,6 +43,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not str(handler_call_details.method).startswith(_OURS):
             return handler
+        if handler.request_streaming:  # it has many requests: ItemsService, JobForwarder
+            return handler
         streams = handler.response_streaming
         make = (
             grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
-from gateway.shared.bucket import RETRY_AFTER_S, Bucket
 from gateway.shared.peers import Peers
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, KeyStep, next_step
 from gateway.streaming.registry import Registry
@@ -27,6 +26,7 @@ from sluice.internal.v1.gateway_pb2 import (
     HandOverQuestion,
     KeyRecord,
 )
+from sluice.wire.bucket import RETRY_AFTER_S, Bucket
 
 STORED_S: Final = 1.0
 """How long the end of an answer waits until it is stored for the other gateways, seconds."""

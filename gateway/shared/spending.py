@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.routing.budget import WINDOW_MINUTES, Costs, Spending
-from gateway.shared.bucket import Bucket
 from gateway.shared.peers import Peers
 from sluice.errors import SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHello, MinuteCosts
+from sluice.wire.bucket import Bucket
 
 _log = logging.getLogger(__name__)
 

@@ -148,6 +148,27 @@ class RecordsSettings(Section):
     """Tenants that want the text of their prompts in the audit."""
 
 
+class JobsSettings(Section):
+    """Offline jobs; see docs/jobs.md."""
+
+    replicas: int = Field(1, ge=0, le=16)
+    """Processes that `sluice up` starts; 0: no jobs."""
+    address: str = "127.0.0.1:0"
+    """Where a process serves and gateways reach it; port 0 takes a free one in `sluice up`. Gateways take several with
+    commas between them, and a name may stand for several."""
+    gateways: str | None = None
+    """Addresses of the gateways that answer items, with commas between them; unset: ``gateway.address``."""
+    window_items: int = Field(512, ge=1, le=16_384)
+    """Items that a process has in flight at the same time, of all its jobs."""
+    running_max: int = Field(16, ge=1, le=256)
+    """Jobs that a process runs at the same time."""
+    inputs_max_bytes: int = Field(4 * 1024**3, ge=1024**2)
+    """Bytes of all inputs in JetStream, kept until their jobs are deleted."""
+    results_max_bytes: int = Field(4 * 1024**3, ge=1024**2)
+    """Bytes of all results in JetStream, kept until their jobs are deleted."""
+    drain_s: float = Field(5.0, ge=0)
+
+
 class PrometheusSettings(Section):
     """Pages of metrics for Prometheus, by process; unset: none."""
 
@@ -199,6 +220,7 @@ class Settings(BaseSettings):
     batcher: BatcherSettings = BatcherSettings()
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()
+    jobs: JobsSettings = JobsSettings()
     records: RecordsSettings = RecordsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)

@@ -20,6 +20,11 @@ The spans of one request, by parent. Every request's trace holds all of them; ``
       sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has
         sluice-batcher  task ...                              ended; its row hangs under it)
 
+An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
+
+    sluice-jobs  job
+      sluice-gateway  sluice.v1.InferenceService/Generate ...
+
 Attributes follow OpenTelemetry's GenAI and messaging conventions (both in Development), else "sluice.*". Of guards the
 conventions have no stable names yet: the ones here follow the current proposals.
 """
@@ -29,6 +34,7 @@ from typing import Final
 SERVICE_GATEWAY: Final = "sluice-gateway"
 SERVICE_BATCHER: Final = "sluice-batcher"
 SERVICE_WORKER: Final = "sluice-worker"
+SERVICE_JOBS: Final = "sluice-jobs"
 SERVICE_TRITON: Final = "sluice-triton"
 
 SPAN_GENERATE: Final = "sluice.v1.InferenceService/Generate"
@@ -44,7 +50,9 @@ SPAN_QUEUE: Final = "queue"
 SPAN_BATCH: Final = "batch"
 SPAN_PREFILL: Final = "prefill"
 SPAN_DECODE: Final = "decode"
+SPAN_JOB: Final = "job"
 
+JOB_ID: Final = "sluice.job.id"
 REQUEST_ID: Final = "sluice.request.id"
 PRIORITY_CLASS: Final = "sluice.class"
 TENANT: Final = "sluice.tenant"

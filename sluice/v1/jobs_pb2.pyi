@@ -544,7 +544,7 @@ class JobProgress(_message.Message):
     STAGE_NAME_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     total: _builtins.int
-    """Items of the input; a lower bound while total_final is not set."""
+    """Items of the input; an estimate while total_final is not set."""
     total_final: _builtins.bool
     """Whether the whole input has been counted."""
     succeeded: _builtins.int

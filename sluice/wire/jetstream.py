@@ -1,4 +1,4 @@
-"""The JetStream streams and consumers that gateways and batchers share.
+"""The JetStream streams and consumers of the mesh.
 
 Both sides call `ensure_streams` at start, so their order does not matter: creating a stream that exists with the same
 configuration does nothing, and one that exists with other limits takes the new ones.
@@ -37,6 +37,7 @@ SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
 SPENDING_MAX_AGE_S: Final = 3660.0
 POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
 SECRETS_MAX_BYTES: Final = 1024 * 1024
+JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
 """JetStream's error code for a stream that exists with another configuration."""
@@ -104,6 +105,23 @@ def policies_bucket() -> StreamConfig:
 def secrets_bucket() -> StreamConfig:
     """Secrets that gateways share, and that no setting names."""
     return _bucket(subjects.SECRETS_BUCKET, SECRETS_MAX_BYTES)
+
+
+def jobs_bucket() -> StreamConfig:
+    """Records of jobs and uploads; when it is full no job is taken."""
+    return _bucket(subjects.JOBS_BUCKET, JOBS_MAX_BYTES).evolve(discard=DiscardPolicy.NEW)
+
+
+def job_inputs_stream(max_bytes: int) -> StreamConfig:
+    """Inputs of jobs in chunks, until their jobs are deleted; when it is full no upload is taken."""
+    config = _kept(subjects.JOB_INPUTS_STREAM, subjects.JOB_INPUTS, max_bytes)
+    return config.evolve(discard=DiscardPolicy.NEW, allow_direct=True, max_msgs_per_subject=1)
+
+
+def job_results_stream(max_bytes: int) -> StreamConfig:
+    """Results of jobs in segments, until their jobs are deleted; when it is full jobs are paused."""
+    config = _kept(subjects.JOB_RESULTS_STREAM, subjects.JOB_RESULTS, max_bytes)
+    return config.evolve(discard=DiscardPolicy.NEW, allow_direct=True)
 
 
 def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:

@@ -21,6 +21,10 @@
 | ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
+| ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
+| ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
+| ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file |
+| ``sluice.job_results.<job>.<stage>.<round>`` | `jobs`, `jobs` (JetStream) | ``JobSegment`` |
 | ``$KV.SLUICE_SECRETS.resume_key`` | gateway, gateways (JetStream) | ``google.protobuf.StringValue`` |
 """
 
@@ -40,6 +44,10 @@ OUTCOMES_STREAM: Final = "SLUICE_OUTCOMES"
 OUTCOMES: Final = "sluice.outcomes"
 EVENTS_STREAM: Final = "SLUICE_EVENTS"
 EVENTS: Final = "sluice.events"
+JOB_INPUTS_STREAM: Final = "SLUICE_JOB_INPUTS"
+JOB_INPUTS: Final = "sluice.job_inputs"
+JOB_RESULTS_STREAM: Final = "SLUICE_JOB_RESULTS"
+JOB_RESULTS: Final = "sluice.job_results"
 ROUTER_DRIFT: Final = f"{EVENTS}.router_drift"
 FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
@@ -50,7 +58,8 @@ KEYS_BUCKET: Final = "KV_SLUICE_KEYS"
 SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
 POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
 SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
-"""Streams of the key-value buckets that gateways share; the prefix is JetStream's."""
+JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
+"""Streams of the key-value buckets; the prefix is JetStream's."""
 
 BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
@@ -179,3 +188,13 @@ def outcomes_of(tenant: str) -> str:
 def outcome_grades_of(tenant: str) -> str:
     """Matches every `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.grade"
+
+
+def job_input(upload: str, chunk: int) -> str:
+    """Subject of one chunk of an upload."""
+    return f"{JOB_INPUTS}.{_token(upload)}.{chunk}"
+
+
+def job_results(job: str, stage: int, round_: int) -> str:
+    """Subject of the log of one pass of a job."""
+    return f"{JOB_RESULTS}.{_token(job)}.{stage}.{round_}"

@@ -21,6 +21,7 @@ TOP = {
     "docs",
     "examples",
     "gateway",
+    "jobs",
     "learning",
     "model_workers",
     "protos",

@@ -95,8 +95,20 @@ class Bucket:
         except (TimeoutError, NatsError) as error:
             raise _unavailable(error) from error
 
+    async def purge(self, key: str) -> None:
+        """Removes ``key``."""
+        try:
+            await self._js.purge_stream(self._stream, subject=self._prefix + key)
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+
     async def read_all(self, kind: type[M]) -> AsyncIterator[tuple[str, M]]:
         """All messages with their keys."""
+        async for key, payload in self.read_payloads():
+            yield key, unpack(kind, payload)
+
+    async def read_payloads(self, pattern: str = ">") -> AsyncIterator[tuple[str, bytes]]:
+        """All messages whose keys match ``pattern``, packed, with their keys."""
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             deliver_policy=DeliverPolicy.ALL,
@@ -105,7 +117,7 @@ class Bucket:
         )
         try:
             reader = await self._js.pull_subscribe(
-                f"{self._prefix}>", stream=self._stream, config=config
+                f"{self._prefix}{pattern}", stream=self._stream, config=config
             )
             try:
                 left = (await reader.consumer_info()).num_pending or 0
@@ -113,7 +125,7 @@ class Bucket:
                     messages = await reader.fetch(min(_FETCH_MAX, left), timeout=ANSWER_S)
                     left = messages[-1].metadata.num_pending
                     for message in messages:
-                        yield message.subject.removeprefix(self._prefix), unpack(kind, message.data)
+                        yield message.subject.removeprefix(self._prefix), message.data
             finally:
                 with suppress(NatsError):
                     await reader.unsubscribe()
@@ -141,6 +153,6 @@ async def shared_secret(bucket: Bucket, name: str) -> str:
 
 def _unavailable(error: Exception) -> TransportUnavailable:
     return TransportUnavailable(
-        f"what gateways share cannot be read or written: JetStream does not answer ({type(error).__name__})",
+        f"what processes share cannot be read or written: JetStream does not answer ({type(error).__name__})",
         retry_after_s=RETRY_AFTER_S,
     )

@@ -1,0 +1,96 @@
+"""``sluice.internal.v1.ItemsService``: the items of a job take the way of every other request."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.api.generate import Generator
+from gateway.api.inference_service import add_event
+from gateway.api.interceptor import abort
+from gateway.api.metadata import metadata_of
+from gateway.routing.router import ModelFacts
+from gateway.validation.requests import class_of, tenant_of
+from sluice.errors import InternalError, SluiceError
+from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
+from sluice.v1.inference_pb2 import Finished, GenerateResponse, GenerateTextResponse
+from sluice.wire.clock import ms_of
+
+_log = logging.getLogger(__name__)
+
+
+class ItemsService(ItemsServiceServicer):
+    """Answers items; those above the gateway's limit for one tenant's bulk calls wait unread at their sender."""
+
+    def __init__(self, generator: Generator, facts: Mapping[str, ModelFacts]) -> None:
+        self._generator = generator
+        self._facts = facts
+        limits = generator.settings
+        most = limits.max_concurrent_requests * limits.shares.bulk * limits.shares.tenant
+        self._slots = asyncio.Semaphore(math.ceil(most))
+
+    # A coroutine that writes: see InferenceService.Generate.
+    async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        """See the proto."""
+        answers: asyncio.Queue[RunResponse | None] = asyncio.Queue()
+        metadata = metadata_of(context)
+        try:
+            tenant_of(metadata)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._take(requests, metadata, answers))
+                while (answer := await answers.get()) is not None:
+                    await context.write(answer)
+        except SluiceError as error:
+            await abort(context, error)
+
+    async def _take(
+        self,
+        requests: Any,
+        metadata: Mapping[str, str],
+        answers: "asyncio.Queue[RunResponse | None]",
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                await self._slots.acquire()
+                group.create_task(self._run(request, metadata, answers))
+        answers.put_nowait(None)
+
+    async def _run(
+        self,
+        request: RunRequest,
+        metadata: Mapping[str, str],
+        answers: "asyncio.Queue[RunResponse | None]",
+    ) -> None:
+        try:
+            answers.put_nowait(await self._answer(request, metadata))
+        finally:
+            self._slots.release()
+
+    async def _answer(self, request: RunRequest, metadata: Mapping[str, str]) -> RunResponse:
+        answer = GenerateTextResponse()
+
+        async def collect(event: GenerateResponse) -> None:
+            add_event(answer, event)
+
+        remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
+        try:
+            with self._generator.limiter.call(class_of(request.request), tenant_of(metadata)):
+                await self._generator.answer(request.request, collect, remaining_s, metadata)
+        except SluiceError as error:
+            return RunResponse(id=request.id, error=error.to_status().SerializeToString())
+        except Exception:  # one bad item must not end the call of all others
+            _log.exception("an item failed")
+            failed = InternalError("the gateway failed; its log has the reason")
+            return RunResponse(id=request.id, error=failed.to_status().SerializeToString())
+        answer.ClearField("token_ids")
+        return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
+
+    def _cost(self, finished: Finished) -> float:
+        return sum(
+            self._facts[one.model].cost(
+                one.usage.prompt_tokens, one.usage.completion_tokens - one.usage.resumed_tokens
+            )
+            for one in finished.attempts
+        )

@@ -1,0 +1,85 @@
+"""``sluice.v1.JobService`` of a gateway: each call goes on to a process of `jobs`, its messages unread."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from gateway.api.interceptor import STATUS_DETAILS, abort
+from gateway.api.metadata import metadata_of
+from sluice.client.channel import open_aio
+from sluice.defaults import TENANT_METADATA
+from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
+from sluice.settings import JobsSettings
+from sluice.telemetry.tracing import TRACEPARENT
+from sluice.v1 import jobs_pb2
+
+JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
+RETRY_AFTER_S: Final = 1.0
+_FORWARDED: Final = (TENANT_METADATA, TRACEPARENT)
+
+
+class JobForwarder(grpc.GenericRpcHandler):
+    """Passes calls on. To HTTP/2 each of them is a stream of messages in both directions."""
+
+    def __init__(self, settings: JobsSettings) -> None:
+        self._address = settings.address
+        self._channel: grpc.aio.Channel | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method of JobService."""
+        method = str(handler_call_details.method)
+        if not method.startswith(f"/{JOB_SERVICE}/"):
+            return None
+        return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
+
+    async def close(self) -> None:
+        """Ends what still runs."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            await self._exchange(method, requests, context)
+        except SluiceError as error:
+            await abort(context, error)
+
+    async def _exchange(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
+        if self._address.endswith(":0"):
+            raise JobsDisabled("this mesh runs no jobs: set jobs.replicas, or jobs.address")
+        if self._channel is None:
+            self._channel = open_aio(self._address)
+        metadata = [one for one in metadata_of(context).items() if one[0] in _FORWARDED]
+        call: Any = self._channel.stream_stream(method)(
+            timeout=context.time_remaining(), metadata=metadata
+        )
+        sending = asyncio.ensure_future(_send(requests, call))
+        try:
+            async for response in call:
+                await context.write(response)
+        except grpc.aio.AioRpcError as error:
+            await _pass_on(error, context)
+        finally:
+            call.cancel()
+            sending.cancel()
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
+    with suppress(
+        asyncio.InvalidStateError, grpc.aio.AioRpcError
+    ):  # the answer came before the end
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+
+
+async def _pass_on(error: grpc.aio.AioRpcError, context: Any) -> None:
+    trailer = tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
+    if not trailer and error.code() is grpc.StatusCode.UNAVAILABLE:
+        raise TransportUnavailable(
+            "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
+        )
+    await context.abort(error.code(), error.details() or "", trailer)

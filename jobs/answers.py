@@ -1,0 +1,65 @@
+"""Answers by the hash of their input, so that identical inputs are computed once.
+
+They are in a file on disk: memory does not grow with the job. The file is a cache of what JetStream has: whoever takes
+the job over fills a new one from the results.
+"""
+
+import hashlib
+import sqlite3
+import tempfile
+from types import TracebackType
+from typing import Final, Self
+
+from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.v1.jobs_pb2 import JobAnswer
+
+_CACHE_KIB: Final = 2048
+
+
+class AnswerCache:
+    """Use it as a context manager: the file goes with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sluice-answers-")
+        self._database = sqlite3.connect(f"{self._folder.name}/answers", isolation_level=None)
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.execute(
+            "CREATE TABLE answers (hash BLOB PRIMARY KEY, answer BLOB) WITHOUT ROWID"
+        )
+
+    def get(self, input_hash: bytes) -> JobAnswer | None:
+        """The answer for that input, if there is one."""
+        row = self._database.execute(
+            "SELECT answer FROM answers WHERE hash = ?", (input_hash,)
+        ).fetchone()
+        return None if row is None else JobAnswer.FromString(row[0])
+
+    def put(self, input_hash: bytes, answer: JobAnswer) -> None:
+        """Keeps an answer."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO answers VALUES (?, ?)", (input_hash, answer.SerializeToString())
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.close()
+        self._folder.cleanup()
+
+
+def input_hash(request: GenerateRequest) -> bytes:
+    """16 bytes that name what is computed; empty where the draws are not fixed, so that equal inputs may differ."""
+    sampling = request.sampling
+    if sampling.temperature > 0 and not sampling.HasField("seed"):
+        return b""
+    named = GenerateRequest()
+    named.CopyFrom(request)
+    named.ClearField("idempotency_key")
+    return hashlib.blake2b(named.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -1,0 +1,117 @@
+"""The process `jobs`: start-up, and drain in the reverse order."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from opentelemetry.trace import Tracer
+
+from jobs.gateways import Gateways
+from jobs.scheduler import Scheduler
+from jobs.service import JobService
+from jobs.store import JobStore
+from sluice.client.channel import LOOKUP_S, error_of
+from sluice.defaults import AUTO
+from sluice.errors import SettingsError, SetupError, TransportUnavailable
+from sluice.settings import Settings
+from sluice.startup import listen_problem, reachable, split_address
+from sluice.v1.inference_pb2 import ListModelsRequest
+from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
+from sluice.wire.connection import connect, disconnect
+
+_log = logging.getLogger(__name__)
+
+PING_INTERVAL_S: Final = 2
+"""A dead link to NATS is noticed after two of these, seconds."""
+_CLOSE_S: Final = 1.0
+_CLIENT_PINGS_MS: Final = 500
+"""Gateways may ask this often whether the process lives."""
+
+
+def new_id() -> str:
+    """An id that no other process has."""
+    return f"jobs-{secrets.token_hex(4)}"
+
+
+async def serve(settings: Settings, process: str, tracer: Tracer, stop: asyncio.Event) -> None:
+    """Runs jobs and answers calls until ``stop``.
+
+    Raises:
+        SettingsError: an address is missing.
+        SetupError: the port is taken, or JetStream does not take the streams.
+        NatsUnreachable: NATS did not answer in time.
+    """
+    if settings.nats.url is None:
+        raise SettingsError("nats.url: is not set")
+    gateways = Gateways(settings.jobs.gateways or reachable(settings.gateway.address))
+    client = await connect(settings.nats, process, lambda: None, PING_INTERVAL_S)
+    try:
+        store = await _started_store(settings, client)
+        scheduler = Scheduler(settings.jobs, store, gateways, process, tracer)
+        await scheduler.start(client)
+        async with _serving(settings.jobs.address, JobService(store, _ModelNames(gateways))):
+            running = asyncio.create_task(scheduler.run())
+            await stop.wait()
+            running.cancel()
+            await scheduler.close()
+    finally:
+        await gateways.close()
+        await disconnect(client)
+    _log.info("%s has ended", process)
+
+
+class _ModelNames:
+    """The names of models, as a gateway says."""
+
+    def __init__(self, gateways: Gateways) -> None:
+        self._gateways = gateways
+
+    async def __call__(self) -> set[str]:
+        try:
+            models = await self._gateways.models.ListModels(ListModelsRequest(), timeout=LOOKUP_S)
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed) from failed
+        return {AUTO, *(model.name for model in models.models)}
+
+
+async def _started_store(settings: Settings, client: Client) -> JobStore:
+    store = JobStore(settings.jobs, settings.nats.replicas)
+    try:
+        await store.start(client)
+    except (TimeoutError, NatsError, TransportUnavailable) as error:
+        raise SetupError(f"JetStream does not take the streams of jobs: {error}") from error
+    return store
+
+
+@contextlib.asynccontextmanager
+async def _serving(address: str, service: JobService) -> AsyncIterator[None]:
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
+        ]
+    )
+    add_JobServiceServicer_to_server(service, server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    host, port = split_address(address, "jobs.address")
+    if problem := listen_problem(host, port):
+        raise SetupError(f"jobs.address: {address} is {problem}; choose another")
+    bound = server.add_insecure_port(address)
+    await server.start()
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    _log.info("jobs are served on %s:%d", host, bound)
+    try:
+        yield
+    finally:
+        await health.enter_graceful_shutdown()
+        await server.stop(_CLOSE_S)

@@ -1,0 +1,62 @@
+"""Which jobs a process may take, and how much each of its jobs may have in flight.
+
+A process that runs a job writes its record once a second, so the record's revision changes. A record that has not
+changed for `LEASE_S`, by the clock of whoever looks, is nobody's: no two clocks are compared. What a process that was
+only slow still writes is refused, because it names an older revision.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.v1.jobs_pb2 import JOB_STATE_QUEUED, JOB_STATE_RUNNING
+
+BEAT_S: Final = 1.0
+"""How often the owner of a job writes its record."""
+LEASE_S: Final = 3.0
+
+
+class Leases:
+    """What one process has seen of the jobs of others."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def may_take(self, record: JobRecord, revision: int, now: float) -> bool:
+        """Whether the job of ``record``, as it is now, is this process's to take."""
+        job = record.job
+        if job.state == JOB_STATE_QUEUED:
+            return True
+        if job.state != JOB_STATE_RUNNING:
+            self._seen.pop(job.id, None)
+            return False
+        # A process that was started again under its name has left its jobs behind.
+        if job.runner in ("", self._process):
+            return True
+        seen, since = self._seen.get(job.id, (0, now))
+        if seen != revision:
+            self._seen[job.id] = seen, since = revision, now
+        return now - since >= LEASE_S
+
+    def forget(self, jobs: Sequence[str]) -> None:
+        """Those are of no interest any more."""
+        for job in jobs:
+            self._seen.pop(job, None)
+
+
+def urgency(record: JobRecord) -> tuple[int, int]:
+    """Sort key of jobs that wait: earliest deadline first, then in order of creation."""
+    job = record.job
+    deadline = job.spec.limits.deadline_time
+    return deadline.ToMilliseconds() or 1 << 62, job.create_time.ToMilliseconds()
+
+
+def shares(window: int, tenants: Mapping[str, str]) -> dict[str, int]:
+    """How many items each job may have in flight: tenants share ``window`` equally, and so do the jobs of each.
+
+    ``tenants``: of each job. Each gets at least one.
+    """
+    jobs = Counter(tenants.values())
+    return {job: max(1, window // (len(jobs) * jobs[tenant])) for job, tenant in tenants.items()}

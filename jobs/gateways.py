@@ -1,0 +1,141 @@
+"""The calls that carry a job's items to the gateways and their answers back: many items a call."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from google.rpc import status_pb2
+
+from jobs.core.window import Entry
+from sluice.client.channel import error_of, open_aio
+from sluice.errors import SluiceError, TransportUnavailable, from_status
+from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
+from sluice.wire.clock import duration
+
+_log = logging.getLogger(__name__)
+
+RECONNECT_S: Final = 0.25
+
+OnAnswer = Callable[[Entry, RunResponse], None]
+OnReturned = Callable[[Entry], None]
+
+
+class Gateways:
+    """The gateways of the mesh, behind one channel that spreads calls over them."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_aio(address)
+        self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
+        self.models = InferenceServiceStub(self._channel)
+        self.count = max(1, len(address.split(",")))
+
+    async def close(self) -> None:
+        """Ends every call."""
+        await self._channel.close()
+
+
+class ItemCalls:
+    """The calls of one pass, one a gateway; of a call that breaks the items come back by ``on_returned``."""
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        metadata: tuple[tuple[str, str], ...],
+        on_answer: OnAnswer,
+        on_returned: OnReturned,
+    ) -> None:
+        self._calls = [
+            _Call(gateways.stub, metadata, on_answer, on_returned) for _ in range(gateways.count)
+        ]
+
+    async def run(self) -> None:
+        """Keeps the calls open until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for call in self._calls:
+                group.create_task(call.run())
+
+    def send(self, entry: Entry, timeout_s: float | None) -> bool:
+        """Sends an item on the call with the fewest; False while no gateway is connected."""
+        calls = [call for call in self._calls if call.connected]
+        if not calls:
+            return False
+        min(calls, key=lambda call: call.in_flight).send(entry, timeout_s)
+        return True
+
+
+class _Call:
+    def __init__(
+        self,
+        stub: Any,
+        metadata: tuple[tuple[str, str], ...],
+        on_answer: OnAnswer,
+        on_returned: OnReturned,
+    ) -> None:
+        self._stub = stub
+        self._metadata = metadata
+        self._on_answer = on_answer
+        self._on_returned = on_returned
+        self._sent: dict[int, Entry] = {}
+        self._outgoing: asyncio.Queue[RunRequest] = asyncio.Queue()
+        self.connected = True
+        """Whether the last call has not failed; gRPC connects with the first item."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent)
+
+    def send(self, entry: Entry, timeout_s: float | None) -> None:
+        request = RunRequest(id=entry.place, request=entry.request)
+        if timeout_s is not None:
+            request.timeout.CopyFrom(duration(timeout_s * 1e3))
+        self._sent[entry.place] = entry
+        self._outgoing.put_nowait(request)
+
+    async def run(self) -> None:
+        while True:
+            first = await self._outgoing.get()
+            try:
+                await self._exchange(first)
+                error: SluiceError = TransportUnavailable("the gateway ended the call")
+            except grpc.aio.AioRpcError as failed:
+                error = error_of(failed)
+            self.connected = False
+            _log.warning("%d items are sent again: %s", len(self._sent), error.message)
+            self._give_back()
+            await asyncio.sleep(RECONNECT_S)
+            self.connected = True
+
+    async def _exchange(self, first: RunRequest) -> None:
+        call = self._stub.Run(metadata=self._metadata)
+        sending = asyncio.ensure_future(self._send(call, first))
+        try:
+            async for response in call:
+                entry = self._sent.pop(response.id, None)
+                if entry is not None:
+                    self._on_answer(entry, response)
+        finally:
+            sending.cancel()
+            call.cancel()
+
+    async def _send(self, call: Any, request: RunRequest) -> None:
+        try:
+            while True:
+                await call.write(request)
+                request = await self._outgoing.get()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            return  # whoever reads gets the reason
+
+    def _give_back(self) -> None:
+        lost, self._sent, self._outgoing = self._sent, {}, asyncio.Queue()
+        for entry in lost.values():
+            self._on_returned(entry)
+
+
+def error_in(response: RunResponse) -> SluiceError:
+    """The error of an item that has no answer."""
+    error = from_status(status_pb2.Status.FromString(response.error))
+    return error or TransportUnavailable("the gateway's answer cannot be read")

@@ -1,0 +1,357 @@
+"""One job in the hands of this process: its passes one after the other, its record written once a second.
+
+Every write of the record names the revision that it replaces. When it has another one, somebody has paused, cancelled
+or taken the job: the record is read again, and the job ends here or goes on with what it says now.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final
+
+from opentelemetry.trace import SpanKind, Tracer
+
+from jobs.answers import AnswerCache
+from jobs.core.leases import BEAT_S
+from jobs.core.pace import Speed
+from jobs.gateways import Gateways
+from jobs.sources import Block, InputSource, retried
+from jobs.stage_pass import JobStops, PassContext, StagePass
+from jobs.store import RETRY_AFTER_S, Fenced, JobStore
+from sluice.defaults import TENANT_METADATA
+from sluice.errors import SluiceError, StorageFull, TransportUnavailable
+from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.telemetry import names
+from sluice.telemetry.tracing import headers_of
+from sluice.v1.jobs_pb2 import (
+    JOB_STATE_CANCELLED,
+    JOB_STATE_COMPLETED,
+    JOB_STATE_EXPIRED,
+    JOB_STATE_FAILED,
+    JOB_STATE_PAUSED,
+    JOB_STATE_RUNNING,
+    JobProgress,
+    JobReport,
+    JobState,
+)
+from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
+
+_log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 3.0
+"""How long a job that is stopped may take to write what has come back."""
+
+Edit = Callable[[JobRecord], None]
+
+
+OVER: Final = frozenset(
+    {JOB_STATE_COMPLETED, JOB_STATE_FAILED, JOB_STATE_CANCELLED, JOB_STATE_EXPIRED}
+)
+"""States of jobs that are over."""
+
+
+class JobLost(Exception):
+    """The job is another process's by now, or it was deleted."""
+
+
+class JobRunner:
+    """One job.
+
+    Attributes:
+        job: its id.
+        tenant: its owner.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        gateways: Gateways,
+        process: str,
+        tracer: Tracer,
+        record: JobRecord,
+        revision: int,
+    ) -> None:
+        self._store = store
+        self._gateways = gateways
+        self._process = process
+        self._tracer = tracer
+        self._record = record
+        self._revision = revision
+        self.job = record.job.id
+        self.tenant = record.job.tenant
+        self._epoch = record.epoch
+        self._concurrency = 1
+        self._pass: StagePass | None = None
+        self._source: InputSource | None = None
+        self._earlier = _Totals()
+        self._speed = Speed()
+        self._beat_at = time.monotonic()
+        self._stopped = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    def stop(self) -> None:
+        """Leaves the job to another process."""
+        self._stopped.set()
+
+    def share(self, concurrency: int) -> None:
+        """How many items it may have in flight."""
+        most = self._record.job.spec.limits.concurrency
+        self._concurrency = min(concurrency, most) if most else concurrency
+        if self._pass is not None:
+            self._pass.set_concurrency(self._concurrency)
+
+    async def run(self) -> None:
+        """Runs the job until it ends, is paused, is lost, or `stop`."""
+        working = asyncio.ensure_future(self._work())
+        beating = asyncio.ensure_future(self._beat())
+        stopping = asyncio.ensure_future(self._stopped.wait())
+        tasks = (working, beating, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ended = [task for task in (beating, working) if not task.cancelled()]
+        error = next((task.exception() for task in ended if task.exception()), None)
+        if isinstance(error, JobLost | Fenced):
+            _log.info("job %s goes on elsewhere", self.job)
+            return
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Writes what has come back, and why the job stops here."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                if self._pass is not None and not isinstance(error, StorageFull):
+                    await self._pass.flush()
+                await self._edit(lambda record: self._note_end(record, error))
+        except (TimeoutError, SluiceError, Fenced, JobLost) as problem:
+            _log.warning("job %s: its end was not written: %s", self.job, problem)
+
+    def _note_end(self, record: JobRecord, error: BaseException | None) -> None:
+        job = record.job
+        job.runner = ""
+        if job.state == JOB_STATE_RUNNING:
+            self._note_state(record, error)
+        if job.state in OVER:
+            job.report.CopyFrom(self._report(record))
+
+    def _note_state(self, record: JobRecord, error: BaseException | None) -> None:
+        match error:
+            case JobStops():
+                _set(record, error.state, error.code, str(error))
+            case StorageFull():
+                _set(
+                    record, JOB_STATE_PAUSED, error.reason, f"{error.message}; then resume the job"
+                )
+            case SluiceError():
+                _set(record, JOB_STATE_FAILED, error.reason, error.message)
+            case Exception():
+                _log.error("job %s failed", self.job, exc_info=error)
+                message = "the service of jobs failed; its log has the reason"
+                _set(record, JOB_STATE_FAILED, "INTERNAL", message)
+            case _ if record.stage >= stages_of(record):
+                _set(record, JOB_STATE_COMPLETED, "", "")
+
+    # Working.
+
+    async def _work(self) -> None:
+        headers: dict[str, str] = {}
+        with self._tracer.start_as_current_span(names.SPAN_JOB, kind=SpanKind.INTERNAL) as span:
+            span.set_attributes({names.JOB_ID: self.job, names.TENANT: self.tenant})
+            headers = headers_of(span)
+            metadata = ((TENANT_METADATA, self.tenant), *headers.items())
+            while self._record.stage < stages_of(self._record):
+                try:
+                    await self._run_stage(metadata)
+                    await self._edit(_next_stage)
+                except TransportUnavailable as error:
+                    _log.warning("job %s begins again where its log is: %s", self.job, error)
+                    await asyncio.sleep(RETRY_AFTER_S)
+
+    async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        record, stage = self._record, self._record.stage
+        self._earlier = await _totals(self._store, record, stage)
+        context = PassContext(self._store, self._gateways, self._process, metadata, record, stage)
+        with AnswerCache() as cache:
+            running = StagePass(context, cache)
+            running.set_concurrency(self._concurrency)
+            await running.load()
+            self._pass = running
+            await running.run(await self._blocks(record, stage))
+
+    async def _blocks(self, record: JobRecord, stage: int) -> AsyncIterator[Block]:
+        upload = await self._store.upload(record.upload_id)
+        self._source = InputSource(self._store, record, upload)
+        blocks = self._source.blocks()
+        return retried(blocks, self._store, record, stage) if record.round else blocks
+
+    # The record.
+
+    async def _beat(self) -> None:
+        while True:
+            with suppress(TransportUnavailable):
+                await self._edit(lambda record: None)
+                self._check_limits(self._record)
+            await asyncio.sleep(BEAT_S)
+
+    async def _edit(self, edit: Edit) -> None:
+        """Writes the record with the progress and what ``edit`` changes.
+
+        Raises:
+            JobLost: another process has the job, or it is gone.
+        """
+        async with self._writing:
+            while True:
+                record = JobRecord()
+                record.CopyFrom(self._record)
+                self._note_progress(record)
+                edit(record)
+                revision = await self._store.write(record, self._revision)
+                if revision is not None:
+                    self._record, self._revision = record, revision
+                    return
+                await self._read_again()
+
+    async def _read_again(self) -> None:
+        try:
+            fresh, self._revision = await self._store.read(self.job)
+        except SluiceError as error:
+            if isinstance(error, TransportUnavailable):
+                raise
+            raise JobLost from error
+        ours = fresh.epoch == self._epoch
+        if not ours:
+            raise JobLost
+        # Of the owner's fields ours are newer.
+        fresh.stage, fresh.running_ms = self._record.stage, self._record.running_ms
+        self._record = fresh
+        if fresh.job.state != JOB_STATE_RUNNING:
+            self._stopped.set()
+
+    def _note_progress(self, record: JobRecord) -> None:
+        now = time.monotonic()
+        record.running_ms += round((now - self._beat_at) * 1e3)
+        self._beat_at = now
+        progress = self._progress(record, now)
+        record.job.progress.CopyFrom(progress)
+        if record.job.state == JOB_STATE_RUNNING:
+            trouble = self._pass.trouble if self._pass is not None else ""
+            record.job.reason = f"waiting: {trouble}" if trouble else ""
+
+    def _progress(self, record: JobRecord, now: float) -> JobProgress:
+        running = self._pass
+        if running is None:
+            return record.job.progress
+        progress = self._earlier.progress(running.counts, record.round)
+        progress.in_flight = running.window.in_flight
+        if record.round:
+            progress.total_final = True
+            progress.total = self._earlier.total
+        else:
+            progress.total_final = running.read_all
+            progress.total = max(running.counts.total, running.read)
+            if not running.read_all and self._source is not None and self._source.share_read:
+                progress.total = max(progress.total, round(running.read / self._source.share_read))
+        settled = running.counts.total
+        self._speed.told(now, settled, running.counts.completion_tokens)
+        progress.items_per_second = self._speed.items_per_s
+        progress.tokens_per_second = self._speed.tokens_per_s
+        of_all = self._earlier.counts.dead if record.round else progress.total
+        left_s = self._speed.remaining_s(max(0, of_all - settled))
+        if left_s is not None:
+            progress.remaining.CopyFrom(duration(left_s * 1e3))
+        progress.stage = min(record.stage, stages_of(record) - 1)
+        return progress
+
+    def _check_limits(self, record: JobRecord) -> None:
+        """Raises JobStops when the job has cost enough, or is too late."""
+        job, limits = record.job, record.job.spec.limits
+        if 0 < ms_of(limits.deadline_time) <= unix_ms():
+            message = "its deadline passed; what has an answer can be read"
+            raise JobStops("DEADLINE_PASSED", message, JOB_STATE_EXPIRED)
+        if 0 < limits.max_cost <= job.progress.cost:
+            raise JobStops(
+                "MAX_COST_REACHED",
+                f"it has cost {job.progress.cost:g} of at most {limits.max_cost:g}; resume it with a higher --max-cost",
+            )
+
+    def _report(self, record: JobRecord) -> JobReport:
+        progress, running_s = record.job.progress, max(1e-3, record.running_ms / 1e3)
+        reasons = Counter(self._earlier.reasons)
+        if self._pass is not None:
+            reasons.update(self._pass.dead_by_reason)
+        return JobReport(
+            progress=progress,
+            running_time=duration(record.running_ms),
+            items_per_second=(progress.succeeded + progress.dead) / running_s,
+            tokens_per_second=progress.completion_tokens / running_s,
+            dead_by_reason={reason: count for reason, count in reasons.items() if count > 0},
+        )
+
+
+class _Totals:
+    """Sums of the passes before the one at work."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.counts = JobProgress()
+        self.reasons: Counter[str] = Counter()
+
+    def add(self, counts: JobProgress, reasons: Counter[str], *, round_: int) -> None:
+        self.total += 0 if round_ else counts.total
+        self.counts = self.progress(counts, round_)
+        self.reasons.update(reasons)
+
+    def progress(self, counts: JobProgress, round_: int) -> JobProgress:
+        """With ``counts`` of the next round: dead letters that succeed in it are dead no more."""
+        summed = JobProgress()
+        summed.CopyFrom(self.counts)
+        for name in _SUMMED:
+            setattr(summed, name, getattr(summed, name) + getattr(counts, name))
+        if round_:
+            summed.dead -= counts.succeeded
+        else:
+            summed.dead += counts.dead
+        return summed
+
+
+_SUMMED: Final = (
+    "succeeded",
+    "retried",
+    "bad_lines",
+    "deduplicated",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_prompt_tokens",
+    "saved_tokens",
+    "cost",
+)
+
+
+async def _totals(store: JobStore, record: JobRecord, stage: int) -> _Totals:
+    totals = _Totals()
+    for round_ in range(record.round):
+        point = (await store.last_segment(record.job.id, stage, round_))[0].checkpoint
+        totals.add(point.counts, Counter(point.dead_by_reason), round_=round_)
+    return totals
+
+
+def stages_of(record: JobRecord) -> int:
+    """How many stages the job has."""
+    return max(1, len(record.job.spec.stages))
+
+
+def _next_stage(record: JobRecord) -> None:
+    record.stage += 1
+
+
+def _set(record: JobRecord, state: "JobState.ValueType", code: str, reason: str) -> None:
+    job = record.job
+    job.state, job.reason_code, job.reason = state, code, reason
+    if state != JOB_STATE_PAUSED:
+        job.end_time.CopyFrom(timestamp(unix_ms()))

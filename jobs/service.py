@@ -1,0 +1,398 @@
+"""``sluice.v1.JobService`` over grpc.aio. All it does is read and write what is in JetStream."""
+
+import asyncio
+import functools
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+import grpc
+
+from jobs.input import Template
+from jobs.results import OrderedLog, dead_letters, merged
+from jobs.runner import OVER, stages_of
+from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
+from sluice.defaults import TENANT_METADATA
+from sluice.errors import (
+    IdempotencyConflict,
+    InternalError,
+    InvalidRequest,
+    JobUnknown,
+    SluiceError,
+    UploadUnknown,
+    WrongJobState,
+)
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceServicer
+from sluice.wire.clock import timestamp, unix_ms
+from sluice.wire.subjects import is_token
+
+_log = logging.getLogger(__name__)
+
+WATCH_S: Final = 0.5
+FOLLOW_S: Final = 0.3
+PAGE_BYTES: Final = 256 * 1024
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+_CHUNK_OF_CALL_MAX: Final = 512 * 1024
+
+Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
+
+
+def _method(behaviour: Method) -> Method:
+    """Turns errors into statuses."""
+
+    @functools.wraps(behaviour)
+    async def guarded(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(self, request, context)
+        except SluiceError as error:
+            failed = error
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception:
+            _log.exception("a call failed")
+            failed = InternalError("the service of jobs failed; its log has the reason")
+        status = failed.to_status()
+        details = ((STATUS_DETAILS, status.SerializeToString()),)
+        return await context.abort(failed.code, status.message, details)
+
+    return guarded
+
+
+class JobService(JobServiceServicer):
+    """The API of one process; every process answers for every job. Its streams are coroutines that write."""
+
+    def __init__(
+        self, store: JobStore, known_models: Callable[[], Coroutine[Any, Any, set[str]]]
+    ) -> None:
+        """``known_models``: names that a job may ask for."""
+        self._store = store
+        self._known_models = known_models
+
+    @_method
+    async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
+        """See the proto."""
+        tenant, spec = tenant_of(context), request.spec
+        await self._check(tenant, spec)
+        record = JobRecord(upload_id=spec.input.upload_id)
+        key = request.idempotency_key
+        if key:
+            _check_length("idempotency_key", key, 128)
+            record.fingerprint = hashlib.sha256(spec.SerializeToString(deterministic=True)).digest()
+        job = record.job
+        job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
+        job.spec.CopyFrom(spec)
+        job.create_time.CopyFrom(timestamp(unix_ms()))
+        if not await self._store.create(record):
+            fingerprint = record.fingerprint
+            record, _ = await self._store.read(job.id)
+            if record.fingerprint != fingerprint:
+                raise IdempotencyConflict(
+                    "idempotency_key: a job with another specification has it; use another key"
+                )
+        return pb.CreateJobResponse(job=_shown(record))
+
+    @_method
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        """See the proto."""
+        return pb.GetJobResponse(job=_shown(await self._own(request.id, context)))
+
+    @_method
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        """See the proto."""
+        tenant, size = tenant_of(context), min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        jobs = [
+            _shown(record)
+            async for record in self._store.records()
+            if record.job.tenant == tenant
+            and (not request.states or record.job.state in request.states)
+        ]
+        jobs.sort(key=_page_key)
+        before = request.page_token
+        jobs = [job for job in jobs if not before or _page_key(job) > before]
+        page = jobs[:size]
+        token = _page_key(page[-1]) if len(jobs) > size else ""
+        return pb.ListJobsResponse(jobs=page, next_page_token=token)
+
+    @_method
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> None:  # type: ignore[override]
+        """See the proto."""
+        told: pb.Job | None = None
+        while True:
+            job = _shown(await self._own(request.id, context))
+            if job != told:
+                await context.write(pb.WatchJobResponse(job=job))
+                told = job
+            if job.state in OVER or (request.until_paused and job.state == pb.JOB_STATE_PAUSED):
+                return
+            await asyncio.sleep(WATCH_S)
+
+    @_method
+    async def PauseJob(self, request: pb.PauseJobRequest, context: Any) -> pb.PauseJobResponse:
+        """See the proto."""
+
+        def pause(record: JobRecord) -> None:
+            job = record.job
+            if job.state not in (pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING, pb.JOB_STATE_PAUSED):
+                raise _over(job)
+            if job.state != pb.JOB_STATE_PAUSED:
+                job.state, job.reason_code = pb.JOB_STATE_PAUSED, "PAUSED_BY_CALLER"
+                job.reason = "a caller paused it; `sluice batch resume` continues it"
+
+        return pb.PauseJobResponse(job=await self._change(request.id, context, pause))
+
+    @_method
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
+        """See the proto."""
+
+        def resume(record: JobRecord) -> None:
+            job = record.job
+            if request.HasField("limits"):
+                job.spec.limits.CopyFrom(request.limits)
+            if job.state == pb.JOB_STATE_PAUSED:
+                _queue(job)
+            elif job.state in OVER:
+                raise _over(job)
+
+        if request.HasField("limits"):
+            _check_limits(request.limits)
+        return pb.ResumeJobResponse(job=await self._change(request.id, context, resume))
+
+    @_method
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        """See the proto."""
+
+        def cancel(record: JobRecord) -> None:
+            job = record.job
+            if job.state == pb.JOB_STATE_CANCELLED:
+                return
+            if job.state in OVER:
+                raise _over(job)
+            job.state, job.reason_code = pb.JOB_STATE_CANCELLED, "CANCELLED_BY_CALLER"
+            job.reason = "a caller cancelled it"
+            job.end_time.CopyFrom(timestamp(unix_ms()))
+            job.report.progress.CopyFrom(job.progress)
+
+        return pb.CancelJobResponse(job=await self._change(request.id, context, cancel))
+
+    @_method
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobResponse:
+        """See the proto."""
+        record = await self._own(request.id, context)
+        if record.job.state not in OVER:
+            raise WrongJobState("the job is not over: cancel it first")
+        upload = record.upload_id
+        async for other in self._store.records():
+            if other.upload_id == upload and other.job.id != record.job.id:
+                upload = ""
+        await self._store.delete(record.job.id, upload)
+        return pb.DeleteJobResponse()
+
+    @_method
+    async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
+        """See the proto."""
+        record = await self._own(request.id, context)
+        stage = request.stage if request.HasField("stage") else stages_of(record) - 1
+        if stage >= stages_of(record):
+            raise InvalidRequest.of("stage", f"the job has {stages_of(record)}")
+        if request.follow and record.job.state not in OVER and not record.round:
+            outcomes = self._followed(record, stage, request.from_index, context)
+        else:
+            outcomes = merged(self._store, record.job.id, stage, record.round, request.from_index)
+        async for page in _pages(outcomes):
+            await context.write(pb.GetResultsResponse(results=page))
+
+    @_method
+    async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: Any) -> None:  # type: ignore[override]
+        """See the proto."""
+        record = await self._own(request.id, context)
+        letters = dead_letters(
+            self._store, record.job.id, stages_of(record) - 1, record.round, request.from_index
+        )
+        async for page in _pages(letters):
+            await context.write(pb.ListDeadLettersResponse(results=page))
+
+    @_method
+    async def RetryDeadLetters(
+        self, request: pb.RetryDeadLettersRequest, context: Any
+    ) -> pb.RetryDeadLettersResponse:
+        """See the proto."""
+        record = await self._own(request.id, context)
+        letters = dead_letters(
+            self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
+        )
+        items = len([one async for one in letters if one.result.error.reason not in _NO_ITEMS])
+
+        def retry(record: JobRecord) -> None:
+            if record.job.state not in OVER:
+                raise WrongJobState("the job is not over: its dead letters can run again then")
+            record.round += 1
+            record.stage = 0
+            del record.retry_reasons[:]
+            record.retry_reasons.extend(request.reasons)
+            record.job.ClearField("report")
+            record.job.ClearField("end_time")
+            _queue(record.job)
+
+        job = await self._change(request.id, context, retry) if items else _shown(record)
+        return pb.RetryDeadLettersResponse(job=job, items=items)
+
+    @_method
+    async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
+        """See the proto."""
+        upload, digest, held = new_upload_id(), hashlib.sha256(), bytearray()
+        record = UploadRecord(tenant=tenant_of(context))
+        await self._store.write_upload(upload, record)
+        try:
+            async for request in requests:
+                record.name = record.name or request.name[-256:]
+                if len(request.data) > _CHUNK_OF_CALL_MAX:
+                    raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
+                digest.update(request.data)
+                held += request.data
+                while len(held) >= CHUNK_BYTES:
+                    await self._store_chunk(upload, record, held)
+            while held:
+                await self._store_chunk(upload, record, held)
+            record.complete_unix_ms = unix_ms()
+            await self._store.write_upload(upload, record)
+        except BaseException:
+            await asyncio.shield(self._store.delete_upload(upload))
+            raise
+        return pb.UploadInputResponse(
+            upload_id=upload, size_bytes=record.size_bytes, sha256=digest.digest()
+        )
+
+    async def _store_chunk(self, upload: str, record: UploadRecord, held: bytearray) -> None:
+        chunk = bytes(held[:CHUNK_BYTES])
+        await self._store.write_chunk(upload, record.chunks, chunk)
+        del held[:CHUNK_BYTES]
+        record.chunks += 1
+        record.size_bytes += len(chunk)
+
+    async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
+        _check_length("spec.name", spec.name, 128)
+        _check_limits(spec.limits)
+        source = spec.input.WhichOneof("source")
+        if source is None:
+            raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
+        if spec.input.template:
+            Template(spec.input.template)
+        if source == "upload_id":
+            upload = await self._store.upload(spec.input.upload_id)
+            if upload.tenant != tenant:
+                raise UploadUnknown(f"there is no complete upload {spec.input.upload_id!r}")
+        if spec.model and spec.model not in (known := await self._known_models()):
+            raise InvalidRequest.of(
+                "spec.model", f"no model {spec.model!r}; known: {', '.join(sorted(known))}"
+            )
+
+    async def _own(self, job: str, context: Any) -> JobRecord:
+        record, _ = await self._store.read(job)
+        _check_owner(record, tenant_of(context))
+        return record
+
+    async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
+        tenant = tenant_of(context)
+
+        def checked(record: JobRecord) -> None:
+            _check_owner(record, tenant)
+            edit(record)
+
+        return _shown(await self._store.change(job, checked))
+
+    async def _followed(
+        self, record: JobRecord, stage: int, first: int, context: Any
+    ) -> AsyncIterator[ItemOutcome]:
+        """Of the first pass, until the job is over."""
+        log, job = OrderedLog(self._store, record.job.id, stage, 0, first), record.job.id
+        while True:
+            over = (await self._own(job, context)).job.state in OVER
+            async for outcome in log.read():
+                yield outcome
+            if over:
+                return
+            await asyncio.sleep(FOLLOW_S)
+
+
+_NO_ITEMS: Final = ("BAD_LINE", "DUPLICATE_ID")
+
+
+async def _pages(outcomes: AsyncIterator[ItemOutcome]) -> AsyncIterator[list[pb.JobResult]]:
+    """A page is sent when it is full, or when the next result has to be waited for."""
+    page: list[pb.JobResult] = []
+    size, since = 0, time.monotonic()
+    async for outcome in outcomes:
+        page.append(outcome.result)
+        size += outcome.result.ByteSize()
+        if size >= PAGE_BYTES or time.monotonic() - since >= FOLLOW_S:
+            yield page
+            page, size, since = [], 0, time.monotonic()
+    if page:
+        yield page
+
+
+def tenant_of(context: Any) -> str:
+    """The tenant that the gateway passed on.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    metadata = dict(context.invocation_metadata() or ())
+    tenant = str(metadata.get(TENANT_METADATA, "default"))
+    if not is_token(tenant):
+        raise InvalidRequest.of(TENANT_METADATA, "use up to 64 letters, digits, '-' and '_'")
+    return tenant
+
+
+def new_job_id(tenant: str, key: str) -> str:
+    """The same for the same key of a tenant; else one that no other job has."""
+    if not key:
+        return f"job-{secrets.token_hex(10)}"
+    return f"job-{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:20]}"
+
+
+def _check_owner(record: JobRecord, tenant: str) -> None:
+    if record.job.tenant != tenant:
+        raise JobUnknown(f"there is no job {record.job.id!r}")
+
+
+def _check_length(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise InvalidRequest.of(field, f"is over {most} characters")
+
+
+def _check_limits(limits: pb.JobLimits) -> None:
+    if limits.HasField("max_bad_line_share") and not 0 <= limits.max_bad_line_share <= 1:
+        raise InvalidRequest.of("limits.max_bad_line_share", "must be in [0, 1]")
+    if not limits.max_cost >= 0:  # NaN too
+        raise InvalidRequest.of("limits.max_cost", "must not be negative")
+
+
+def _queue(job: pb.Job) -> None:
+    job.state, job.reason, job.reason_code, job.runner = pb.JOB_STATE_QUEUED, "", "", ""
+
+
+def _over(job: pb.Job) -> WrongJobState:
+    state = pb.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
+    return WrongJobState(f"the job is {state} already")
+
+
+def _shown(record: JobRecord) -> pb.Job:
+    job = pb.Job()
+    job.CopyFrom(record.job)
+    job.spec.webhook.ClearField("secret")
+    if not record.job.spec.HasField("webhook"):
+        job.spec.ClearField("webhook")
+    return job
+
+
+def _page_key(job: pb.Job) -> str:
+    """Sorts newest first."""
+    return f"{(1 << 48) - job.create_time.ToMilliseconds():015d}-{job.id}"

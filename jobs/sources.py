@@ -1,0 +1,152 @@
+"""Where the items of a pass come from, in blocks: the input, or the answers of the stage before."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from jobs.answers import input_hash
+from jobs.core.window import BLOCK, Entry
+from jobs.input import Template, read_items
+from jobs.input.read import Format
+from jobs.items import BadLine, Item
+from jobs.results import dead_letters
+from jobs.store import RETRY_AFTER_S, JobStore
+from sluice.errors import TransportUnavailable
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
+from sluice.v1 import jobs_pb2
+from sluice.v1.inference_pb2 import PRIORITY_BULK, GenerateRequest
+from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec
+
+Block = list[Entry | ItemOutcome]
+"""Items, and outcomes of what is none."""
+
+CHUNK_S: Final = 60.0
+"""How long a chunk is waited for while JetStream does not answer, seconds."""
+_FORMATS: Final = {
+    jobs_pb2.JOB_INPUT_FORMAT_OPENAI: Format.JSONL,
+    jobs_pb2.JOB_INPUT_FORMAT_JSONL: Format.JSONL,
+    jobs_pb2.JOB_INPUT_FORMAT_CSV: Format.CSV,
+    jobs_pb2.JOB_INPUT_FORMAT_PARQUET: Format.PARQUET,
+}
+
+
+@dataclass
+class InputSource:
+    """The lines of an upload. They are parsed in a thread, a block at a time.
+
+    Attributes:
+        chunks_read: chunks that were taken so far, of ``upload.chunks``.
+    """
+
+    store: JobStore
+    record: JobRecord
+    upload: UploadRecord
+    chunks_read: int = 0
+
+    @property
+    def share_read(self) -> float:
+        """Of the bytes of the input, 0 to 1."""
+        return self.chunks_read / max(1, self.upload.chunks)
+
+    async def blocks(self) -> AsyncIterator[Block]:
+        """All of it.
+
+        Raises:
+            InputInvalid: it cannot be read on.
+            TransportUnavailable: JetStream does not answer.
+        """
+        entries = self._entries(asyncio.get_running_loop())
+        reading = asyncio.ensure_future(asyncio.to_thread(_block_of, entries))
+        try:
+            while block := await asyncio.shield(reading):
+                reading = asyncio.ensure_future(asyncio.to_thread(_block_of, entries))
+                yield block
+        finally:
+            reading.cancel()
+
+    def _entries(self, loop: asyncio.AbstractEventLoop) -> Iterator[Entry | ItemOutcome]:
+        spec = self.record.job.spec
+        job, given = self.record.job.id, spec.input
+        template = Template(given.template) if given.template else None
+        format = _FORMATS.get(given.format) or Format.of_name(self.upload.name)
+        items = read_items(
+            self._chunks(loop), format, template, defaults_of(spec), id_field=given.id_field
+        )
+        for index, one in enumerate(items):
+            yield entry_of(job, index, one, spec) if isinstance(one, Item) else bad_line(index, one)
+
+    def _chunks(self, loop: asyncio.AbstractEventLoop) -> Iterator[bytes]:
+        for number in range(self.upload.chunks):
+            read = asyncio.run_coroutine_threadsafe(self._chunk(number), loop)
+            self.chunks_read = number + 1
+            yield read.result()
+
+    async def _chunk(self, number: int) -> bytes:
+        async with asyncio.timeout(CHUNK_S):
+            while True:
+                try:
+                    return await self.store.read_chunk(self.record.upload_id, number)
+                except TransportUnavailable:
+                    await asyncio.sleep(RETRY_AFTER_S)
+
+
+def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
+    return [one for one, _ in zip(entries, range(BLOCK), strict=False)]
+
+
+def defaults_of(spec: JobSpec) -> GenerateRequest:
+    """What holds where a line does not say otherwise."""
+    request = GenerateRequest(model=spec.model, labels=spec.labels)
+    request.sampling.CopyFrom(spec.sampling)
+    return request
+
+
+def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
+    """The item at ``index`` of the input."""
+    request = item.request
+    request.priority = spec.priority or PRIORITY_BULK
+    hashed = b"" if spec.dedupe.disabled else input_hash(request)
+    name_request(request, job, item.custom_id)
+    return Entry(index, index, item.line, item.custom_id, item.url, request, hashed)
+
+
+def name_request(request: GenerateRequest, job: str, item: str) -> None:
+    """The key of an item is the same whoever sends it: a gateway that has its answer gives it again."""
+    request.idempotency_key = hashlib.blake2b(f"{job}\0{item}".encode(), digest_size=16).hexdigest()
+    request.idempotency_key_generated = True
+
+
+def bad_line(index: int, line: BadLine) -> ItemOutcome:
+    """The outcome of a line that is no item."""
+    error = JobItemError(code=3, reason=line.code, message=line.reason)
+    result = JobResult(index=index, line=line.line, custom_id=line.custom_id or "", error=error)
+    return ItemOutcome(result=result, place=index)
+
+
+async def retried(
+    source: AsyncIterator[Block], store: JobStore, record: JobRecord, stage: int
+) -> AsyncIterator[Block]:
+    """Of ``source`` what was a dead letter before this round and is to run again."""
+    dead = dead_letters(
+        store, record.job.id, stage, record.round - 1, 0, list(record.retry_reasons)
+    )
+    head = await anext(dead, None)
+    place = 0
+    async for block in source:
+        kept: Block = []
+        for one in block:
+            index = one.index if isinstance(one, Entry) else one.result.index
+            while head is not None and head.result.index < index:
+                head = await anext(dead, None)
+            if head is None:
+                break
+            if head.result.index == index and isinstance(one, Entry):
+                one.place, one.earlier_reason = place, head.result.error.reason
+                kept.append(one)
+                place += 1
+        if kept:
+            yield kept
+        if head is None:
+            return

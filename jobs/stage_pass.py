@@ -1,0 +1,475 @@
+"""One pass over the items of a stage: reads them, sends them, writes each outcome once.
+
+Three loops share a `Window`: one adds items while there is room, one sends them, one writes what has come back as the
+next segment of the log. A segment has the checkpoint behind it and is accepted only behind the last one, so whoever
+goes on from the log knows exactly which items have an outcome. Nothing else is needed to continue.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from jobs.answers import AnswerCache
+from jobs.core.done import DoneIndexes
+from jobs.core.pace import Rate
+from jobs.core.retry import Failure, RetryPolicy, failure_of
+from jobs.core.window import BLOCK, Entry, Window
+from jobs.gateways import Gateways, ItemCalls, error_in
+from jobs.results import OrderedLog
+from jobs.sources import Block
+from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
+from sluice.errors import SluiceError, TransportUnavailable
+from sluice.internal.v1.items_pb2 import RunResponse
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
+from sluice.v1.jobs_pb2 import (
+    JOB_STATE_PAUSED,
+    JobAnswer,
+    JobItemError,
+    JobProgress,
+    JobResult,
+    JobState,
+)
+from sluice.wire.clock import ms_of, timestamp, unix_ms
+
+COMMIT_S: Final = 0.25
+"""How long an outcome waits for others before it is written."""
+SEGMENT_ITEMS: Final = 256
+UNWRITTEN_MAX: Final = 2048
+"""Outcomes that may wait for JetStream; above it nothing is sent."""
+OUTCOME_BYTES_MAX: Final = 192 * 1024
+ITEM_TIMEOUT_S: Final = 3600.0
+"""Of an item that waits for what interactive traffic leaves; gateways cut it to theirs."""
+NO_GATEWAY_WAIT_S: Final = 0.25
+BAD_LINES_FROM: Final = 100
+BAD_LINE_SHARE: Final = 0.1
+_BAD_LINES: Final = frozenset({"BAD_LINE", "DUPLICATE_ID"})
+
+
+class JobStops(Exception):
+    """The job goes no further: ``code`` for programs, the message says what to do.
+
+    Attributes:
+        state: that it stops in; by default it needs a person.
+    """
+
+    def __init__(
+        self, code: str, message: str, state: "JobState.ValueType" = JOB_STATE_PAUSED
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.state = state
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass needs of its process and its job.
+
+    Attributes:
+        process: the name of this process.
+        metadata: of the calls to gateways: the tenant and the trace.
+    """
+
+    store: JobStore
+    gateways: Gateways
+    process: str
+    metadata: tuple[tuple[str, str], ...]
+    record: JobRecord
+    stage: int
+
+
+class StagePass:
+    """One pass.
+
+    Attributes:
+        window: its items in memory.
+        counts: of the outcomes written.
+        read: items and bad lines that were read.
+        read_all: whether there are no more.
+        trouble: why the mesh takes no items now; empty: it does.
+    """
+
+    def __init__(self, context: PassContext, cache: AnswerCache) -> None:
+        self._context = context
+        self._cache = cache
+        record, limits = context.record, context.record.job.spec.limits
+        self._key = record.job.id, context.stage, record.round
+        now = time.monotonic()
+        self._tokens = Rate(limits.tokens_per_minute, now)
+        self.window = Window(
+            BLOCK,
+            RetryPolicy.of(record.job.spec.retries),
+            Rate(limits.requests_per_minute, now),
+            self._tokens,
+        )
+        self._calls = ItemCalls(
+            context.gateways, context.metadata, self._on_response, self._on_returned
+        )
+        timeout_ms = ms_of(limits.item_timeout)
+        self._timeout_s = timeout_ms / 1e3 or ITEM_TIMEOUT_S
+        self._done = DoneIndexes()
+        self.counts = JobProgress()
+        self._reasons: Counter[str] = Counter()
+        self._earlier_reasons: dict[int, str] = {}
+        self._sequence = 0
+        self._complete = False
+        self._appending: asyncio.Future[None] | None = None
+        self._unwritten: list[ItemOutcome] = []
+        self._unwritten_bytes = 0
+        self.read = 0
+        self.read_all = False
+        self._bad = 0
+        self.trouble = ""
+        self._changed = asyncio.Event()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """How many items it may have in flight from now on."""
+        self.window.concurrency = concurrency
+        self._wake()
+
+    async def load(self) -> None:
+        """Takes over where the log is, and keeps whoever wrote it from writing on.
+
+        Raises:
+            TransportUnavailable, StorageFull, Fenced.
+        """
+        segment, self._sequence = await self._context.store.last_segment(*self._key)
+        point = segment.checkpoint
+        self._done = DoneIndexes(point.low_water, point.done)
+        self.counts.CopyFrom(point.counts)
+        self._reasons = Counter(point.dead_by_reason)
+        self._complete = point.complete
+        if not self._complete:
+            await self._append([])
+
+    @property
+    def dead_by_reason(self) -> Counter[str]:
+        """Dead letters of the pass by reason, less those of earlier rounds that have ended otherwise."""
+        return self._reasons
+
+    async def run(self, blocks: AsyncIterator[Block]) -> None:
+        """Returns when every item has an outcome in the log. When it is stopped, it writes what has come back.
+
+        Raises:
+            JobStops: it needs a person.
+            Fenced: another process has taken the job.
+            SluiceError: JetStream or the input.
+        """
+        if self._complete:
+            return
+        await self._fill_cache()
+        loops = [self._feed(blocks), self._send(), self._calls.run(), self._write()]
+        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        try:
+            await _first_end(tasks, tasks[-1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._complete, "the loop that writes ends last"
+
+    async def flush(self) -> None:
+        """Writes what has come back, after `run` was stopped. Raises what the last write did."""
+        if self._appending is not None:
+            await self._appending
+        while self._unwritten:
+            await self._append(self._take())
+
+    # Reading.
+
+    async def _feed(self, blocks: AsyncIterator[Block]) -> None:
+        async for block in blocks:
+            await self._until(self._has_room)
+            fresh = [one for one in map(self._count, block) if one is not None]
+            self.window.add([one for one in fresh if not self._settle_known(one)])
+            self._check_bad_lines(BAD_LINES_FROM)
+            self._wake()
+        self.read_all = True
+        self._check_bad_lines(1)
+        self._wake()
+
+    def _has_room(self) -> bool:
+        return self.window.has_room(self._done.low_water, self.read)
+
+    def _count(self, one: Entry | ItemOutcome) -> Entry | None:
+        """``one`` when it is an item without an outcome."""
+        self.read += 1
+        if isinstance(one, ItemOutcome):
+            self._bad += one.result.error.reason in _BAD_LINES
+            if one.place not in self._done:
+                self._settle(one)
+            return None
+        if one.place in self._done:
+            return None
+        if one.earlier_reason:
+            self._earlier_reasons[one.place] = one.earlier_reason
+        return one
+
+    def _settle_known(self, entry: Entry) -> bool:
+        """Whether an identical item has an answer already."""
+        known = self._cache.get(entry.input_hash) if entry.input_hash else None
+        if known is not None:
+            self._settle_answer(entry, _shared(known))
+        return known is not None
+
+    def _check_bad_lines(self, least: int) -> None:
+        limits = self._context.record.job.spec.limits
+        most = BAD_LINE_SHARE
+        if limits.HasField("max_bad_line_share"):
+            most = limits.max_bad_line_share
+        if self.read >= least and self._bad > most * self.read:
+            raise JobStops(
+                "TOO_MANY_BAD_LINES",
+                f"{self._bad} of the first {self.read} lines are no items, more than a share of {most:g}:"
+                " `sluice batch dead-letters` shows them; submit a mended file, or resume the job with a higher share",
+            )
+
+    async def _fill_cache(self) -> None:
+        """With the answers of the log, for later items that are identical."""
+        spec, (job, stage, round_) = self._context.record.job.spec, self._key
+        if spec.dedupe.disabled or stage:
+            return
+        logs = [(job, one) for one in range(round_ + 1)]
+        for other in spec.dedupe.reuse_job_ids:
+            record, _ = await self._context.store.read(other)
+            if record.job.tenant == self._context.record.job.tenant:
+                logs += [(other, one) for one in range(record.round + 1)]
+        for name, one in logs:
+            async for outcome in OrderedLog(self._context.store, name, 0, one).everything():
+                if outcome.input_hash and outcome.result.HasField("answer"):
+                    self._cache.put(outcome.input_hash, outcome.result.answer)
+
+    # Sending.
+
+    async def _send(self) -> None:
+        while True:
+            now = time.monotonic()
+            if len(self._unwritten) >= UNWRITTEN_MAX:
+                await self._until(lambda: len(self._unwritten) < UNWRITTEN_MAX)
+            elif (entry := self.window.next(now)) is None:
+                await self._pause(self.window.wait_s(now))
+            elif self._calls.send(entry, self._timeout_s):
+                self._wake()
+            else:
+                self.window.returned(entry, now + NO_GATEWAY_WAIT_S)
+
+    def _on_returned(self, entry: Entry) -> None:
+        self.trouble = "no gateway answers"
+        self.window.returned(entry, time.monotonic() + NO_GATEWAY_WAIT_S)
+        self._wake()
+
+    def _on_response(self, entry: Entry, response: RunResponse) -> None:
+        if response.HasField("answer"):
+            self._on_answer(entry, response)
+        else:
+            self._on_error(entry, error_in(response))
+        self._wake()
+
+    def _on_answer(self, entry: Entry, response: RunResponse) -> None:
+        self.trouble = ""
+        answer, finished = answer_of(response), response.answer.finished
+        usage = finished.usage
+        entry.tries += 1
+        computed = usage.prompt_tokens + usage.completion_tokens
+        followers = self.window.answered(entry, computed)
+        self._settle_answer(entry, answer)
+        for follower in followers:
+            follower.tries = entry.tries
+            self._settle_answer(follower, _shared(answer))
+        if entry.input_hash:
+            self._cache.put(entry.input_hash, answer)
+
+    def _on_error(self, entry: Entry, error: SluiceError) -> None:
+        kind, now = failure_of(error), time.monotonic()
+        if kind is Failure.NO_ROOM:
+            self.trouble = error.message
+        dead = self.window.failed(entry, kind, error.retry_after_s or 0.0, now, random.random())
+        if dead:
+            for one in (entry, *self.window.died(entry)):
+                one.tries = entry.tries
+                self._settle(_outcome(one, error=_item_error(error)))
+
+    def _settle_answer(self, entry: Entry, answer: JobAnswer) -> None:
+        if answer.ByteSize() > OUTCOME_BYTES_MAX:
+            message = f"the answer has {answer.ByteSize()} bytes, a job keeps {OUTCOME_BYTES_MAX}"
+            error = JobItemError(code=8, reason="RESULT_TOO_LARGE", message=message)
+            self._settle(_outcome(entry, error=error))
+        else:
+            self._settle(_outcome(entry, answer=answer))
+
+    def _settle(self, outcome: ItemOutcome) -> None:
+        self._unwritten.append(outcome)
+        self._unwritten_bytes += outcome.ByteSize()
+
+    # Writing.
+
+    async def _write(self) -> None:
+        while not self._complete:
+            await self._until(lambda: bool(self._unwritten) or self._at_end)
+            full_at = time.monotonic() + COMMIT_S
+            while not (self._has_segment or self._at_end) and time.monotonic() < full_at:
+                await self._pause(full_at - time.monotonic())
+            await self._append(self._take())
+            self._wake()
+
+    @property
+    def _at_end(self) -> bool:
+        return self.read_all and not len(self.window)
+
+    @property
+    def _has_segment(self) -> bool:
+        return len(self._unwritten) >= SEGMENT_ITEMS or self._unwritten_bytes >= SEGMENT_BYTES_MAX
+
+    def _take(self) -> list[ItemOutcome]:
+        size = count = 0
+        while count < min(SEGMENT_ITEMS, len(self._unwritten)) and size < SEGMENT_BYTES_MAX:
+            size += self._unwritten[count].ByteSize()
+            count += 1
+        taken, self._unwritten = self._unwritten[:count], self._unwritten[count:]
+        self._unwritten_bytes -= size
+        return sorted(taken, key=lambda outcome: outcome.place)
+
+    async def _append(self, outcomes: list[ItemOutcome]) -> None:
+        """Writes the next segment, however long JetStream needs; a cancel leaves it to `flush` to wait for it."""
+        self._done.add(outcome.place for outcome in outcomes)
+        for outcome in outcomes:
+            self._add_counts(outcome)
+        self._complete = self._at_end and not self._unwritten
+        assert self._done.is_whole or not self._complete, "no place is left out"
+        segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())
+        self._appending = asyncio.ensure_future(self._append_segment(segment))
+        await asyncio.shield(self._appending)
+
+    async def _append_segment(self, segment: JobSegment) -> None:
+        store = self._context.store
+        while True:
+            try:
+                self._sequence = await store.append(*self._key, segment, self._sequence)
+                return
+            except TransportUnavailable:
+                await asyncio.sleep(RETRY_AFTER_S / 2)
+            except Fenced:
+                # The write that got no answer may have been taken all the same.
+                last, sequence = await store.last_segment(*self._key)
+                if last != segment:
+                    raise
+                self._sequence = sequence
+                return
+
+    def _checkpoint(self) -> JobCheckpoint:
+        return JobCheckpoint(
+            low_water=self._done.low_water,
+            done=self._done.ranges,
+            complete=self._complete,
+            counts=self.counts,
+            dead_by_reason=self._reasons,
+            writer=self._context.process,
+            epoch=self._context.record.epoch,
+        )
+
+    def _add_counts(self, outcome: ItemOutcome) -> None:
+        counts, result = self.counts, outcome.result
+        counts.total += 1
+        if (earlier := self._earlier_reasons.pop(outcome.place, "")) != "":
+            self._reasons[earlier] -= 1
+        if result.HasField("error"):
+            counts.dead += 1
+            counts.bad_lines += result.error.reason in _BAD_LINES
+            self._reasons[result.error.reason] += 1
+            return
+        answer = result.answer
+        counts.succeeded += 1
+        counts.retried += result.attempts > 1
+        usage = answer.usage
+        if answer.deduplicated:
+            counts.deduplicated += 1
+            counts.saved_tokens += usage.prompt_tokens + usage.completion_tokens
+        else:
+            counts.prompt_tokens += usage.prompt_tokens
+            counts.completion_tokens += usage.completion_tokens
+            counts.cached_prompt_tokens += usage.cached_prompt_tokens
+            counts.cost += answer.cost
+
+    # Waiting.
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._changed.wait()
+
+    async def _pause(self, bound_s: float | None) -> None:
+        """Until something changes, ``bound_s`` seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await self._changed.wait()
+
+
+async def _first_end(tasks: list[asyncio.Task[None]], last: asyncio.Task[None]) -> None:
+    """Returns when ``last`` has ended; raises what ends another one before."""
+    waiting = set(tasks)
+    while not last.done():
+        ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    last.result()
+
+
+def answer_of(response: RunResponse) -> JobAnswer:
+    """What a job keeps of an answer."""
+    answer = response.answer
+    return JobAnswer(
+        request_id=answer.started.request_id,
+        model=answer.finished.model or answer.started.model,
+        text=answer.text,
+        finish_reason=answer.finished.reason,
+        usage=answer.finished.usage,
+        rules=answer.finished.rules,
+        logprobs=answer.logprobs,
+        cost=response.cost,
+        finish_time=timestamp(unix_ms()),
+    )
+
+
+def _shared(answer: JobAnswer) -> JobAnswer:
+    shared = JobAnswer()
+    shared.CopyFrom(answer)
+    shared.cost, shared.deduplicated = 0.0, True
+    return shared
+
+
+def _item_error(error: SluiceError) -> JobItemError:
+    return JobItemError(
+        code=error.code.value[0],
+        reason=error.reason,
+        message=error.message[:1000],
+        request_id=error.metadata.get("request_id", ""),
+    )
+
+
+def _outcome(
+    entry: Entry, answer: JobAnswer | None = None, error: JobItemError | None = None
+) -> ItemOutcome:
+    result = JobResult(
+        index=entry.index,
+        line=entry.line,
+        custom_id=entry.custom_id,
+        url=entry.url,
+        attempts=entry.tries,
+        answer=answer,
+        error=error,
+    )
+    return ItemOutcome(
+        result=result,
+        input_hash=entry.input_hash,
+        document=entry.document,
+        part=entry.part,
+        parts=entry.parts,
+        place=entry.place,
+    )

@@ -1,0 +1,256 @@
+"""What jobs keep in JetStream: records, inputs in chunks, and the log of results of every pass.
+
+| where | what | written by |
+|---|---|---|
+| bucket ``SLUICE_JOBS``, ``<job>`` | ``JobRecord`` | the API and the owner, each over the revision that it read |
+| bucket ``SLUICE_JOBS``, ``upload.<upload>`` | ``UploadRecord`` | whoever receives the file |
+| ``sluice.job_inputs.<upload>.<chunk>`` | bytes | the same |
+| ``sluice.job_results.<job>.<stage>.<round>`` | ``JobSegment`` | the owner, each behind the last one it knows |
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import Header
+from nats.js.errors import APIError, NotFoundError
+
+from sluice.errors import JobUnknown, StorageFull, TransportUnavailable, UploadUnknown
+from sluice.internal.v1.job_pb2 import JobRecord, JobSegment, UploadRecord
+from sluice.settings import JobsSettings
+from sluice.wire import jetstream, subjects
+from sluice.wire.bucket import Bucket
+from sluice.wire.codec import pack, unpack
+
+ANSWER_S: Final = 5.0
+"""Longest wait for JetStream, seconds."""
+RETRY_AFTER_S: Final = 1.0
+CHUNK_BYTES: Final = 512 * 1024
+SEGMENT_BYTES_MAX: Final = 768 * 1024
+"""A segment is closed at this size; with the largest outcome it still fits into a message."""
+CHANGE_TRIES: Final = 20
+
+_WRONG_SEQUENCE: Final = frozenset({10071, 10164})
+_FULL: Final = frozenset({10023, 10047, 10077, 10122})
+"""JetStream's codes for: insufficient resources, storage, maximum bytes of a stream, no space."""
+
+
+class Fenced(Exception):
+    """Somebody else has written behind the last segment that this process knows."""
+
+
+class JobStore:
+    """All of it. Methods raise TransportUnavailable while JetStream does not answer, StorageFull when it is full."""
+
+    def __init__(self, settings: JobsSettings, replicas: int) -> None:
+        self._replicas = replicas
+        self._records = Bucket(jetstream.jobs_bucket(), replicas)
+        self._streams = (
+            jetstream.job_inputs_stream(settings.inputs_max_bytes),
+            jetstream.job_results_stream(settings.results_max_bytes),
+        )
+        self._jetstream: JetStreamContext | None = None
+
+    async def start(self, client: Client) -> None:
+        """Creates bucket and streams.
+
+        Raises:
+            nats.errors.Error: JetStream does not answer, or refuses them.
+        """
+        self._jetstream = client.jetstream(timeout=ANSWER_S)
+        await self._records.start(client)
+        for config in self._streams:
+            await jetstream.ensure_stream(self._jetstream, config, self._replicas)
+
+    # Records.
+
+    async def create(self, record: JobRecord) -> bool:
+        """Whether the job is new; else there is one with its id."""
+        return await self.write(record, 0) is not None
+
+    async def read(self, job: str) -> tuple[JobRecord, int]:
+        """The record with its revision.
+
+        Raises:
+            JobUnknown: there is none.
+        """
+        found = await self._records.read(job, JobRecord) if subjects.is_token(job) else None
+        if found is None:
+            raise JobUnknown(f"there is no job {job!r}")
+        return found
+
+    async def write(self, record: JobRecord, revision: int) -> int | None:
+        """The new revision, or None when the record has another one than ``revision`` by now."""
+        return await self._records.write(record.job.id, record, revision)
+
+    async def change(self, job: str, edit: Callable[[JobRecord], None]) -> JobRecord:
+        """Edits the record as it is now; ``edit`` raises what refuses, and may be called several times.
+
+        Raises:
+            JobUnknown: there is none.
+            TransportUnavailable: others write it again and again.
+        """
+        for _ in range(CHANGE_TRIES):
+            record, revision = await self.read(job)
+            edit(record)
+            if await self.write(record, revision) is not None:
+                return record
+        raise _unavailable(f"others write job {job} at the same time")
+
+    async def records(self) -> AsyncIterator[JobRecord]:
+        """All jobs, in no order."""
+        async for key, payload in self._records.read_payloads():
+            if not key.startswith("upload."):
+                yield unpack(JobRecord, payload)
+
+    async def uploads(self) -> AsyncIterator[tuple[str, UploadRecord]]:
+        """All uploads by id, in no order."""
+        async for key, payload in self._records.read_payloads():
+            if key.startswith("upload."):
+                yield key.removeprefix("upload."), unpack(UploadRecord, payload)
+
+    async def delete(self, job: str, upload: str) -> None:
+        """Deletes a job with its results, and ``upload`` unless it is empty."""
+        await self._purge(subjects.JOB_RESULTS_STREAM, f"{subjects.JOB_RESULTS}.{job}.>")
+        if upload:
+            await self.delete_upload(upload)
+        await self._records.purge(job)
+
+    # Inputs.
+
+    async def upload(self, upload: str) -> UploadRecord:
+        """A complete upload.
+
+        Raises:
+            UploadUnknown: there is none.
+        """
+        key = f"upload.{upload}"
+        found = await self._records.read(key, UploadRecord) if subjects.is_token(upload) else None
+        if found is None or not found[0].complete_unix_ms:
+            raise UploadUnknown(f"there is no complete upload {upload!r}: send the file again")
+        return found[0]
+
+    async def write_upload(self, upload: str, record: UploadRecord) -> None:
+        """Writes what is known of an upload."""
+        await self._records.write(f"upload.{upload}", record)
+
+    async def delete_upload(self, upload: str) -> None:
+        """Deletes an upload with its chunks."""
+        await self._purge(subjects.JOB_INPUTS_STREAM, f"{subjects.JOB_INPUTS}.{upload}.>")
+        await self._records.purge(f"upload.{upload}")
+
+    async def write_chunk(self, upload: str, number: int, chunk: bytes) -> None:
+        """Stores the next chunk of an upload."""
+        await self._publish(subjects.job_input(upload, number), chunk, {})
+
+    async def read_chunk(self, upload: str, number: int) -> bytes:
+        """A chunk of a complete upload.
+
+        Raises:
+            UploadUnknown: it was deleted.
+        """
+        subject = subjects.job_input(upload, number)
+        try:
+            found = await self._js.get_msg(subjects.JOB_INPUTS_STREAM, subject=subject, direct=True)
+        except NotFoundError:
+            raise UploadUnknown(f"upload {upload} is gone") from None
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+        return found.data or b""
+
+    # Results.
+
+    async def last_segment(self, job: str, stage: int, round_: int) -> tuple[JobSegment, int]:
+        """The last segment of a pass with its sequence; an empty one and 0 when there is none.
+
+        Not by direct get, which another server of a cluster may answer with an older one.
+        """
+        subject = subjects.job_results(job, stage, round_)
+        try:
+            found = await self._js.get_last_msg(subjects.JOB_RESULTS_STREAM, subject)
+        except NotFoundError:
+            return JobSegment(), 0
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+        assert found.seq is not None, "stored messages have one"
+        return unpack(JobSegment, found.data or b""), found.seq
+
+    async def append(
+        self, job: str, stage: int, round_: int, segment: JobSegment, last: int
+    ) -> int:
+        """Appends a segment behind the one of sequence ``last``; returns its sequence.
+
+        Raises:
+            Fenced: another one is the last.
+        """
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(last)}
+        return await self._publish(subjects.job_results(job, stage, round_), pack(segment), headers)
+
+    async def segment_at(
+        self, job: str, stage: int, round_: int, sequence: int
+    ) -> tuple[JobSegment, int] | None:
+        """The first segment of a pass at ``sequence`` or behind it, with its own; None when there is none."""
+        subject = subjects.job_results(job, stage, round_)
+        try:
+            found = await self._js.get_msg(
+                subjects.JOB_RESULTS_STREAM, seq=sequence, subject=subject, direct=True, next=True
+            )
+        except NotFoundError:
+            return None
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+        assert found.seq is not None, "stored messages have one"
+        return unpack(JobSegment, found.data or b""), found.seq
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
+        try:
+            stored = await self._js.publish(subject, payload, timeout=ANSWER_S, headers=headers)
+        except APIError as error:
+            if error.err_code in _WRONG_SEQUENCE:
+                raise Fenced(subject) from error
+            if error.err_code in _FULL:
+                raise StorageFull(
+                    "the store of jobs is full: delete jobs that are over, or raise "
+                    f"jobs.results_max_bytes or jobs.inputs_max_bytes ({error.description})"
+                ) from error
+            raise _unavailable(f"JetStream refuses: {error.description}") from error
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+        return stored.seq
+
+    async def _purge(self, stream: str, subject: str) -> None:
+        try:
+            await self._js.purge_stream(stream, subject=subject)
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
+
+    @property
+    def _js(self) -> JetStreamContext:
+        if self._jetstream is None:
+            raise _unavailable("NATS is not connected")
+        return self._jetstream
+
+
+async def patiently(attempt: Callable[[], Awaitable[None]], bound_s: float) -> None:
+    """Tries again while JetStream does not answer, up to ``bound_s`` seconds; then it raises."""
+    async with asyncio.timeout(bound_s):
+        while True:
+            try:
+                return await attempt()
+            except TransportUnavailable:
+                await asyncio.sleep(RETRY_AFTER_S / 2)
+
+
+def new_upload_id() -> str:
+    """A name that no other upload has."""
+    return f"upload-{secrets.token_hex(12)}"
+
+
+def _unavailable(message: str) -> TransportUnavailable:
+    return TransportUnavailable(
+        f"what jobs keep cannot be read or written: {message}", retry_after_s=RETRY_AFTER_S
+    )
