@@ -14,7 +14,7 @@ from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
-from sluice.telemetry.tracing import context_of, traceparent_of
+from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled, traceparent_of
 from sluice.wire import subjects
 
 _FINISH_REASONS: Mapping[int, str] = {
@@ -45,7 +45,7 @@ class RowSpans:
 
     def moved(self, move: Move) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
-        if move.before is None:
+        if move.before is None and not is_unsampled(move.row.headers):
             self._open[move.row] = self._start_task(move.row)
         spans = self._open.get(move.row)
         if spans is None:
@@ -65,18 +65,22 @@ class RowSpans:
     def formed(self, formed: FormedBatch) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
-        The first row's batch span stands for the batch.
+        The batch span of the first row that is traced stands for the batch; without any, that for Triton is empty.
         """
-        members = [self._open[row] for row in formed.rows]
-        links = [Link(spans.task.get_span_context()) for spans in members]
-        for row, spans in zip(formed.rows, members, strict=True):
+        members = {row: self._open[row] for row in formed.rows if row in self._open}
+        own = self._open_batch(formed, members)
+        return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
+
+    def _open_batch(self, formed: FormedBatch, members: Mapping[Row, _Spans]) -> str:
+        own = ""
+        links = [Link(spans.task.get_span_context()) for spans in members.values()]
+        for row, spans in members.items():
             attributes = _batch_attributes(formed, row)
             spans.batch = self._start_batch(spans.context, links, attributes)
-            if spans is members[0]:
+            if not own and spans.batch.is_recording():
+                own = traceparent_of(spans.batch)
                 links = [Link(spans.batch.get_span_context())]
-        own = members[0].batch
-        assert own is not None
-        return [traceparent_of(own), *(traceparent_of(spans.task) for spans in members)]
+        return own
 
     def of_row(self, row: Row) -> SpanContext:
         """The task span of a row that is held."""
@@ -108,6 +112,10 @@ class RowSpans:
         return self._tracer.start_span(
             names.SPAN_BATCH, context, attributes=attributes, links=links
         )
+
+
+def _engine_parent(row: Row, spans: _Spans | None) -> str:
+    return row.headers[TRACEPARENT] if spans is None else traceparent_of(spans.task)
 
 
 def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:

@@ -13,7 +13,7 @@ from model_workers.engine.protocol import RowEnd, RowSpec, RowStep
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
-from sluice.telemetry.tracing import TRACEPARENT, context_of
+from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, context_of
 
 REPLACED: Final = "replaced"
 
@@ -116,6 +116,8 @@ class RowTelemetry:
         )
 
     def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
+        if row.traceparent.endswith(UNSAMPLED):
+            return
         prefill_end = now if row.first_at is None else row.first_at
         tokens_in = len(row.spec.prompt) + len(row.spec.produced)
         self._span(

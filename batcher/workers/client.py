@@ -65,9 +65,11 @@ class WorkerClient:
         call: Call = self._stub.ModelStreamInfer(metadata=metadata)
         return call
 
-    async def write(self, call: Call, request: worker_pb2.WorkerRequest) -> None:
-        """Sends a message; raises one of `FAULTS`."""
-        await call.write(infer_request(self._model, request))
+    async def write(
+        self, call: Call, request: worker_pb2.WorkerRequest, *, ends: bool = False
+    ) -> None:
+        """Sends a message; raises one of `FAULTS`. ``ends``: Triton says when the request is complete."""
+        await call.write(infer_request(self._model, request, ends=ends))
 
     async def close(self) -> None:
         """Ends all streams."""
@@ -106,14 +108,15 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def infer_request(model: str, request: worker_pb2.WorkerRequest) -> service_pb2.ModelInferRequest:
+def infer_request(
+    model: str, request: worker_pb2.WorkerRequest, *, ends: bool
+) -> service_pb2.ModelInferRequest:
     """``request`` for the Triton model ``model``."""
     payload = pack(request, REQUEST_BYTES_MAX)
     infer = service_pb2.ModelInferRequest(model_name=model)
     infer.inputs.add(name="request", datatype="UINT8", shape=[len(payload)])
     infer.raw_input_contents.append(payload)
-    # The ends of channels and batches have to be seen; a cancel shares a channel's stream, its end would look the same.
-    if not request.HasField("cancel_rows"):
+    if ends:
         infer.parameters["triton_enable_empty_final_response"].bool_param = True
     return infer
 

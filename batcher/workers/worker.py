@@ -1,4 +1,6 @@
-"""The workers of one model. Each has one long-lived channel for its reports and for cancels, one stream per batch.
+"""The workers of one model. Each has one long-lived channel for its reports, and for batches and cancels.
+
+A batch that is traced has a stream of its own: Triton takes the trace context from the metadata of a stream.
 
 A worker is lost when its channel breaks or ends, when it sent nothing for ``stall_s``, when reports are missing, or
 when a batch could not be queued. Then every row it had is requeued, and a new channel is opened, with growing pauses.
@@ -100,9 +102,13 @@ class Worker:
         await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
-        """Sends a batch; that it was queued, or the loss of the worker, comes as an event."""
+        """Sends a batch; that it was queued, or the loss of the worker, comes as an event.
+
+        ``traceparent`` is for Triton's spans; empty: it makes none.
+        """
         batch.opening = self._opening
-        task = asyncio.create_task(self._send(batch, traceparent))
+        sending = self._send_traced(batch, traceparent) if traceparent else self._send(batch)
+        task = asyncio.create_task(sending)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -144,7 +150,7 @@ class Worker:
             heartbeat_ms=self._settings.heartbeat_ms,
             opening=self._opening,
         )
-        await self._write(call, worker_pb2.WorkerRequest(open_channel=opening))
+        await self._write(call, worker_pb2.WorkerRequest(open_channel=opening), ends=True)
         while True:
             report = await next_report(call)
             if self._is_lost:
@@ -165,10 +171,21 @@ class Worker:
         else:
             self._lose(f"silent for {stall_s:g} s")
 
-    async def _send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
+    async def _send(self, batch: worker_pb2.Batch) -> None:
+        """Over the channel: Triton passes on in order what comes there, so a cancel never overtakes a batch."""
+        if self._call is None:
+            return  # The worker was lost meanwhile, and its rows have left.
+        try:
+            await self._write(self._call, worker_pb2.WorkerRequest(batch=batch))
+            self._events.on_queued(self.name, batch.batch_id)
+        except FAULTS as error:
+            self._lose(f"batch {batch.batch_id}: {reason_of(error)}")
+
+    async def _send_traced(self, batch: worker_pb2.Batch, traceparent: str) -> None:
+        """Over a stream of its own: cancels wait until the worker has queued it."""
         call = self._client.stream(traceparent)
         try:
-            await self._client.write(call, worker_pb2.WorkerRequest(batch=batch))
+            await self._client.write(call, worker_pb2.WorkerRequest(batch=batch), ends=True)
             await call.done_writing()
             receipt = asyncio.ensure_future(read_receipt(call))
             # When this task is cancelled meanwhile, nobody else takes its error.
@@ -184,9 +201,11 @@ class Worker:
         finally:
             call.cancel()
 
-    async def _write(self, call: Call, request: worker_pb2.WorkerRequest) -> None:
+    async def _write(
+        self, call: Call, request: worker_pb2.WorkerRequest, *, ends: bool = False
+    ) -> None:
         async with self._writing:
-            await self._client.write(call, request)
+            await self._client.write(call, request, ends=ends)
 
     def _lose(self, fault: str) -> None:
         """The worker's rows leave. Its channel is kept until it speaks again, or for a limited time."""

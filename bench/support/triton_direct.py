@@ -152,6 +152,6 @@ class DirectWorker:
     async def _requests(
         self, message: worker_pb2.WorkerRequest, hold: bool
     ) -> AsyncIterator[service_pb2.ModelInferRequest]:
-        yield infer_request(self._model, message)
+        yield infer_request(self._model, message, ends=True)
         if hold:
             await asyncio.Event().wait()

@@ -137,7 +137,7 @@ class _Call:
         timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
         timeout_s = min(timeout_s, settings.max_timeout_s)
         request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
-        self._spans.server.set_attributes(request_attributes(request))
+        self._spans.describe(request_attributes, request)
         try:
             async with asyncio.timeout(request.timeout_s) as self._timeout:
                 await self._answer(request)
@@ -272,7 +272,8 @@ class _Call:
             self._record_end(stream)
             if stream.first_frame_at is not None:
                 lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
-                self._spans.completed_hop(names.SPAN_STREAM, lasted_s, stream_attributes(stream))
+                attributes = partial(stream_attributes, stream)
+                self._spans.completed_hop(names.SPAN_STREAM, lasted_s, attributes)
 
     async def _started(self, stream: Stream, reader: Reader, held_model: str) -> Started:
         """The first event, once JetStream has stored the task or frames prove it."""
@@ -284,7 +285,7 @@ class _Call:
             await self._has_events.wait()
 
     async def _write_started(self, started: Started) -> None:
-        self._spans.server.set_attributes(started_attributes(started))
+        self._spans.describe(started_attributes, started)
         # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
         deadline = self._timeout.when()
         self._timeout.reschedule(None)
@@ -314,9 +315,8 @@ class _Call:
             self._record_end(replay)
 
     def _record_end(self, answer: Stream | Replay) -> None:
-        self._spans.server.set_attributes(
-            end_attributes(answer.finished, answer.escalation_reason, answer.first_token_s)
-        )
+        about = answer.finished, answer.escalation_reason, answer.first_token_s
+        self._spans.describe(end_attributes, *about)
 
 
 def _deadline_passed() -> DeadlinePassed:

@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -17,12 +18,17 @@ from sluice.telemetry.tracing import context_of, trace_id_of
 
 
 class CallSpans:
-    """The server span of one call, and the spans of its hops under it."""
+    """The server span of one call, and the spans of its hops under it.
+
+    Attributes:
+        recorded: whether somebody will see them; else the server span, which records nothing, stands for all.
+    """
 
     def __init__(self, tracer: Tracer, name: str, metadata: Mapping[str, str]) -> None:
         self._tracer = tracer
         self.server = tracer.start_span(name, context_of(metadata), SpanKind.SERVER)
         self._context = trace.set_span_in_context(self.server, Context())
+        self.recorded = self.server.is_recording()
 
     @property
     def trace_id(self) -> str:
@@ -50,12 +56,22 @@ class CallSpans:
         self, name: str, kind: SpanKind, attributes: Mapping[str, AttributeValue] | None = None
     ) -> Span:
         """The span of a hop that begins now; the caller ends it."""
+        if not self.recorded:
+            return self.server
         return self._tracer.start_span(name, self._context, kind, attributes)
 
+    def describe(self, make: Callable[..., Mapping[str, AttributeValue]], *about: Any) -> None:
+        """Gives the server span the attributes that ``make`` makes of ``about``."""
+        if self.recorded:
+            self.server.set_attributes(make(*about))
+
     def completed_hop(
-        self, name: str, lasted_s: float, attributes: Mapping[str, AttributeValue]
+        self, name: str, lasted_s: float, make: Callable[[], Mapping[str, AttributeValue]]
     ) -> None:
         """Adds the span of a hop that began ``lasted_s`` seconds ago and ends now."""
+        if not self.recorded:
+            return
+        attributes = make()
         end = time.time_ns()
         start = end - int(lasted_s * 1e9)
         span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=start)

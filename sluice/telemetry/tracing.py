@@ -10,6 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import Span, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -18,6 +19,8 @@ from sluice.telemetry import catalog
 from sluice.telemetry.registry import MetricRegistry, Point
 
 TRACEPARENT: Final = "traceparent"
+UNSAMPLED: Final = "-00"
+"""Flags at the end of a traceparent."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger(__name__)
 
@@ -25,11 +28,14 @@ _log = logging.getLogger(__name__)
 def start_tracing(service: str, registry: MetricRegistry | None = None) -> TracerProvider:
     """Makes the process's tracer provider; spans that are sent and lost are counted in ``registry``.
 
-    Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it they are made (requests have trace
-    ids) and dropped. The caller ends it with ``shutdown()``, which sends what is left.
+    Spans leave over OTLP/gRPC when OTEL_EXPORTER_OTLP_ENDPOINT is set; without it requests have trace ids, and no
+    spans. The caller ends it with ``shutdown()``, which sends what is left.
     """
-    provider = TracerProvider(resource=resource_of(service))
-    if otlp_endpoint():
+    exports = bool(otlp_endpoint())
+    # Without an endpoint the context of a caller who samples still goes on to processes that may have one.
+    sampler = None if exports else ParentBased(ALWAYS_OFF)
+    provider = TracerProvider(sampler, resource_of(service))
+    if exports:
         # Imported here: without an endpoint a process should not pay for the exporter.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -124,11 +130,22 @@ def tracer(service: str) -> Tracer:
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
     """The remote context in ``headers`` (NATS headers, gRPC metadata); an empty one without a valid traceparent."""
-    return _PROPAGATOR.extract(dict(headers or {}), Context())
+    if not headers or TRACEPARENT not in headers:
+        return Context()
+    return _PROPAGATOR.extract(headers, Context())
+
+
+def is_unsampled(headers: Mapping[str, str]) -> bool:
+    """Whether the sender of ``headers`` has decided that nobody makes spans of what it sent."""
+    return headers.get(TRACEPARENT, "").endswith(UNSAMPLED)
 
 
 def headers_of(span: Span) -> dict[str, str]:
     """Headers that carry ``span`` as parent."""
+    context = span.get_span_context()
+    if not context.trace_flags.sampled:
+        ids = f"{context.trace_id:032x}-{context.span_id:016x}"
+        return {TRACEPARENT: f"00-{ids}{UNSAMPLED}"} if context.is_valid else {}
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier

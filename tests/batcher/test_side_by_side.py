@@ -36,7 +36,7 @@ async def watched(address: str) -> AsyncIterator[list[worker_pb2.WorkerLoad]]:
     """The loads that a worker tells of, as a third batcher without tasks hears them."""
     loads: list[worker_pb2.WorkerLoad] = []
     opening = worker_pb2.OpenChannel(batcher="watcher", heartbeat_ms=100)
-    request = infer_request("echo", worker_pb2.WorkerRequest(open_channel=opening))
+    request = infer_request("echo", worker_pb2.WorkerRequest(open_channel=opening), ends=True)
 
     async def listen(call: grpc.aio.StreamStreamCall) -> None:
         async for streamed in call:

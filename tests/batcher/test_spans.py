@@ -33,12 +33,12 @@ class Scene:
         self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, headers: dict[str, str] = HEADERS) -> None:
         task = task_pb2.Task(
             request_id=name, gateway="g", model="echo", priority_class="bulk", tenant="t"
         )
         task.prompt_token_ids.append(1)
-        self.requests.add(Row(task, 0.0, HEADERS), 0.0)
+        self.requests.add(Row(task, 0.0, headers), 0.0)
 
     def advance(self, room: int = 8) -> str:
         """Plays the loop once; returns the batch that was formed."""
@@ -152,3 +152,23 @@ def test_what_is_returned_or_cancelled_leaves_no_span_open(scene: Scene) -> None
     scene.advance()
     assert len(scene.named(names.SPAN_TASK)) == 3
     assert not scene.spans._open
+
+
+def test_rows_that_their_gateway_did_not_sample_have_no_spans(scene: Scene) -> None:
+    unsampled = {"traceparent": HEADERS["traceparent"][:-2] + "00"}
+    scene.add("r1", unsampled)
+    scene.add("r2")
+    scene.run("r1", "r2")
+    own, first, second = scene.traceparents
+    assert first == unsampled["traceparent"]
+    assert own.startswith(f"00-{TRACE}-")
+    assert second.startswith(f"00-{TRACE}-")
+    scene.end("r1")
+    scene.end("r2")
+    assert [len(scene.named(name)) for name in (names.SPAN_TASK, names.SPAN_BATCH)] == [1, 1]
+
+
+def test_a_batch_without_sampled_rows_is_not_traced(scene: Scene) -> None:
+    scene.add("r1", {"traceparent": HEADERS["traceparent"][:-2] + "00"})
+    scene.run("r1")
+    assert scene.traceparents[0] == ""

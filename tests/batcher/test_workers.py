@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from sluice.internal.v1 import frame_pb2
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
@@ -145,15 +146,32 @@ async def test_a_worker_with_another_id_has_none_of_the_rows(
     assert again.attempt == 1
 
 
-async def test_a_batch_without_an_answer_is_sent_again(
+async def test_a_batch_that_triton_refuses_is_sent_again(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
-    worker.silent = True
+    worker.error = "the model is not ready"
     await gateway.ask()
     await worker.batch(0)
-    worker.silent = False
+    worker.error = ""
     (again,) = (await worker.batch(1)).rows
     assert again.attempt == 1
+
+
+async def test_a_traced_batch_has_a_stream_of_its_own_and_is_sent_again_without_a_receipt(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    async with WorkerDouble.running() as worker:
+        settings = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(settings, TracerProvider().get_tracer("test")):
+            await gateway.batcher_live()
+            worker.silent = True
+            await gateway.ask()
+            await worker.batch(0)
+            worker.silent = False
+            (again,) = (await worker.batch(1)).rows
+            assert again.attempt == 1
+            traced = ["traceparent" in metadata for metadata in worker.streams]
+            assert sorted(traced) == [False, False, True, True]
 
 
 async def test_a_row_that_the_worker_returns_is_sent_again_with_its_tokens(
@@ -211,7 +229,7 @@ async def test_cancel_reaches_the_worker_over_the_channel(
     await gateway.has_tokens(task, 1)
     await gateway.cancel(task.request_id)
     await worker.until(lambda: worker.cancels == [[task.request_id]])
-    assert len(worker.streams) == 2  # the channel and the batch
+    assert len(worker.streams) == 1  # the batch has none of its own
 
 
 async def test_the_deadline_of_a_running_row_is_kept_here_too(

@@ -24,6 +24,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         received: what came, in order.
         streams: metadata of each stream, in order.
         silent: nothing is sent on the channel, and batches are not queued.
+        error: Triton's answer to batches; empty: they go on to the worker.
         steps_slowly: batches are queued, and heartbeats sent; nothing else, as in a step that takes long.
         refuse: rows that are refused, retryable.
         busy: slots that are taken, as its reports say.
@@ -36,6 +37,7 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
         self.received: list[worker_pb2.WorkerRequest] = []
         self.streams: list[dict[str, str]] = []
         self.silent = False
+        self.error = ""
         self.steps_slowly = False
         self.refuse: set[str] = set()
         self.busy = 0
@@ -136,16 +138,20 @@ class WorkerDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
             self.received.append(request)
             async with self._changed:
                 self._changed.notify_all()
-            await self._answer(request, context)
+            ends = infer.parameters["triton_enable_empty_final_response"].bool_param
+            await self._answer(request, context, ends=ends)
 
-    async def _answer(self, request: worker_pb2.WorkerRequest, context: Any) -> None:
+    async def _answer(self, request: worker_pb2.WorkerRequest, context: Any, *, ends: bool) -> None:
         if request.HasField("open_channel"):
             self._channel, self._sequence = context, 0
             if not self.silent:
                 await self.step()
+        elif self.error and request.HasField("batch"):
+            await context.write(service_pb2.ModelStreamInferResponse(error_message=self.error))
         elif not self.silent and request.HasField("batch"):
             refuse = self.refuse
-            await _write(context)
+            if ends:
+                await _write(context)
             if not self.steps_slowly:
                 await self.admit(request.batch, refuse)
 

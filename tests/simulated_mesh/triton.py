@@ -41,8 +41,8 @@ def broken(details: str) -> grpc.aio.AioRpcError:
 class Responses:
     """The responses of one request; see `model_workers.sender.ResponseSender`."""
 
-    def __init__(self, call: "Call") -> None:
-        self._call = call
+    def __init__(self, call: "Call", *, ends: bool) -> None:
+        self._call, self._ends = call, ends
         self._open = True
 
     def send(self, report: worker_pb2.StepReport) -> None:
@@ -57,7 +57,11 @@ class Responses:
         """Ends the request."""
         assert self._open, "ended twice"
         self._open = False
-        self._call.end_request()
+        self._call.end_request(says=self._ends)
+
+    def fail(self, error: grpc.aio.AioRpcError) -> None:
+        """The request failed, and its stream with it."""
+        self._call.answer(error)
 
     def is_cancelled(self) -> bool:
         """Whether the batcher has cancelled the request."""
@@ -86,7 +90,8 @@ class Call:
             raise self._error
         self._requests += 1
         payload = bytes(message.raw_input_contents[0])
-        self._up(lambda: self._server.take(payload, self))
+        responses = Responses(self, ends="triton_enable_empty_final_response" in message.parameters)
+        self._up(lambda: self._server.take(payload, responses))
 
     async def done_writing(self) -> None:
         """No request will follow."""
@@ -116,9 +121,10 @@ class Call:
         self._down_at = max(self._down_at, loop.time() + self._server.delay_s())
         self._process.soon(self._answers.put_nowait, response, delay_s=self._down_at - loop.time())
 
-    def end_request(self) -> None:
-        """A request is complete."""
-        self.answer(service_pb2.ModelStreamInferResponse())
+    def end_request(self, *, says: bool) -> None:
+        """A request is complete; ``says``: the client wants to know."""
+        if says:
+            self.answer(service_pb2.ModelStreamInferResponse())
         self._requests -= 1
         self._end_if_done()
 
@@ -181,14 +187,14 @@ class TritonServer:
         self.crash()
         self.start()
 
-    def take(self, payload: bytes, call: Call) -> None:
+    def take(self, payload: bytes, responses: Responses) -> None:
         """A request has arrived."""
         assert self.worker is not None
         if self.worker.process.alive:
-            self.worker.process.soon(self.worker.take, payload, call)
+            self.worker.process.soon(self.worker.take, payload, responses)
         else:
             error = broken("Stub process is not healthy")
-            self.loop.call_later(UNHEALTHY_S, call.answer, error, context=Context())
+            self.loop.call_later(UNHEALTHY_S, responses.fail, error, context=Context())
 
     def _end_worker(self) -> None:
         if self.worker is not None:
@@ -222,14 +228,14 @@ class WorkerProcess:
             )
             self._worker.start()
 
-    def take(self, payload: bytes, call: Call) -> None:
+    def take(self, payload: bytes, responses: Responses) -> None:
         """As `model_workers.backend` does."""
         assert self._worker is not None, "started before anything arrives"
         try:
             request = unpack(worker_pb2.WorkerRequest, payload)
-            self._worker.handle(request, Responses(call))
+            self._worker.handle(request, responses)
         except (MalformedMessage, InboxFull) as error:
-            call.answer(broken(str(error)))
+            responses.fail(broken(str(error)))
 
 
 def sleep(seconds: float) -> None:
