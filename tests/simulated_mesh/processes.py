@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import nats.errors
 from opentelemetry.trace import NoOpTracer
@@ -25,6 +25,7 @@ from gateway.upstream.nats_transport import NatsTransport
 from sluice.errors import Cancelled, SluiceError
 from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.settings import Settings
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
 from sluice.wire.jetstream import ensure_streams
 from tests.simulated_mesh.loop import SimulatedProcess
@@ -63,7 +64,8 @@ class BatcherProcess:
 
     async def _run(self) -> None:
         await prepare(self.connection, self._settings)
-        self.batcher = Batcher(self.connection, self._settings, self._name, NoOpTracer())  # type: ignore[arg-type]
+        made_of: Any = self.connection, self._settings, self._name, NoOpTracer(), MetricRegistry()
+        self.batcher = Batcher(*made_of)
         self.connection.on_loss = self.batcher.on_loss
         try:
             await self.batcher.run(self._stop)
