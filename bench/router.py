@@ -5,16 +5,18 @@ embedded mesh, with every strategy of bench/support/strategies.py. The plain nam
 `decision_p99_ms`: the learned router on one core, from the text of a prompt of 1 kB to its score, features included,
 in processor time; the peer is the plainest learned router, words hashed into 32,768 buckets and one numpy dot
 product, on the same prompts in turn.
+`heldout_rules_accuracy_share`, `heldout_rules_token_share`: the shipped rule on seeds that it was not tuned on
+(bench/support/heldout_rules.py).
 `SOURCE_prompts_apgr` and others, with --outcomes: quality on recorded outcomes, over --runs draws. A draw holds out a
 tenth of the rows (--folds) that the router has not learned from, every row once. The peer is a plain baseline that
 learns from the same rows: logistic regression on hashed words and pairs of words of the prompt; for `cascade_...`,
 where the rows have the small model's answers, of the answer. `also` has a router by the length of the prompt. Columns
 of the shipped heads were chosen on two of these sets (docs/routing.md), so on them these figures are optimistic.
 
-    python bench/router.py [--json] [--runs N] [--tiers] [--n N] [--plot FILE.png] [--decision]
+    python bench/router.py [--json] [--runs N] [--tiers] [--n N] [--plot FILE.png] [--decision] [--rules]
         [--outcomes FILE] [--folds N]
 
-Without --tiers, --decision and --outcomes: tiers and decision.
+Without --tiers, --decision, --rules and --outcomes: the first three.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from sklearn.linear_model import LogisticRegression
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.safety import CORPORA, prompts, quantiles_ms
-from bench.support import tier_runs, tradeoff_plot
+from bench.support import heldout_rules, tier_runs, tradeoff_plot
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.tradeoffs import Tradeoff, table
 from gateway.routing.learned.model import (
@@ -71,16 +73,19 @@ def main() -> None:
     parser.add_argument("--outcomes", type=Path, action="append", default=[])
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--decision", action="store_true", help="what a decision costs")
+    parser.add_argument("--rules", action="store_true", help="the shipped rule, held out")
     parser.add_argument("--tiers", action="store_true", help="the shipped tiers, by strategy")
     parser.add_argument("--n", type=int, default=20, help="tasks per kind, level and round")
     parser.add_argument("--plot", type=Path, help="a picture of the strategies")
     options = parser.parse_args()
-    everything = not (options.decision or options.tiers or options.outcomes)
+    everything = not (options.decision or options.tiers or options.rules or options.outcomes)
     figures = []
     if options.decision or everything:
         figures.append(decision(options.runs))
     for path in options.outcomes:
         figures += quality(path, options.folds, options.runs)
+    if options.rules or everything:
+        figures += heldout_rules.figures(options.runs, options.n)
     if options.tiers or everything:
         found = uvloop.run(tier_runs.run(options.runs, options.n))
         figures += tier_runs.figures(found, options.runs, options.n)

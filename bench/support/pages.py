@@ -142,7 +142,7 @@ def _new_cell(line: Line, key: str) -> str:
     value = line[key] if key in FIELDS else line["also"][key]
     if value is None:
         return " - "
-    if line["unit"] == "share" and key != "ratio":
+    if (line["unit"] == "share" or line["unit"].startswith("of ")) and key != "ratio":
         return f" {100 * value:.1f} % "
     unit = line["unit"] if line["unit"] in UNITS and key in ("ours", "peer") else ""
     return f" {shown(value)} {unit}".rstrip() + " "

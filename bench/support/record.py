@@ -29,6 +29,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "safety-output": ("safety", "--only", "output"),
     "safety-mesh": ("safety", "--only", "mesh"),
     "router-decision": ("router", "--decision"),
+    "router-rules": ("router", "--rules"),
     "router-tiers": ("router", "--tiers", "--plot", "docs/strategies.png"),
     "router-outcomes": ("router",),
     "overload": ("overload",),
