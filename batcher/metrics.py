@@ -134,7 +134,7 @@ class BatcherMetrics:
         """A task becomes a dead letter."""
         self._dead_letters[_labels(row)] += 1
 
-    def formed(self, formed: FormedBatch, span_of: Callable[[Row], SpanContext]) -> None:
+    def formed(self, formed: FormedBatch, span_of: Callable[[Row], SpanContext | None]) -> None:
         """A batch is sent; ``span_of`` a row leads to its trace."""
         batch = formed.batch
         model = formed.rows[0].task.model

@@ -82,9 +82,10 @@ class RowSpans:
                 links = [Link(spans.batch.get_span_context())]
         return own
 
-    def of_row(self, row: Row) -> SpanContext:
-        """The task span of a row that is held."""
-        return self._open[row].task.get_span_context()
+    def of_row(self, row: Row) -> SpanContext | None:
+        """The task span of a row that is held; None when it is not traced."""
+        spans = self._open.get(row)
+        return None if spans is None else spans.task.get_span_context()
 
     def close(self) -> None:
         """Ends the open spans."""

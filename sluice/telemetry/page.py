@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 
 from sluice.telemetry.catalog import Kind, Metric
 from sluice.telemetry.registry import Exemplar, Labels, MetricRegistry, Series
@@ -78,8 +79,8 @@ def serving(
 
     def page(*, open_metrics: bool) -> str:
         text = render(registry, process, open_metrics=open_metrics)
-        text += generate_latest(own).decode()
-        return f"{text}# EOF\n" if open_metrics else text
+        # The second one ends with the mark of the end.
+        return text + (generate_open_metrics if open_metrics else generate_latest)(own).decode()
 
     with _Server((host, port), page) as server:
         thread = Thread(target=server.serve_forever, name="metrics page", daemon=True)

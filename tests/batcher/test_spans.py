@@ -11,10 +11,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from batcher.core.requests import Requests
 from batcher.core.row import Row
 from batcher.core.scheduler.capacity import Capacity
+from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.settings.batching import Policy
 from sluice.telemetry import names
+from sluice.telemetry.registry import MetricRegistry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -29,6 +31,7 @@ class Scene:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.spans = RowSpans(provider.get_tracer("test"))
+        self.metrics = BatcherMetrics(MetricRegistry())
         self.requests = Requests("b", policy=Policy(max_rows=8))
         self.requests.step("w", worker_pb2.StepReport(worker="w1"), 0.0)
         self.traceparents: list[str] = []
@@ -48,6 +51,7 @@ class Scene:
             self.spans.moved(move)
         for formed in effects.batches:
             self.traceparents = self.spans.formed(formed)
+            self.metrics.formed(formed, self.spans.of_row)
         return effects.batches[0].batch_id if effects.batches else ""
 
     def run(self, *rows: str) -> None:

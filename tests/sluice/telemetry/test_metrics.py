@@ -7,6 +7,7 @@ import urllib.request
 
 import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.errors import SetupError
 from sluice.startup import free_port
@@ -59,6 +60,8 @@ def test_a_bucket_leads_to_a_trace_where_exemplars_are_asked_for() -> None:
         text = read(metrics.page, "application/openmetrics-text")
     name = "gen_ai_server_time_to_first_token_seconds"
     assert f"{name}_count{{" in plain
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert families[name].type == "histogram"
     (with_exemplar,) = [line for line in text.splitlines() if " # " in line]
     assert 'le="0.04"' in with_exemplar
     assert f'trace_id="{0xABC:032x}"' in with_exemplar
