@@ -1,0 +1,79 @@
+"""Inputs that the service opens itself: what fsspec opens, below the prefixes that the operator lists."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from jobs.outbound import PIECE_BYTES, Outbound
+from sluice.errors import InvalidRequest, SluiceError
+
+FIELD: Final = "spec.input.url"
+
+
+def check_url(url: str, prefixes: Sequence[str]) -> None:
+    """Whether the operator lets ``url`` be read (`jobs.input_prefixes`).
+
+    A prefix ends at a "/", whether it is written so or not: "s3://prompts" does not cover "s3://prompts-private".
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidRequest.of(FIELD, f"is no URL: {error}") from error
+    steps = unquote(parts.path).split("/")
+    if not parts.scheme or "::" in url or ".." in steps or "\\" in url or parts.username:
+        raise InvalidRequest.of(
+            FIELD, "is no plain URL: it chains file systems, or has '..' or a user"
+        )
+    if not any(url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
+        listed = ", ".join(prefixes) or "none"
+        raise InvalidRequest.of(
+            FIELD,
+            f"is below none of the prefixes that the operator lists (jobs.input_prefixes): {listed};"
+            " upload the file instead",
+        )
+
+
+def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Iterator[bytes]:
+    """The bytes behind ``url``, in pieces. Blocks.
+
+    http and https go through `Outbound`; other schemes through fsspec, with the credentials and endpoints of this
+    process's environment.
+
+    Raises:
+        InvalidRequest: it may not be read, is not there, or this process has no access; the message says what to do.
+    """
+    check_url(url, prefixes)
+    if urlsplit(url).scheme in ("http", "https"):
+        yield from outbound.read(url, FIELD)
+        return
+    try:
+        import fsspec
+
+        with fsspec.open(url, "rb", **_OPTIONS.get(urlsplit(url).scheme, {})) as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+    except SluiceError:
+        raise
+    except Exception as error:  # fsspec's drivers raise what their libraries raise
+        raise _unreadable(url, error) from error
+
+
+_OPTIONS: Final[dict[str, dict[str, int]]] = {"s3": {"default_block_size": 8 << 20}}
+
+
+def _unreadable(url: str, error: Exception) -> InvalidRequest:
+    name = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        problem = "is not there"
+    elif isinstance(error, PermissionError) or name == "NoCredentialsError":
+        problem = (
+            "may not be read: the jobs process needs credentials (AWS_ACCESS_KEY_ID, or a role)"
+        )
+    elif isinstance(error, ImportError | ValueError):
+        problem = f"needs a driver where jobs run (`pip install 'sluice[s3]'` for S3): {error}"
+    else:
+        problem = f"cannot be read: {name}: {error}"
+    return InvalidRequest.of(FIELD, f"{url} {problem}")

@@ -1,0 +1,162 @@
+"""HTTP to URLs that callers chose: webhooks and inputs. They never reach addresses that only this network reaches.
+
+A name is resolved once, every address behind it is checked, and the connection goes to an address that was checked: a
+name that is resolved again could mean another machine by then. Redirects are not followed.
+"""
+
+import http.client
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from sluice.errors import InvalidRequest, TransportUnavailable
+
+TIMEOUT_S: Final = 10.0
+"""Of connecting, and of each read or write."""
+PIECE_BYTES: Final = 256 * 1024
+
+Resolve = Callable[[str, int], Sequence[str]]
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The numeric addresses of a name.
+
+    Raises:
+        OSError: there are none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(where[0]) for *_, where in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checked URL leads: its parts, and the address to connect to."""
+
+    parts: SplitResult
+    port: int
+    address: str
+
+
+class Outbound:
+    """Opens URLs, of which those at private addresses only where the operator lists them.
+
+    Args:
+        allowed: names of hosts and networks ("10.1.0.0/16", "127.0.0.1") that may be reached though they are private,
+            over http too.
+        resolve: the addresses of a name.
+    """
+
+    def __init__(self, allowed: Sequence[str] = (), resolve: Resolve = resolve) -> None:
+        self._resolve = resolve
+        self._networks: list[_Network] = []
+        self._hosts: set[str] = set()
+        for one in allowed:
+            try:
+                self._networks.append(ipaddress.ip_network(one, strict=False))
+            except ValueError:
+                self._hosts.add(one.lower())
+
+    def check(self, url: str, field: str) -> Target:
+        """Where ``url`` leads.
+
+        Raises:
+            InvalidRequest: it is no URL that may be opened; names ``field``.
+            TransportUnavailable: its name cannot be resolved now.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError as error:
+            raise InvalidRequest.of(field, f"is no URL: {error}") from error
+        host = parts.hostname
+        if parts.scheme not in ("http", "https") or not host:
+            raise InvalidRequest.of(field, "is no http or https URL")
+        if parts.username is not None or any(char <= " " or char > "~" for char in url):
+            raise InvalidRequest.of(field, "has a user, white space, or what is not ASCII")
+        listed = host in self._hosts
+        try:
+            addresses = self._resolve(host, port)
+        except OSError as error:
+            raise TransportUnavailable(f"{host} cannot be resolved", retry_after_s=1.0) from error
+        for address in addresses:
+            if not (listed or self._may(address)):
+                raise InvalidRequest.of(
+                    field,
+                    f"{host} is at {address}, which is private; the operator has not listed it",
+                )
+        if parts.scheme == "http" and not (listed or self._is_listed(addresses[0])):
+            raise InvalidRequest.of(
+                field, "is not https; http needs a host that the operator lists"
+            )
+        return Target(parts, port, addresses[0])
+
+    def post(self, url: str, headers: Mapping[str, str], body: bytes, field: str) -> int:
+        """Sends ``body``; the status of the answer.
+
+        Raises:
+            InvalidRequest: as of `check`.
+            TransportUnavailable: there was no answer.
+        """
+        target = self.check(url, field)
+        with _connected(target) as connection:
+            connection.request("POST", _path(target), body, dict(headers))
+            return connection.getresponse().status
+
+    def read(self, url: str, field: str) -> Iterator[bytes]:
+        """The bytes behind ``url`` in pieces.
+
+        Raises:
+            InvalidRequest: as of `check`, or the server does not give them.
+            TransportUnavailable: the connection failed or broke.
+        """
+        target = self.check(url, field)
+        with _connected(target) as connection:
+            connection.request("GET", _path(target), headers={"Accept-Encoding": "identity"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise InvalidRequest.of(field, f"{target.parts.netloc} says {response.status}")
+            while piece := response.read(PIECE_BYTES):
+                yield piece
+
+    def _may(self, address: str) -> bool:
+        found = ipaddress.ip_address(address.partition("%")[0])
+        mapped = getattr(found, "ipv4_mapped", None)
+        return ((mapped or found).is_global and not found.is_multicast) or self._is_listed(address)
+
+    def _is_listed(self, address: str) -> bool:
+        found = ipaddress.ip_address(address.partition("%")[0])
+        return any(found in network for network in self._networks)
+
+
+@contextmanager
+def _connected(target: Target) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the checked address; TLS and the header Host have the name."""
+    host = target.parts.hostname or ""
+    connection: http.client.HTTPConnection
+    if target.parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(
+            host, target.port, timeout=TIMEOUT_S, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(host, target.port, timeout=TIMEOUT_S)
+    to = (target.address, target.port)
+    # The hook by which http.client opens its socket; TLS is wrapped around it afterwards, for the name.
+    connection._create_connection = lambda _, *rest: socket.create_connection(to, *rest)  # type: ignore[attr-defined]
+    try:
+        yield connection
+    except (OSError, http.client.HTTPException) as error:
+        raise TransportUnavailable(f"{host}: {error}", retry_after_s=1.0) from error
+    finally:
+        connection.close()
+
+
+def _path(target: Target) -> str:
+    path = target.parts.path or "/"
+    return f"{path}?{target.parts.query}" if target.parts.query else path
