@@ -163,6 +163,13 @@ async def decode_vs_memory_floor(setup: Setup) -> Figure:
     )
 
 
+async def graphs_vs_none(setup: Setup) -> Figure:
+    """Tokens per second of a small batch."""
+    work = replace(setup.batch, rows=FLOOR_ROWS)
+    with setup.engine() as ours, setup.engine(graphs=False) as peer:
+        return await against(setup, "graphs_vs_none", ours, peer, work)
+
+
 FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "engine_vs_transformers_cb": vs_transformers_cb,
     "engine_vs_transformers_cb_defaults": vs_transformers_cb_defaults,
@@ -171,20 +178,29 @@ FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "engine_single_vs_generate": single_vs_generate,
     "prefix_cache_ttft_gain": prefix_cache_gain,
     "decode_vs_memory_floor": decode_vs_memory_floor,
+    "graphs_vs_none": graphs_vs_none,
 }
 CPU_FIGURES: Final = tuple(FIGURES)[:6]
 CUDA_FIGURES: Final = (
-    "engine_vs_transformers_cb",
-    "prefix_cache_ttft_gain",
     "decode_vs_memory_floor",
+    "graphs_vs_none",
+    "prefix_cache_ttft_gain",
+    "engine_vs_transformers_cb",
 )
 
 
-async def bench(setup: Setup, names: list[str], *, by_rows: bool) -> list[Figure]:
-    figures = [await FIGURES[name](setup) for name in names]
-    figures += await rates_by_rows(setup) if by_rows else []
+async def bench(setup: Setup, names: list[str], *, by_rows: bool, as_json: bool) -> None:
+    """Prints each figure as soon as it is there: a run that is ended early keeps what it has."""
     suffix = "" if setup.dtype == "bfloat16" else f"_{setup.dtype}"
-    return [replace(found, figure=found.figure + suffix) for found in figures]
+
+    def show(*figures: Figure) -> None:
+        emit([replace(found, figure=found.figure + suffix) for found in figures], as_json)
+        sys.stdout.flush()
+
+    for name in names:
+        show(await FIGURES[name](setup))
+    if by_rows:
+        show(*await rates_by_rows(setup))
 
 
 def profile(setup: Setup, file: Path) -> None:
@@ -209,9 +225,9 @@ def main() -> None:
         if options.dtype == "float32":
             default = tuple(name for name in default if name != "engine_vs_llamacpp")
         names = options.figure or list(default)
-        emit(asyncio.run(bench(setup, names, by_rows=not options.figure)), options.json)
         if options.profile:
             profile(setup, options.profile)
+        asyncio.run(bench(setup, names, by_rows=not options.figure, as_json=options.json))
 
 
 def arguments() -> argparse.Namespace:

@@ -20,7 +20,15 @@ class OurEngine:
     """The engine as a worker has it. ``options`` are fields of its settings."""
 
     def __init__(
-        self, folder: Path, *, vocab: int, device: str, dtype: str, threads: int, **options: Any
+        self,
+        folder: Path,
+        *,
+        vocab: int,
+        device: str,
+        dtype: str,
+        threads: int,
+        graphs: bool = True,
+        **options: Any,
     ) -> None:
         limit_threads(threads)
         settings = ModelSettings(
@@ -33,10 +41,13 @@ class OurEngine:
             **options,
         )
         self._engine = load_engine(settings)
+        if not graphs:
+            # No setting: nobody needs to serve without them.
+            self._engine._runner.model._graphs = None  # type: ignore[attr-defined]
         self._vocab = vocab
         self._names = count()
         told = [f"{name}={value}" for name, value in options.items()]
-        self.about = ", ".join(["our engine", *told])
+        self.about = ", ".join(["our engine", *told, *([] if graphs else ["without graphs"])])
 
     def run(self, prompts: Prompts, new_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds and answers."""

@@ -1,15 +1,18 @@
 """Allocation of the blocks of a KV cache: reference counts, and prefix caching by shared blocks.
 
-The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A full
-block is known by the hash of its tokens chained to the hash of the block before it, so that equal hashes mean equal
-tokens from the row's first on: a row that begins like an earlier one shares its blocks (prefix cache).
+The cache is cut into blocks of ``block_tokens`` positions; a row's table says which block holds which positions. A row
+that begins like an earlier one shares its blocks (prefix cache). Tokens are compared in units of ``share_tokens``: the
+hash of a full unit is chained to that of the unit before it, so that equal hashes mean equal tokens from the row's
+first on. A unit is a block, or a part of one where blocks are large because a kernel asks for it: then whole blocks are
+shared, and of a block of which only the first units are equal the row gets a copy.
 
 Rules:
-1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but it is known
-   by its hash and can be shared again. Idle blocks are reused when no free one is left, the least recently used first;
-   of one row the last block first, because a block is of no use without those before it.
+1. A block is free (no content), held (by as many rows as it has references), or idle: no row holds it, but units in it
+   are known by their hashes and can be shared again. Idle blocks are reused when no free one is left, the least
+   recently used first; of one row the last block first, because a block is of no use without those before it.
 2. Free blocks are allocated lowest number first, which keeps the used part of the cache compact.
-3. The content of a block that is known by its hash never changes. A row that must write into one gets a copy.
+3. The content of a unit that is known by its hash never changes. A row that must write into one gets a copy.
+4. Where a unit is known to be, the units before it in the same block are, too.
 """
 
 import hashlib
@@ -23,6 +26,8 @@ _DIGEST_BYTES: Final = 16
 
 CPU_BLOCK_TOKENS: Final = 32
 """Size of a block on a CPU; docs/decisions/paged-attention-cpu.md has the figures."""
+SHARE_TOKENS: Final = 64
+"""Size of a unit in blocks of a multiple of it."""
 
 
 class BlockTable:
@@ -30,16 +35,23 @@ class BlockTable:
 
     Attributes:
         blocks: in the order of the row's positions.
-        hashes: of the row's full blocks, as far as they were needed.
-        known: leading blocks that are known by their hash, or are copies of known ones.
+        hashes: of the row's full units, as far as they were needed.
+        known: leading units that are known by their hash, or are copies of known ones.
+        block_units: units of a block.
     """
 
-    __slots__ = ("blocks", "hashes", "known")
+    __slots__ = ("block_units", "blocks", "hashes", "known")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
         self.known = 0
+        self.block_units = 1
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """Of the row's full blocks."""
+        return self.hashes[self.block_units - 1 :: self.block_units]
 
 
 class BlockManager:
@@ -49,10 +61,12 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.prefix_cache = prefix_cache
+        self.share_tokens = block_tokens if block_tokens % SHARE_TOKENS else SHARE_TOKENS
+        self._units = block_tokens // self.share_tokens
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks))
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._hash_of: dict[int, bytes] = {}
+        self._known_in: dict[int, list[bytes]] = {}
         self._block_of: dict[bytes, int] = {}
 
     @property
@@ -65,7 +79,7 @@ class BlockManager:
         return -(-tokens // self.block_tokens)
 
     def missing(self, table: BlockTable, tokens: Sequence[int]) -> bytes | None:
-        """The hash of the first full block of ``tokens`` that is not known; None when all are."""
+        """The hash of the first full unit of ``tokens`` that is not known; None when all are."""
         self._hash(table, tokens, len(tokens))
         found = self._found(table)
         return table.hashes[found] if found < len(table.hashes) else None
@@ -87,21 +101,27 @@ class BlockManager:
         self._hash(table, tokens, len(tokens))
         found = self._found(table)
         wanted = self.blocks_for(len(tokens))
-        whole = found * self.block_tokens == len(tokens)
-        if whole and not self._affords(table, found, wanted + 1 - found, reserve):
+        shared, begun = divmod(found, self._units)
+        whole = not begun and shared * self.block_tokens == len(tokens)
+        if whole and not self._affords(table, shared, wanted + 1 - shared, reserve):
             found, whole = found - 1, False
-        if not self._affords(table, found, wanted + whole - found, reserve):
+            shared, begun = divmod(found, self._units)
+        if not self._affords(table, shared, wanted + whole - shared, reserve):
             return None
-        for digest in table.hashes[:found]:
+        # The block may be reused for this very row: copies are made before anything is written.
+        source = self._block_of[table.hashes[found - 1]] if begun else None
+        for digest in table.block_hashes[:shared]:
             table.blocks.append(self._held(self._block_of[digest]))
         table.known = found
         copies = [self._own_last(table)] if whole else []
         self.grow(table, len(tokens))
+        if source is not None and source != table.blocks[shared]:
+            copies.append((source, table.blocks[shared]))
         return copies
 
     def cached_tokens(self, table: BlockTable, tokens: int) -> int:
         """Of ``tokens`` in a table just opened, how many need not be computed."""
-        return min(table.known * self.block_tokens, tokens - 1)
+        return min(table.known * self.share_tokens, tokens - 1)
 
     def grow(self, table: BlockTable, tokens: int) -> bool:
         """Appends blocks until ``tokens`` fit; False, and nothing has changed, without enough blocks."""
@@ -113,16 +133,16 @@ class BlockManager:
         return True
 
     def computed(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
-        """The first ``count`` of ``tokens`` are in the cache: blocks that are full now become known."""
-        full = count // self.block_tokens
+        """The first ``count`` of ``tokens`` are in the cache: units that are full now become known."""
+        full = count // self.share_tokens
         if full <= table.known or not self.prefix_cache:
             return
         self._hash(table, tokens, count)
         for place in range(table.known, full):
-            digest, block = table.hashes[place], table.blocks[place]
+            digest, block = table.hashes[place], table.blocks[place // self._units]
             if digest not in self._block_of:
                 self._block_of[digest] = block
-                self._hash_of[block] = digest
+                self._known_in.setdefault(block, []).append(digest)
         table.known = full
 
     def close(self, table: BlockTable) -> list[int]:
@@ -141,22 +161,23 @@ class BlockManager:
     def _hash(self, table: BlockTable, tokens: Sequence[int], count: int) -> None:
         if not self.prefix_cache:
             return
-        size, hashes = self.block_tokens, table.hashes
+        size, hashes = self.share_tokens, table.hashes
+        table.block_units = self._units
         for place in range(len(hashes), count // size):
             before = hashes[-1] if hashes else b""
             content = array("I", tokens[place * size : (place + 1) * size]).tobytes()
             hashes.append(hashlib.blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
 
     def _found(self, table: BlockTable) -> int:
-        """Leading blocks of the table's hashes that are known."""
+        """Leading units of the table's hashes that are known."""
         for place, digest in enumerate(table.hashes):
             if digest not in self._block_of:
                 return place
         return len(table.hashes)
 
-    def _affords(self, table: BlockTable, found: int, fresh: int, reserve: int) -> bool:
-        """Whether ``fresh`` blocks are there beside the ``found`` known ones, which may be idle themselves."""
-        known = (self._block_of[digest] for digest in table.hashes[:found])
+    def _affords(self, table: BlockTable, shared: int, fresh: int, reserve: int) -> bool:
+        """Whether ``fresh`` blocks are there beside the ``shared`` known ones, which may be idle themselves."""
+        known = (self._block_of[digest] for digest in table.block_hashes[:shared])
         idle = sum(self._references[block] == 0 for block in known)
         return self.free_blocks - idle >= fresh + reserve
 
@@ -186,13 +207,12 @@ class BlockManager:
         assert self._references[block] >= 0, f"block {block} was given back twice"
         if self._references[block]:
             return False
-        if block in self._hash_of:
+        if block in self._known_in:
             self._idle[block] = None
             return False
         heapq.heappush(self._free, block)
         return True
 
     def _forget(self, block: int) -> None:
-        digest = self._hash_of.pop(block, None)
-        if digest is not None:
+        for digest in self._known_in.pop(block, ()):
             del self._block_of[digest]

@@ -174,7 +174,7 @@ class Scheduler:
     def _plan_chunk(self, row: Row, budget: int) -> int:
         count = min(row.pending, budget)
         self._plan[row] = count
-        size = self.blocks.block_tokens
+        size = self.blocks.share_tokens
         first, end = row.computed // size, (row.computed + count) // size
         self._computing.update(row.table.hashes[first:end])
         return count

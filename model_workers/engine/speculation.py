@@ -251,9 +251,10 @@ class Speculator:
             self.accepted += drawn - 1
         row.drafted = min(row.drafted, len(row.tokens) - 1)
         table = row.table
-        full = min(row.drafted // self._model.block_tokens, len(table.hashes))
+        hashes = table.block_hashes
+        full = min(row.drafted // self._model.block_tokens, len(hashes))
         for place in reversed(range(min(full, len(table.blocks)))):
-            block, digest = table.blocks[place], table.hashes[place]
+            block, digest = table.blocks[place], hashes[place]
             if self._content.get(block) == digest:
                 break
             self._content[block] = digest
@@ -278,7 +279,7 @@ class Speculator:
     def _known_tokens(self, row: Row) -> int:
         """Tokens at the front of a new row that the small model has in its blocks."""
         known = 0
-        for block, digest in zip(row.table.blocks, row.table.hashes, strict=False):
+        for block, digest in zip(row.table.blocks, row.table.block_hashes, strict=False):
             if self._content.get(block) != digest:
                 break
             known += self._model.block_tokens

@@ -1,10 +1,12 @@
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from model_workers.engine import blocks as blocks_module
 from model_workers.engine.blocks import BlockManager, BlockTable
 
 SIZE = 2
@@ -116,23 +118,65 @@ def test_without_a_prefix_cache_nothing_is_shared() -> None:
     assert blocks.close(first) == [1, 0]
 
 
+@pytest.fixture
+def half_blocks(monkeypatch: pytest.MonkeyPatch) -> BlockManager:
+    """Blocks of four tokens in two units."""
+    monkeypatch.setattr(blocks_module, "SHARE_TOKENS", 2)
+    return BlockManager(TOTAL, 4)
+
+
+def test_prefixes_of_64_tokens_are_shared_in_blocks_of_256() -> None:
+    blocks = BlockManager(TOTAL, 256)
+    first = filled(blocks, list(range(70)))
+    table = BlockTable()
+    tokens = [*range(64), *range(500, 600)]
+    assert blocks.open(table, tokens) == [(first.blocks[0], 1)]
+    assert blocks.cached_tokens(table, len(tokens)) == 64
+
+
+def test_the_beginning_of_a_block_is_copied(half_blocks: BlockManager) -> None:
+    blocks = half_blocks
+    first = filled(blocks, [1, 2, 3, 4, 5, 6, 7])
+    table = BlockTable()
+    assert blocks.open(table, [1, 2, 3, 4, 5, 6, 9, 9]) == [(first.blocks[1], 2)]
+    assert table.blocks == [first.blocks[0], 2]
+    assert blocks.cached_tokens(table, 8) == 6
+    blocks.computed(table, [1, 2, 3, 4, 5, 6, 9, 9], 8)
+    assert blocks.missing(BlockTable(), [1, 2, 3, 4, 5, 6, 9, 9]) is None
+
+
+def test_a_copied_beginning_needs_no_block_that_is_not_there(half_blocks: BlockManager) -> None:
+    blocks = half_blocks
+    held = opened(blocks, [0] * 4 * (TOTAL - 1))
+    blocks.close(filled(blocks, [1, 2, 3]))
+    table = BlockTable()
+    assert blocks.open(table, [1, 2, 9]) == [], "the idle block itself is reused, with its content"
+    assert blocks.cached_tokens(table, 3) == 2
+    assert not set(table.blocks) & set(held.blocks)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Rows open, write, grow and close in any order, beside a model of what stands in every block."""
 
+    size = SIZE
+    share = SIZE
+
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = BlockManager(TOTAL, SIZE)
+        with patch.object(blocks_module, "SHARE_TOKENS", self.share):
+            self.blocks = BlockManager(TOTAL, self.size)
+        assert self.blocks.share_tokens == self.share
         self.rows: list[tuple[BlockTable, list[int], int]] = []
         self.content: dict[int, list[tuple[int, ...] | None]] = {}
 
     def write(self, table: BlockTable, tokens: list[int], start: int, end: int) -> None:
         """What a step does: writes positions, each holding the whole prefix as keys and values do."""
         for position in range(start, end):
-            block = table.blocks[position // SIZE]
+            block = table.blocks[position // self.size]
             holders = Counter(b for other, _, _ in self.rows for b in other.blocks)
             assert holders[block] <= 1, "a shared block is written"
-            cells = self.content.setdefault(block, [None] * SIZE)
-            cells[position % SIZE] = tuple(tokens[: position + 1])
+            cells = self.content.setdefault(block, [None] * self.size)
+            cells[position % self.size] = tuple(tokens[: position + 1])
         self.blocks.computed(table, tokens, end)
 
     @rule(
@@ -191,7 +235,7 @@ class AnyOrder(RuleBasedStateMachine):
     def every_row_reads_its_own_tokens(self) -> None:
         for table, tokens, computed in self.rows:
             for position in range(computed):
-                cell = self.content[table.blocks[position // SIZE]][position % SIZE]
+                cell = self.content[table.blocks[position // self.size]][position % self.size]
                 assert cell == tuple(tokens[: position + 1])
 
     @invariant()
@@ -200,5 +244,15 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.blocks.free_blocks == TOTAL - len(held)
 
 
+class AnyOrderOfUnits(AnyOrder):
+    """The same with blocks of two units."""
+
+    size = 4
+    share = 2
+
+
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAnyOrderOfUnits = AnyOrderOfUnits.TestCase
+TestAnyOrder.settings = TestAnyOrderOfUnits.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None
+)

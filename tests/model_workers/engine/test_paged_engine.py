@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_workers.engine import blocks
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, Sampling
@@ -40,6 +42,7 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     st.integers(1, 5),
     st.integers(1, 30),
     st.booleans(),
+    st.sampled_from((2, 4)),
     st.randoms(use_true_random=False),
 )
 def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
@@ -48,12 +51,14 @@ def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
     slots: int,
     prefill_tokens: int,
     prefix_cache: bool,
+    share_tokens: int,
     numbers: random.Random,
 ) -> None:
     model = HashModel(num_blocks)
-    engine = hash_engine(
-        model, slots=slots, prefill_tokens=prefill_tokens, prefix_cache=prefix_cache
-    )
+    with patch.object(blocks, "SHARE_TOKENS", share_tokens):
+        engine = hash_engine(
+            model, slots=slots, prefill_tokens=prefill_tokens, prefix_cache=prefix_cache
+        )
     waiting, answers, cancelled, steps = list(specs), Answers(), set(), 0
     while waiting or busy(engine):
         while waiting and numbers.random() < 0.4:
