@@ -12,7 +12,8 @@ Sending blocks for a round trip through shared memory, which must not delay the 
 - Reports are numbered from 0 per channel; the first one is a heartbeat, sent when the channel opens.
 - Every ``heartbeat_s`` a heartbeat is sent, with or without frames; before it the channel is checked for cancellation.
 - When rows come or go, every channel gets the new load within `LOAD_UPDATE_S`, with frames or without: batchers share
-  the worker. Admissions are sent within `SOON_S`, at once when rows were refused.
+  the worker. There is room for more within `SOON_S`, and at once when all prompts are computed: the next ones may be
+  waiting for that. Admissions are sent within `LOAD_UPDATE_S`, at once when rows were refused.
 - A second channel of the same batcher replaces the first, and its waiting frames are dropped: a batcher that lost its
   channel sends its rows again. Until the engine has taken note of the second one it carries heartbeats only.
 - When the engine hangs its channels are ended: batchers send their rows elsewhere. The engine may go on and serve new
@@ -42,7 +43,7 @@ LOAD_UPDATE_S: Final = 0.05
 """A batcher without frames gets a changed load after this time, seconds."""
 
 SOON_S: Final = 0.01
-"""Ends of rows that gather, and admissions, wait for others at most this long, seconds: batchers fill free slots."""
+"""Ends of rows that gather, and news of free slots, wait for others at most this long, seconds."""
 
 GATHER_TOKENS_MAX: Final = 256
 """A row that has gathered so many tokens sends them: more are not lost with a worker, nor larger a message."""
@@ -129,6 +130,17 @@ class Channel:
         return frames
 
 
+def _update_s(before: worker_pb2.WorkerLoad, load: worker_pb2.WorkerLoad) -> float:
+    """How long batchers may wait for a new load, seconds."""
+    rows = load.running + load.waiting - before.running - before.waiting
+    if load.waiting_tokens < before.waiting_tokens:
+        return SOON_S if load.waiting_tokens else 0.0
+    if rows < 0:
+        return SOON_S
+    changed = (load.running, load.waiting) != (before.running, before.waiting)
+    return LOAD_UPDATE_S if changed else math.inf
+
+
 def _due_at(now: float, gather_s: float) -> float:
     """When tokens that are gathered from now on go: rounded down, so that rows go together."""
     grid_s = min(gather_s, GATHER_GRID_S)
@@ -207,11 +219,10 @@ class Channels:
 
     def set_load(self, load: worker_pb2.WorkerLoad, now: float) -> None:
         """Sets the load that reports carry."""
-        known = (self._load.running, self._load.waiting)
-        self._load = load
-        if (load.running, load.waiting) != known:
-            for channel in self._channels.values():
-                channel.load_update_at = min(channel.load_update_at, now + LOAD_UPDATE_S)
+        before, self._load = self._load, load
+        due_at = now + _update_s(before, load)
+        for channel in self._channels.values():
+            channel.load_update_at = min(channel.load_update_at, due_at)
 
     def post(self, batcher: str, frames: Iterable[PostedFrame], now: float) -> None:
         """Adds frames; dropped when the batcher has no channel, or a newer one than they are for."""
@@ -227,7 +238,7 @@ class Channels:
             return
         for admission in admissions:
             channel.admissions.append(admission)
-            due_at = now if admission.refused else now + SOON_S
+            due_at = now if admission.refused else now + LOAD_UPDATE_S
             channel.load_update_at = min(channel.load_update_at, due_at)
 
     def due(self, now: float) -> list[DueReport]:

@@ -28,10 +28,10 @@ from bench.support.harness import Figure, machine
 
 MODEL: Final = "small"
 RATE: Final = 10.0
-SECONDS: Final = 7.0
+SECONDS: Final = 6.0
 TOKENS: Final = 64
 SETTLE_S: Final = 1.5
-BULK_S: Final = 4.0
+BULK_S: Final = 2.5
 BULK_CALLERS: Final = (32, 64)
 CAPACITY_CALLERS: Final = 32
 LOADS: Final = (0.1, 0.3, 0.6, 0.9)

@@ -152,7 +152,7 @@ def test_admissions_come_soon_and_at_once_when_rows_were_refused() -> None:
     opened = channels()
     opened.due(0.0)
     opened.admit("b", [worker_pb2.Admission(batch_id="taken")], 0.1)
-    assert opened.next_due() == pytest.approx(0.1 + SOON_S)
+    assert opened.next_due() == pytest.approx(0.1 + LOAD_UPDATE_S)
     refusal = worker_pb2.Refusal(request_id="r", retryable=True)
     opened.admit("b", [worker_pb2.Admission(batch_id="not", refused=[refusal])], 0.105)
     (report,) = reports(opened.due(0.105))
@@ -189,6 +189,19 @@ def test_tokens_of_a_row_that_may_wait_come_in_one_frame() -> None:
     (frame,) = report.frames
     assert (frame.start_index, frame.token_ids) == (0, list(range(20)))
     assert opened.next_due() == 11.0  # the heartbeat
+
+
+def test_batchers_hear_of_room_before_they_hear_of_rows() -> None:
+    opened = served()
+    opened.set_load(worker_pb2.WorkerLoad(running=1, waiting_tokens=5), 10.0)
+    assert opened.next_due() == 10.0 + LOAD_UPDATE_S
+    opened.set_load(worker_pb2.WorkerLoad(running=1, waiting_tokens=3), 10.0)
+    assert opened.next_due() == 10.0 + SOON_S
+    opened.set_load(worker_pb2.WorkerLoad(running=1), 10.005)
+    assert opened.next_due() == 10.005
+    opened.due(10.005)
+    opened.set_load(worker_pb2.WorkerLoad(), 10.02)
+    assert opened.next_due() == 10.02 + SOON_S
 
 
 def test_an_urgent_frame_does_not_wait_and_takes_no_gathered_one_along() -> None:
