@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from sluice.cli import failure, options, output, scores
+from sluice.cli.golden import evaluate_golden
 from sluice.cli.questions import Question, Split, ask_all, of_file, support_questions
 from sluice.cli.scores import Result, Score, Trade
-from sluice.client import AsyncClient, GenerateOptions
+from sluice.client import AsyncClient, Client, GenerateOptions
 from sluice.defaults import AUTO
 
 HEADERS: Final = (
@@ -56,6 +57,27 @@ def evaluate(
     strong: Annotated[
         str, typer.Option(metavar="NAME", help="The large model; others are compared with it.")
     ] = "large",
+    golden: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Score answers against the references of a JSONL or CSV file (docs/evaluation.md).",
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B",
+            help="--golden: two models, or files that `sluice batch` wrote, side by side.",
+        ),
+    ] = None,
+    floor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=X",
+            help="--golden: fail below; exact, f1, bleu, rouge_l. Of the last model. May be repeated.",
+        ),
+    ] = None,
     label: options.Label = None,
     accept_replace: Annotated[
         bool, typer.Option("--accept-replace", help="A cascade may take back what it has streamed.")
@@ -73,7 +95,8 @@ def evaluate(
     The shipped questions are held-out support tasks, which the tiers were not trained on. With --outcomes they are
     from the training side, so that a router that learns from them can be evaluated on the held-out ones. They are asked
     in a mixed order, answered greedily, graded exactly, and shown per model, kind and level. Tokens are those of
-    prompts and answers, by the model that computed them.
+    prompts and answers, by the model that computed them. With --golden the answers are scored against references, and
+    the exit code is 1 when a score is under its --floor.
     """
     if outcomes is not None and (model or weak == strong):
         raise failure.CommandFailed("USAGE", "--outcomes asks --weak and --strong, two models")
@@ -84,6 +107,13 @@ def evaluate(
         "labels": options.labels_of(label),
         "accept_replace": accept_replace,
     }
+    if golden is not None:
+        systems = compare or model or [AUTO]
+        with Client(address, tenant=tenant) as client:
+            evaluate_golden(golden, systems, floor or (), client, concurrency, given, as_json)
+        return
+    if compare or floor:
+        raise failure.CommandFailed("USAGE", "--compare and --floor belong to --golden")
     side: Split = "heldout" if outcomes is None else "train"
     found = support_questions(side, n, seed) if questions is None else of_file(questions)
     about: dict[str, Any] = (
