@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -93,7 +94,7 @@ class InputSource:
 
 
 def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
-    return [one for one, _ in zip(entries, range(BLOCK), strict=False)]
+    return list(itertools.islice(entries, BLOCK))
 
 
 def defaults_of(spec: JobSpec) -> GenerateRequest:

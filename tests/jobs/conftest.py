@@ -1,11 +1,15 @@
-"""A local HTTP server that notes what it gets."""
+"""A local HTTP server that notes what it gets; processes of jobs with a double in the place of the gateways."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+
+from tests.jobs.gateway_double import GatewayDouble
+from tests.jobs.processes import Processes
 
 
 @dataclass
@@ -61,3 +65,17 @@ def receiver() -> Iterator[Receiver]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[GatewayDouble]:
+    async with GatewayDouble() as double:
+        yield double
+
+
+@pytest.fixture
+async def processes(
+    nats_url: str, gateway: GatewayDouble, tmp_path: Path
+) -> AsyncIterator[Processes]:
+    async with Processes(nats_url, gateway.address, tmp_path) as running:
+        yield running

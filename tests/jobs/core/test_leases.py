@@ -1,0 +1,43 @@
+from jobs.core.leases import LEASE_S, Leases, shares, urgency
+from sluice.internal.v1.job_pb2 import JobRecord
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import timestamp
+
+
+def record(state: "pb.JobState.ValueType", runner: str = "other") -> JobRecord:
+    return JobRecord(job=pb.Job(id="job-1", state=state, runner=runner))
+
+
+def test_a_queued_job_and_one_of_its_own_may_be_taken_at_once() -> None:
+    leases = Leases("me")
+
+    assert leases.may_take(record(pb.JOB_STATE_QUEUED), 1, 0.0)
+    assert leases.may_take(record(pb.JOB_STATE_RUNNING, "me"), 1, 0.0)
+    assert leases.may_take(record(pb.JOB_STATE_RUNNING, ""), 1, 0.0)
+    assert not leases.may_take(record(pb.JOB_STATE_PAUSED), 1, 0.0)
+
+
+def test_the_job_of_another_one_is_free_when_its_record_stands_still() -> None:
+    leases, running = Leases("me"), record(pb.JOB_STATE_RUNNING)
+
+    assert not leases.may_take(running, 1, 0.0)
+    assert not leases.may_take(running, 2, LEASE_S)
+    assert not leases.may_take(running, 2, 2 * LEASE_S - 0.1)
+    assert leases.may_take(running, 2, 2 * LEASE_S)
+
+
+def test_the_earliest_deadline_goes_first_then_the_oldest() -> None:
+    def job(deadline: int, created: int) -> JobRecord:
+        limits = pb.JobLimits(deadline_time=timestamp(deadline) if deadline else None)
+        spec = pb.JobSpec(limits=limits)
+        return JobRecord(job=pb.Job(spec=spec, create_time=timestamp(created)))
+
+    waiting = [job(0, 1), job(0, 3), job(9, 4), job(5, 5)]
+
+    assert sorted(waiting, key=urgency) == [waiting[3], waiting[2], waiting[0], waiting[1]]
+
+
+def test_tenants_share_the_window_and_so_do_their_jobs() -> None:
+    assert shares(512, {"a": "t", "b": "t", "c": "u"}) == {"a": 128, "b": 128, "c": 256}
+    assert shares(1, {"a": "t", "b": "u"}) == {"a": 1, "b": 1}
+    assert shares(8, {}) == {}

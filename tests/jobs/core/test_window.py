@@ -1,0 +1,85 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.core.pace import Rate
+from jobs.core.retry import Failure, RetryPolicy
+from jobs.core.window import BLOCK, SPAN_MAX, Entry, Window
+from sluice.v1.inference_pb2 import GenerateRequest
+
+
+def entry(place: int, prompt: str = "p", input_hash: bytes = b"") -> Entry:
+    request = GenerateRequest(prompt=prompt)
+    return Entry(place, place, place + 1, f"i{place}", "", request, input_hash)
+
+
+def window(concurrency: int = 8, retries: int = 2) -> Window:
+    return Window(concurrency, RetryPolicy(retries=retries), Rate(0, 0.0), Rate(0, 0.0))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*"aaaprn"])), max_size=60),
+    st.integers(1, 9),
+    st.integers(0, 3),
+)
+def test_every_item_ends_once_and_never_more_are_in_flight(
+    items: list[tuple[int, str]], concurrency: int, retries: int
+) -> None:
+    """Each item is answered (a), fails for good (p), passingly (r), or finds no room twice (n), then is answered."""
+    one = window(concurrency, retries)
+    one.add([entry(place, input_hash=bytes([h]) * h) for place, (h, _) in enumerate(items)])
+    ended: list[int] = []
+    now, sent = 0.0, 0
+    while len(one):
+        found = one.next(now)
+        if found is None:
+            wait_s = one.wait_s(now)
+            assert wait_s is not None, "nothing is in flight, so something is due"
+            now += wait_s
+            continue
+        sent += 1
+        assert one.in_flight <= concurrency
+        plan = items[found.place][1]
+        if plan == "n" and found.refusals < 2:
+            assert not one.failed(found, Failure.NO_ROOM, 0.0, now, 0.5)
+        elif plan in "pr":
+            kind = Failure.PERMANENT if plan == "p" else Failure.PASSING
+            if one.failed(found, kind, 0.0, now, 0.5):
+                assert found.tries == (1 if plan == "p" else retries + 1)
+                ended += [found.place, *(other.place for other in one.died(found))]
+        else:
+            ended += [found.place, *(other.place for other in one.answered(found, 3))]
+
+    assert sorted(ended) == list(range(len(items)))
+    assert one.in_flight == 0
+
+
+def test_a_block_is_sent_by_beginning_and_length() -> None:
+    first, second = "A" * 64, "B" * 64
+    prompts = [first + "long " * 9, "x" * 90, second + "1", first + "2", "y", second + "22"]
+    one = window()
+    one.add([entry(place, prompt) for place, prompt in enumerate(prompts)])
+
+    sent = [found.request.prompt for _ in prompts if (found := one.next(0.0)) is not None]
+
+    assert sent == ["y", "x" * 90, first + "2", first + "long " * 9, second + "1", second + "22"]
+
+
+def test_it_takes_no_more_when_the_oldest_is_far_behind_or_a_block_waits() -> None:
+    one = window()
+    assert one.has_room(0, 0)
+    assert not one.has_room(0, SPAN_MAX)
+    one.add([entry(place) for place in range(BLOCK)])
+
+    assert not one.has_room(0, BLOCK)
+
+
+def test_a_returned_item_is_sent_again_without_counting() -> None:
+    one = window()
+    one.add([entry(0)])
+    found = one.next(0.0)
+    assert found is not None
+    one.returned(found, 1.0)
+
+    assert one.wait_s(0.0) == 1.0
+    assert one.next(1.0) is found
+    assert found.tries == 0

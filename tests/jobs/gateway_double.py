@@ -1,0 +1,93 @@
+"""A gateway that answers items as a test says."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+import grpc
+
+from sluice.errors import SluiceError
+from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2_grpc import (
+    ItemsServiceServicer,
+    add_ItemsServiceServicer_to_server,
+)
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import (
+    InferenceServiceServicer,
+    add_InferenceServiceServicer_to_server,
+)
+
+Plan = Callable[[str, int], SluiceError | None]
+"""The error of the n-th try (from 1) of a prompt; None: it is answered."""
+
+
+class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
+    """Answers a prompt with itself in capitals; one token a word.
+
+    Attributes:
+        asked: how often each prompt came.
+        plan: which of them fail.
+        hold: set: answers go; cleared: they wait.
+        in_flight_most: of all items at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.requests: list[pb.GenerateRequest] = []
+        self.plan: Plan = lambda prompt, tries: None
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.in_flight = self.in_flight_most = 0
+        self.tenants: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = grpc.aio.server()
+        add_ItemsServiceServicer_to_server(self, self._server)
+        add_InferenceServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.hold.set()
+        await self._server.stop(0)
+
+    async def ListModels(self, request: Any, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[pb.Model(name="echo")])
+
+    async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        self.tenants.add(dict(context.invocation_metadata())["sluice-tenant"])
+        lock = asyncio.Lock()
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                group.create_task(self._answer(request, context, lock))
+
+    async def _answer(self, request: RunRequest, context: Any, lock: asyncio.Lock) -> None:
+        prompt = request.request.prompt
+        self.asked[prompt] += 1
+        self.requests.append(request.request)
+        self.in_flight += 1
+        self.in_flight_most = max(self.in_flight, self.in_flight_most)
+        try:
+            await self.hold.wait()
+        finally:
+            self.in_flight -= 1
+        response = self._response(request, self.plan(prompt, self.asked[prompt]))
+        with suppress(Exception):  # the caller has been killed
+            async with lock:
+                await context.write(response)
+
+    def _response(self, request: RunRequest, error: SluiceError | None) -> RunResponse:
+        if error is not None:
+            return RunResponse(id=request.id, error=error.to_status().SerializeToString())
+        prompt = request.request.prompt
+        usage = pb.Usage(prompt_tokens=len(prompt.split()), completion_tokens=2)
+        answer = pb.GenerateTextResponse(text=prompt.upper())
+        answer.started.model = "echo"
+        answer.finished.CopyFrom(
+            pb.Finished(reason=pb.FINISH_REASON_STOP, usage=usage, model="echo")
+        )
+        return RunResponse(id=request.id, answer=answer, cost=0.5)

@@ -1,0 +1,142 @@
+"""Processes of jobs in a test's own loop, and a client of them."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final, Self
+
+import grpc
+from opentelemetry.trace import NoOpTracer
+
+from jobs.app import serve
+from sluice.client.channel import error_of
+from sluice.settings import JobsSettings, NatsSettings, Settings
+from sluice.startup import child_environment, free_port, module_command
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+
+BOUND_S: Final = 60.0
+
+
+class Process:
+    """One process in the loop of the test."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(serve(settings, name, NoOpTracer(), self._stop))
+
+    async def end(self) -> None:
+        """As SIGTERM does."""
+        self._stop.set()
+        await self._task
+
+
+class RealProcess:
+    """A process of its own, to be killed."""
+
+    def __init__(self, config: Path, name: str) -> None:
+        command = (*module_command("jobs", config), "--id", name)
+        self._process = subprocess.Popen(command, env=child_environment())
+
+    async def kill(self) -> None:
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    end = kill
+
+
+class Processes:
+    """Starts processes, and asks the last one that was started."""
+
+    def __init__(self, nats_url: str, gateway: str, folder: Path) -> None:
+        self._nats_url = nats_url
+        self._gateway = gateway
+        self._folder = folder
+        self._running: list[Process | RealProcess] = []
+        self._channel: Any = None
+
+    async def start(self, name: str = "jobs", **jobs: Any) -> Process:
+        """A process that answers, with these settings of ``jobs``."""
+        settings = self._settings(jobs)
+        process = Process(settings, name)
+        await self._use(process, settings)
+        return process
+
+    async def start_real(self, name: str, **jobs: Any) -> RealProcess:
+        """A process that can be killed."""
+        settings = self._settings(jobs)
+        config = self._folder / f"{name}.yaml"
+        config.write_text(settings.to_yaml())
+        process = RealProcess(config, name)
+        await self._use(process, settings)
+        return process
+
+    def _settings(self, jobs: dict[str, Any]) -> Settings:
+        address = f"127.0.0.1:{free_port()}"
+        return Settings(
+            nats=NatsSettings(url=self._nats_url),
+            jobs=JobsSettings(address=address, gateways=self._gateway, **jobs),
+        )
+
+    async def _use(self, process: Process | RealProcess, settings: Settings) -> None:
+        self._running.append(process)
+        if self._channel is not None:
+            await self._channel.close()
+        self._channel = grpc.aio.insecure_channel(settings.jobs.address)
+        await asyncio.wait_for(self._channel.channel_ready(), BOUND_S)
+        self.stub: Any = JobServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        for process in self._running:
+            await process.end()
+
+    async def upload(self, data: bytes, name: str = "in.jsonl") -> str:
+        async def pieces() -> AsyncIterator[pb.UploadInputRequest]:
+            for begin in range(0, len(data) or 1, 100_000):
+                yield pb.UploadInputRequest(name=name, data=data[begin : begin + 100_000])
+
+        return str((await self.stub.UploadInput(pieces())).upload_id)
+
+    async def create(self, data: bytes, key: str = "", **spec: Any) -> pb.Job:
+        """A job with the items of ``data``."""
+        upload_id = await self.upload(data)
+        given = pb.JobInput(upload_id=upload_id)
+        request = pb.CreateJobRequest(
+            spec=pb.JobSpec(model="echo", input=given, **spec), idempotency_key=key
+        )
+        try:
+            return (await self.stub.CreateJob(request)).job  # type: ignore[no-any-return]
+        except grpc.RpcError as failed:
+            raise error_of(failed) from failed
+
+    async def when(self, job: str, holds: Callable[[pb.Job], bool]) -> pb.Job:
+        """The job as soon as ``holds``."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                found: pb.Job = (await self.stub.GetJob(pb.GetJobRequest(id=job))).job
+                if holds(found):
+                    return found
+                await asyncio.sleep(0.02)
+
+    async def ended(self, job: str) -> pb.Job:
+        """The job when it is over or paused."""
+        states = (pb.JOB_STATE_QUEUED, pb.JOB_STATE_RUNNING)
+        return await self.when(job, lambda one: one.state not in states)
+
+    async def results(self, job: str, first: int = 0) -> list[pb.JobResult]:
+        request = pb.GetResultsRequest(id=job, from_index=first)
+        return [one async for page in self.stub.GetResults(request) for one in page.results]
+
+
+def lines(count: int, prompt: Callable[[int], str] = lambda n: f"prompt {n}") -> bytes:
+    """A file of so many items."""
+    return b"".join(
+        json.dumps({"id": f"i{n}", "prompt": prompt(n)}).encode() + b"\n" for n in range(count)
+    )

@@ -1,0 +1,328 @@
+import grpc
+import pytest
+
+from sluice import errors
+from sluice.client.channel import error_of
+from sluice.v1 import inference_pb2
+from sluice.v1 import jobs_pb2 as pb
+from tests.jobs.gateway_double import GatewayDouble
+from tests.jobs.processes import Processes, lines
+
+COMPLETED = pb.JOB_STATE_COMPLETED
+PAUSED = pb.JOB_STATE_PAUSED
+
+
+async def test_a_job_answers_every_item_once_and_in_order(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(1500), name="first")
+
+    job = await processes.ended(job.id)
+
+    assert job.state == COMPLETED
+    results = await processes.results(job.id)
+    assert [one.custom_id for one in results] == [f"i{n}" for n in range(1500)]
+    assert [one.index for one in results] == list(range(1500))
+    assert all(one.answer.text == f"PROMPT {one.index}" for one in results)
+    assert set(gateway.asked.values()) == {1}
+    progress = job.report.progress
+    assert (progress.total, progress.total_final, progress.succeeded) == (1500, True, 1500)
+    assert (progress.prompt_tokens, progress.completion_tokens) == (3000, 3000)
+    assert progress.cost == 750.0
+    assert [one.index for one in await processes.results(job.id, 1490)] == [*range(1490, 1500)]
+
+
+async def test_items_are_of_class_bulk_of_the_tenant_and_named_by_job_and_id(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    sampling = inference_pb2.SamplingParams(max_tokens=7)
+    job = await processes.create(lines(2), sampling=sampling, labels={"task": "sum"})
+    await processes.ended(job.id)
+
+    first, second = gateway.requests
+    assert first.priority == inference_pb2.PRIORITY_BULK
+    assert (first.model, first.sampling.max_tokens, first.labels["task"]) == ("echo", 7, "sum")
+    assert first.idempotency_key_generated
+    assert first.idempotency_key != second.idempotency_key
+    assert gateway.tenants == {"default"}
+
+
+async def test_a_process_that_is_killed_is_continued_where_its_log_is(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    first = await processes.start_real("one", window_items=64)
+    answered = 0
+
+    def plan(prompt: str, tries: int) -> errors.SluiceError | None:
+        nonlocal answered
+        answered += 1
+        if answered == 700:
+            gateway.hold.clear()
+        return None
+
+    gateway.plan = plan
+    job = await processes.create(lines(2000))
+    written = await processes.when(job.id, lambda one: one.progress.succeeded >= 500)
+    await first.kill()
+    gateway.hold.set()
+    await processes.start("two", window_items=64)
+
+    job = await processes.ended(job.id)
+
+    assert job.state == COMPLETED
+    results = await processes.results(job.id)
+    assert [one.custom_id for one in results] == [f"i{n}" for n in range(2000)]
+    assert job.report.progress.succeeded == 2000
+    again = sum(gateway.asked.values()) - 2000
+    assert again <= 256 + 64, f"{again} computed again, {written.progress.succeeded} were written"
+
+
+async def test_two_processes_never_both_write(processes: Processes, gateway: GatewayDouble) -> None:
+    """A job that is resumed before its process has seen the pause is taken by another one as well."""
+    await processes.start("one", window_items=64)
+    await processes.start("two", window_items=64)
+    job = await processes.create(lines(3000))
+    for least in (1, 500, 1000):
+        await processes.when(job.id, lambda one, most=least: one.progress.succeeded >= most)  # type: ignore[misc]
+        await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))
+        await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+
+    job = await processes.ended(job.id)
+
+    assert job.state == COMPLETED
+    results = await processes.results(job.id)
+    assert [one.index for one in results] == list(range(3000))
+    assert job.report.progress.succeeded == 3000
+
+
+async def test_a_drained_process_leaves_its_job_to_another_one_at_once(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    first = await processes.start("one", window_items=32)
+    job = await processes.create(lines(2000))
+    await processes.when(job.id, lambda one: one.progress.succeeded > 0)
+    await processes.start("two", window_items=32)
+    await first.end()
+
+    job = await processes.ended(job.id)
+
+    assert job.state == COMPLETED
+    assert job.report.progress.succeeded == 2000
+    assert sum(gateway.asked.values()) <= 2000 + 32
+
+
+async def test_passing_errors_are_tried_again_and_permanent_ones_are_dead_letters(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+
+    def plan(prompt: str, tries: int) -> errors.SluiceError | None:
+        match prompt:
+            case "prompt 1" if tries < 3:
+                return errors.EngineFailed("lost")
+            case "prompt 2":
+                return errors.PromptTooLong("9 tokens, the model takes 8")
+            case "prompt 3":
+                return errors.EngineFailed("always")
+            case "prompt 4" if tries < 6:
+                return errors.Overloaded("full", retry_after_s=0.001)
+        return None
+
+    gateway.plan = plan
+    retries = pb.JobRetries(max_retries=2)
+    retries.initial_backoff.FromMilliseconds(10)
+    job = await processes.create(lines(6), retries=retries)
+    job = await processes.when(job.id, lambda one: one.state == COMPLETED)
+
+    results = await processes.results(job.id)
+    assert [one.attempts for one in results] == [1, 3, 1, 3, 1, 1]
+    assert [one.error.reason for one in results] == ["", "", "PROMPT_TOO_LONG", "ENGINE_FAILED"] + [
+        ""
+    ] * 2
+    assert results[2].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    progress = job.report.progress
+    assert (progress.succeeded, progress.retried, progress.dead) == (4, 1, 2)
+    assert dict(job.report.dead_by_reason) == {"PROMPT_TOO_LONG": 1, "ENGINE_FAILED": 1}
+    letters = processes.stub.ListDeadLetters(pb.ListDeadLettersRequest(id=job.id))
+    assert [one.index async for page in letters for one in page.results] == [2, 3]
+
+
+async def test_dead_letters_that_run_again_are_replaced(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    broken = True
+
+    def plan(prompt: str, tries: int) -> errors.SluiceError | None:
+        if prompt == "prompt 7":
+            return errors.PromptTooLong("too long")
+        return errors.SafetyBlocked("no") if broken and prompt.endswith("5") else None
+
+    gateway.plan = plan
+    job = await processes.create(lines(700) + b"nonsense\n")
+    await processes.ended(job.id)
+    broken = False
+    response = await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
+    job = await processes.ended(job.id)
+
+    assert response.items == 71
+    assert job.state == COMPLETED
+    progress = job.report.progress
+    assert (progress.total, progress.succeeded, progress.dead, progress.bad_lines) == (
+        701,
+        699,
+        2,
+        1,
+    )
+    assert dict(job.report.dead_by_reason) == {"PROMPT_TOO_LONG": 1, "BAD_LINE": 1}
+    results = await processes.results(job.id)
+    assert [one.index for one in results] == list(range(701))
+    assert [one.index for one in results if one.HasField("error")] == [7, 700]
+    assert gateway.asked["prompt 5"] == 2
+    assert gateway.asked["prompt 6"] == 1
+
+
+async def test_identical_inputs_are_computed_once(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    data = lines(2000, lambda n: f"prompt {n % 1400}")
+    job = await processes.create(data)
+    job = await processes.ended(job.id)
+    again = await processes.create(data, dedupe=pb.JobDedupe(reuse_job_ids=[job.id]))
+    again = await processes.ended(again.id)
+
+    progress = job.report.progress
+    assert sum(gateway.asked.values()) == 1400
+    assert (progress.succeeded, progress.deduplicated) == (2000, 600)
+    assert progress.saved_tokens == 600 * 4
+    assert (progress.cost, progress.completion_tokens) == (700.0, 2800)
+    results = await processes.results(job.id)
+    assert all(one.answer.text == f"PROMPT {one.index % 1400}" for one in results)
+    assert again.report.progress.deduplicated == 2000
+
+
+async def test_draws_that_differ_are_not_taken_for_identical(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(
+        lines(4, lambda n: "same"), sampling=inference_pb2.SamplingParams(temperature=1.0)
+    )
+    await processes.ended(job.id)
+
+    assert gateway.asked["same"] == 4
+
+
+async def test_a_job_is_paused_resumed_and_cancelled(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start(window_items=16)
+    gateway.hold.clear()
+    job = await processes.create(lines(100))
+    await processes.when(job.id, lambda one: one.progress.in_flight == 16)
+
+    paused = (await processes.stub.PauseJob(pb.PauseJobRequest(id=job.id))).job
+    assert (paused.state, paused.reason_code) == (PAUSED, "PAUSED_BY_CALLER")
+    await processes.when(job.id, lambda one: one.runner == "")
+    gateway.hold.set()
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    await processes.when(job.id, lambda one: one.state == COMPLETED)
+    with pytest.raises(grpc.RpcError) as refused:
+        await processes.stub.CancelJob(pb.CancelJobRequest(id=job.id))
+
+    assert isinstance(error_of(refused.value), errors.WrongJobState)
+    assert len(await processes.results(job.id)) == 100
+
+
+async def test_too_many_bad_lines_pause_the_job(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(40) + b"{\n" * 10)
+
+    job = await processes.ended(job.id)
+    assert (job.state, job.reason_code) == (PAUSED, "TOO_MANY_BAD_LINES")
+    assert "10 of the first 50 lines" in job.reason
+    limits = pb.JobLimits(max_bad_line_share=0.5)
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id, limits=limits))
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.progress.bad_lines) == (COMPLETED, 10)
+    letters = [one for one in await processes.results(job.id) if one.HasField("error")]
+    assert [one.line for one in letters] == list(range(41, 51))
+
+
+async def test_a_job_that_has_cost_enough_is_paused(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start(window_items=4)
+    job = await processes.create(lines(20_000), limits=pb.JobLimits(max_cost=100.0))
+
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.reason_code) == (PAUSED, "MAX_COST_REACHED")
+
+
+async def test_the_same_key_is_the_same_job(processes: Processes, gateway: GatewayDouble) -> None:
+    await processes.start()
+    upload = await processes.upload(lines(3))
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload))
+    request = pb.CreateJobRequest(spec=spec, idempotency_key="nightly")
+
+    first = (await processes.stub.CreateJob(request)).job
+    second = (await processes.stub.CreateJob(request)).job
+    request.spec.name = "another"
+    with pytest.raises(grpc.RpcError) as refused:
+        await processes.stub.CreateJob(request)
+
+    assert first.id == second.id
+    assert isinstance(error_of(refused.value), errors.IdempotencyConflict)
+    await processes.ended(first.id)
+
+
+async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDouble) -> None:
+    await processes.start()
+    with pytest.raises(grpc.RpcError) as no_job:
+        await processes.stub.GetJob(pb.GetJobRequest(id="job-none"))
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id="upload-none"))
+    with pytest.raises(grpc.RpcError) as no_upload:
+        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
+    with pytest.raises(grpc.RpcError) as no_input:
+        await processes.stub.CreateJob(pb.CreateJobRequest())
+
+    assert isinstance(error_of(no_job.value), errors.JobUnknown)
+    assert isinstance(error_of(no_upload.value), errors.UploadUnknown)
+    assert isinstance(error_of(no_input.value), errors.InvalidRequest)
+    spec.model, spec.input.upload_id = "huge", await processes.upload(lines(1))
+    with pytest.raises(grpc.RpcError) as no_model:
+        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
+    assert "known: auto, echo" in error_of(no_model.value).message
+
+
+async def test_input_that_is_none_fails_the_job(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(b"")
+
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_FAILED, "INPUT_INVALID")
+
+
+async def test_a_deleted_job_is_gone_with_its_results(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    job = await processes.create(lines(3))
+    await processes.ended(job.id)
+    listed = await processes.stub.ListJobs(pb.ListJobsRequest())
+    await processes.stub.DeleteJob(pb.DeleteJobRequest(id=job.id))
+
+    assert [one.id for one in listed.jobs] == [job.id]
+    assert not (await processes.stub.ListJobs(pb.ListJobsRequest())).jobs
+    with pytest.raises(grpc.RpcError):
+        await processes.results(job.id)
