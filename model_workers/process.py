@@ -36,7 +36,11 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.classifier import load_classifier
 
         return load_classifier(settings)
-    return load_engine(settings, time.monotonic)
+    if settings.tensor_parallel == 1:
+        return load_engine(settings, time.monotonic)
+    from model_workers.ranks import RankProcesses
+
+    return load_engine(settings, time.monotonic, RankProcesses(settings, lambda: os._exit(1)))
 
 
 def exit_with_parent() -> None:

@@ -14,6 +14,7 @@ import torch
 from model_workers.engine.devices import cache_bytes, check_weights_fit, find_device
 from model_workers.engine.forward import LoadedModel, load_model
 from model_workers.engine.forward.load import find_dtype
+from model_workers.engine.forward.tensor_parallel import Followers, LeadRank
 from model_workers.engine.paged_engine import PagedEngine
 from model_workers.engine.paged_model import PagedModel
 from model_workers.engine.protocol import RowSpec, Sampling
@@ -44,21 +45,26 @@ class CacheSize:
         return self.num_blocks * self.block_bytes
 
 
-def load_engine(settings: ModelSettings, clock: Callable[[], float] | None = None) -> PagedEngine:
+def load_engine(
+    settings: ModelSettings,
+    clock: Callable[[], float] | None = None,
+    followers: Followers | None = None,
+) -> PagedEngine:
     """The engine of a model folder or hub id, warmed up.
 
     Args:
         clock: monotonic seconds; needed with a draft model, which is used only while it is measured to be faster.
+        followers: the other ranks of a model with ``tensor_parallel``.
 
     Raises:
         SettingsError: the model is not a decoder-only one of transformers, its context is smaller than asked for, the
             cache is too small, or the draft is of another kind.
     """
-    loaded = _load(settings)
+    loaded = load_model_of(settings)
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
     size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
-    model = loaded.paged(size.num_blocks, size.block_tokens, _step_tokens(settings))
+    model = _paged(loaded, size, _step_tokens(settings), followers)
     engine = PagedEngine(
         model,
         sampler,
@@ -89,11 +95,27 @@ def limit_threads(threads: int) -> None:
     torch.set_num_interop_threads(1)
 
 
-def _load(settings: ModelSettings) -> LoadedModel:
+def _paged(
+    loaded: LoadedModel, size: CacheSize, step_tokens: int, followers: Followers | None
+) -> PagedModel:
+    arguments = (size.num_blocks, size.block_tokens, step_tokens)
+    if followers is None:
+        return loaded.paged(*arguments)
+    followers.send("paged", *arguments)
+    return LeadRank(loaded.paged(*arguments), followers)
+
+
+def load_model_of(settings: ModelSettings) -> LoadedModel:
+    """The weights, or a rank's part of them.
+
+    Raises:
+        SettingsError: as `load_engine`.
+    """
     path = resolve_model_path(settings.path)
     try:
-        device = find_device(settings.device)
-        weights = weight_count(path) or 0
+        name = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
+        device = find_device(name)
+        weights = (weight_count(path) or 0) // settings.tensor_parallel
         check_weights_fit(
             device, settings.memory_share, weights * find_dtype(settings.dtype, device).itemsize
         )
@@ -103,6 +125,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
             quantization=settings.quantization,
+            ranks=settings.tensor_parallel,
         )
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error

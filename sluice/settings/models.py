@@ -35,7 +35,9 @@ class ModelSettings(Section):
     device: str = "auto"
     """"auto" takes CUDA where there is one, else the CPU; "cpu"; "cuda:1" is the second CUDA device."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Numbers of CUDA devices: each worker takes the next one, in turn. Instead of ``device``."""
+    """Numbers of CUDA devices: each worker takes the next ones (``tensor_parallel`` of them). Instead of ``device``."""
+    tensor_parallel: int = Field(1, ge=1, le=16)
+    """Devices that compute one worker together, each a part of every layer; of ``devices``, else the first ones."""
     memory_share: float | None = Field(None, gt=0, le=1)
     """Share of its device's memory that one worker may take, weights and cache; unset: the workers of a device have
     equal shares of what others leave."""
@@ -92,6 +94,16 @@ class ModelSettings(Section):
     def _has_one_kind_of_device(self) -> Self:
         if self.devices and self.device != "auto":
             raise ValueError("devices: leave out device; devices names the CUDA devices")
+        if self.devices and len(self.devices) % self.tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel: name a multiple of {self.tensor_parallel} devices, not {len(self.devices)}"
+            )
+        if self.tensor_parallel > 1 and self.device.startswith("cuda:"):
+            raise ValueError(
+                "tensor_parallel: leave out device, and name the ranks' devices in devices"
+            )
+        if self.tensor_parallel > 1 and (self.draft or self.quantization != "none"):
+            raise ValueError("tensor_parallel: not together with draft or quantization")
         if len(set(self.devices)) < len(self.devices):
             raise ValueError("devices: names a device twice")
         return self

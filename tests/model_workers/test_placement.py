@@ -37,6 +37,15 @@ def test_replicas_are_spread_over_devices() -> None:
     }
 
 
+def test_ranks_take_neighbouring_devices() -> None:
+    sharded = model("a", replicas=2, tensor_parallel=2, devices=[0, 1, 2, 3])
+    found = place([sharded, model("b", device="cuda:3")])
+    assert [found[name].devices for name in ("a", "a.1")] == [(0, 1), (2, 3)]
+    assert [found[name].memory_share for name in ("a", "a.1", "b")] == [1.0, 0.5, 0.5]
+    first = place([model("a", tensor_parallel=2), model("b", device="cuda:1")])
+    assert [worker.memory_share for worker in first.values()] == [0.5, 0.5]
+
+
 def test_what_has_no_cache_takes_no_share() -> None:
     found = told(model("a"), model("guard", engine="classifier"), model("echo", engine="echo"))
     assert found == {"a": ("auto", 1.0), "guard": ("auto", None), "echo": ("auto", None)}

@@ -15,6 +15,7 @@ from model_workers.engine.forward.attention import Attention, CachedModel, Model
 from model_workers.engine.forward.kv_cache import LayerShape
 from model_workers.engine.forward.linear import make_linear
 from model_workers.engine.forward.llama import is_fused
+from model_workers.engine.forward.tensor_parallel import check_ranks
 from model_workers.engine.paged_model import RowChunk
 from model_workers.model_folder import check_supported
 from sluice.settings import SettingsError
@@ -45,7 +46,12 @@ def read_config(path: str) -> Any:
 
 
 def read_weights(
-    path: str, config: Any, dtype: torch.dtype, device: torch.device, quantization: str
+    path: str,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str,
+    ranks: int = 1,
 ) -> tuple[Any, tuple[LayerShape, ...]]:
     """The model of transformers, with our attention function and linear layers, and the shapes of its cache.
 
@@ -54,19 +60,31 @@ def read_weights(
     """
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=ATTENTION, **_straight_to(device)
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            **_placed(path, config, device, ranks),
         )
     except KeyError as error:
         raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
     model = model.to(device).eval()
     shapes = tuple(layer_shapes(model))
-    if not is_fused(model):
+    # The layers of a rank sum over all ranks, and stay as they are.
+    if ranks == 1 and not is_fused(model):
         replace_linear_layers(model, quantization)
     return model, shapes
 
 
-def _straight_to(device: torch.device) -> dict[str, Any]:
-    """Weights that go to a GPU need not pass through host memory, where accelerate is installed."""
+def _placed(path: str, config: Any, device: torch.device, ranks: int) -> dict[str, Any]:
+    """Where the weights go. Those for a GPU need not pass through host memory, where accelerate is installed."""
+    if ranks > 1:
+        check_ranks(path, config, ranks)
+        from transformers.distributed.configuration_utils import (  # not in transformers 5.0
+            DistributedConfig,
+        )
+
+        return {"distributed_config": DistributedConfig(tp_size=ranks)}
     straight = device.type == "cuda" and find_spec("accelerate") is not None
     return {"device_map": {"": device}} if straight else {}
 

@@ -39,6 +39,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     quantization: str
+    ranks: int
     _model: Any
     _shapes: tuple[LayerShape, ...]
 
@@ -61,7 +62,7 @@ class LoadedModel:
                 f"{self.context_tokens}: give it more memory, or set context_tokens"
             )
         attention = self._attention(num_blocks, block_tokens)
-        if is_fused(self._model):
+        if is_fused(self._model) and self.ranks == 1:
             model = FusedModel(self._model, attention, self.context_tokens, self.quantization)
             model.capture_graphs(step_tokens)
             return model
@@ -97,12 +98,14 @@ def load_model(
     dtype: str = "auto",
     context_tokens: int | None = None,
     quantization: str = "none",
+    ranks: int = 1,
 ) -> LoadedModel:
     """The model in a folder, or of a hub id.
 
     Args:
         dtype: "float32", "bfloat16" or "auto" (`find_dtype`).
         quantization: "none", or "int8" for the weights of linear layers.
+        ranks: how many processes of the current process group have a part of it each.
 
     Raises:
         SettingsError: not a decoder-only model, something in it that cannot be computed on the paged cache, a longer
@@ -114,19 +117,19 @@ def load_model(
         raise SettingsError(
             "quantization: int8 is for CPUs, on other devices it would be slower than without; leave it out"
         )
-    known = read_config(path)
+    known = read_config(path) if ranks == 1 else None
     if known is not None:
         context = find_context(path, SimpleNamespace(**known), context_tokens)
         folder = read_folder(path, known, number, where)
         if folder is not None:
-            return LoadedModel(path, context, where, number, quantization, folder, folder.shapes)
+            return LoadedModel(path, context, where, number, quantization, 1, folder, folder.shapes)
     # Imported here: a worker that needs no code of transformers starts in a third of the time.
     from model_workers.engine.forward import hub
 
     config = hub.read_config(path)
     context = find_context(path, config, context_tokens)
-    model, shapes = hub.read_weights(path, config, number, where, quantization)
-    return LoadedModel(path, context, where, number, quantization, model, shapes)
+    model, shapes = hub.read_weights(path, config, number, where, quantization, ranks)
+    return LoadedModel(path, context, where, number, quantization, ranks, model, shapes)
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:

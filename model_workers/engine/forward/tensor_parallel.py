@@ -1,0 +1,72 @@
+"""One model on several devices: each rank has a part of every layer (transformers' tensor-parallel plan).
+
+All ranks must make the same calls in the same order, because each layer ends in a sum over the ranks. The engine drives
+rank 0, which tells every call to the others first.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from model_workers.engine.paged_model import PagedModel, RowChunk
+from sluice.settings import SettingsError
+
+
+class Followers(Protocol):
+    """The ranks behind rank 0."""
+
+    def send(self, call: str, *arguments: Any) -> None:
+        """Has them make a call of `PagedModel`, or make the model itself ("paged")."""
+
+    def lost(self) -> None:
+        """A call of rank 0 failed: the ranks are no longer in the same call, and the worker is of no use."""
+
+
+class LeadRank:
+    """See `PagedModel`. What fails in one rank ends the worker: its rows continue on another one."""
+
+    def __init__(self, model: PagedModel, followers: Followers) -> None:
+        self.block_tokens = model.block_tokens
+        self.num_blocks = model.num_blocks
+        self.context_tokens = model.context_tokens
+        self.vocab_size = model.vocab_size
+        self._model = model
+        self._followers = followers
+
+    def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
+        """See `PagedModel.forward`."""
+        try:
+            self._followers.send("forward", chunks)
+            return self._model.forward(chunks)
+        except Exception:
+            self._followers.lost()
+            raise
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel.copy_blocks`."""
+        self._followers.send("copy_blocks", pairs)
+        self._model.copy_blocks(pairs)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """See `PagedModel.clear_blocks`."""
+        self._followers.send("clear_blocks", blocks)
+        self._model.clear_blocks(blocks)
+
+
+def check_ranks(path: str, config: Any, ranks: int) -> None:
+    """Refuses a model that so many ranks cannot share.
+
+    Raises:
+        SettingsError: it has no plan, or its heads do not divide.
+    """
+    if not getattr(config, "base_model_tp_plan", None):
+        raise SettingsError(
+            f"{path}: tensor_parallel: transformers has no plan for a {config.model_type}"
+        )
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or kv_heads % ranks:
+        raise SettingsError(
+            f"{path}: tensor_parallel: {ranks} ranks cannot share {heads} heads with {kv_heads} key-value heads evenly"
+        )

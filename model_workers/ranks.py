@@ -1,0 +1,157 @@
+"""The ranks of a worker with ``tensor_parallel``: processes beside that of the worker, one a device.
+
+Rank 0 is the worker's own process. It writes calls to the standard input of the others, which end when their input or
+their parent ends. When one of them ends, the worker ends too.
+"""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+from model_workers.engine.checkpoint import limit_threads, load_model_of
+from model_workers.engine.devices import find_device
+from model_workers.process import exit_with_parent
+from sluice.settings import ModelSettings, SettingsError
+from sluice.startup import LOOPBACK, free_port
+
+log = logging.getLogger(__name__)
+
+MEET_S: Final = 300.0
+"""How long the ranks wait for each other, seconds: at start, and in a sum over them."""
+END_S: Final = 10.0
+"""How long a rank may take to end, seconds."""
+
+
+class RankProcesses:
+    """Ranks 1 and up; see `Followers`."""
+
+    def __init__(self, settings: ModelSettings, on_lost: Callable[[], None]) -> None:
+        """Starts them, and meets them as rank 0.
+
+        Raises:
+            SettingsError: there are more ranks than devices.
+        """
+        devices = rank_devices(settings)
+        port = free_port()
+        self.lost = on_lost
+        self._closing = False
+        self._processes = [_start() for _ in devices[1:]]
+        for rank, process in enumerate(self._processes, 1):
+            _write(process, (settings.model_dump_json(), rank, port))
+            Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        meet(devices, 0, port)
+
+    def send(self, call: str, *arguments: Any) -> None:
+        """See `Followers.send`."""
+        for process in self._processes:
+            _write(process, (call, arguments))
+
+    def close(self) -> None:
+        """Ends them."""
+        self._closing = True
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        distributed.destroy_process_group()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if not self._closing:
+            log.error("rank %d has ended with status %d, and the worker with it", rank, status)
+            self.lost()
+
+
+def rank_devices(settings: ModelSettings) -> Sequence[torch.device]:
+    """The device of each rank.
+
+    Raises:
+        SettingsError: there are fewer devices than ranks.
+    """
+    ranks = settings.tensor_parallel
+    try:
+        first = find_device(settings.device)
+        if first.type == "cpu" and not settings.devices:
+            return [first] * ranks
+        numbers = settings.devices or range(ranks)
+        return [find_device(f"cuda:{number}") for number in numbers]
+    except SettingsError as error:
+        raise SettingsError(
+            f"models: {settings.name}: tensor_parallel: {ranks} ranks need {ranks} devices: {error}"
+        ) from error
+
+
+def meet(devices: Sequence[torch.device], rank: int, port: int) -> None:
+    """Joins the process group of the ranks, on this rank's device."""
+    device = devices[rank]
+    # What transformers reads: it takes the device of the number LOCAL_RANK.
+    told = {"RANK": rank, "WORLD_SIZE": len(devices), "LOCAL_RANK": device.index or 0}
+    os.environ.update({name: str(number) for name, number in told.items()})
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=f"tcp://{LOOPBACK}:{port}",
+        rank=rank,
+        world_size=len(devices),
+        timeout=timedelta(seconds=MEET_S),
+    )
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # Inside Triton the program is the stub, and its paths are not in the environment.
+    python = sys.executable
+    if not Path(python).name.startswith("python"):
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        python = str(Path(sysconfig.get_config_var("BINDIR"), version))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = (python, "-P", "-m", "model_workers.ranks")
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, env=environment)
+
+
+def _write(process: subprocess.Popen[bytes], thing: object) -> None:
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(thing))
+    process.stdin.flush()
+
+
+def follow() -> None:
+    """One of the ranks behind rank 0: makes the calls that it reads, until there are no more."""
+    text, rank, port = pickle.load(sys.stdin.buffer)
+    exit_with_parent()
+    settings = ModelSettings.model_validate_json(text)
+    limit_threads(settings.threads)
+    meet(rank_devices(settings), rank, port)
+    model: Any = load_model_of(settings)
+    while True:
+        try:
+            call, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if call == "paged":
+            model = model.paged(*arguments)
+        else:
+            getattr(model, call)(*arguments)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    follow()
