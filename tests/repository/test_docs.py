@@ -20,7 +20,7 @@ def test_relative_links_lead_to_files(document: Path) -> None:
 
 
 NAMED = re.compile(
-    r"(?<![\w/.-])((?:batcher|bench|compose|distributions|docs|examples|gateway|learning|model_workers|protos|scripts|simulator"
+    r"(?<![\w/.-])((?:batcher|bench|compose|distributions|docs|examples|gateway|jobs|learning|model_workers|protos|scripts|simulator"
     r"|sluice|supervisor|tests)/[\w./-]*[\w/])"
 )
 

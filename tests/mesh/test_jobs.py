@@ -1,0 +1,80 @@
+"""A job through a whole mesh, as a client of its gateway sees it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from sluice.client.channel import open_aio
+from sluice.settings import BatcherSettings, GatewaySettings, ModelSettings, Settings
+from sluice.settings.routing import RoutingSettings
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from supervisor.mesh import running_mesh
+from tests.support.mesh import kill
+
+pytestmark = pytest.mark.mesh
+
+ITEMS: Final = 2000
+BOUND_S: Final = 150.0
+
+
+def settings() -> Settings:
+    echo = ModelSettings(name="echo", tier="echo", path="builtin:small", engine="echo", slots=64)
+    return Settings(
+        models=(echo,),
+        routing=RoutingSettings(default="echo"),
+        gateway=GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        batcher=BatcherSettings(drain_s=1.0),
+    )
+
+
+async def upload() -> AsyncIterator[pb.UploadInputRequest]:
+    lines = [
+        json.dumps({"id": f"i{n}", "prompt": f"item {n}", "max_tokens": 8}) for n in range(ITEMS)
+    ]
+    yield pb.UploadInputRequest(name="in.jsonl", data="\n".join(lines).encode())
+
+
+async def create(stub: Any) -> str:
+    upload_id = (await stub.UploadInput(upload())).upload_id
+    spec = pb.JobSpec(model="echo", input=pb.JobInput(upload_id=upload_id))
+    return str((await stub.CreateJob(pb.CreateJobRequest(spec=spec))).job.id)
+
+
+async def when(stub: Any, job: str, *, least: int) -> pb.Job:
+    """The job when so many items have an answer; a process that is being started is waited for."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                found: pb.Job = (await stub.GetJob(pb.GetJobRequest(id=job))).job
+                if found.progress.succeeded >= least:
+                    return found
+            await asyncio.sleep(0.1)
+
+
+async def results(stub: Any, job: str) -> list[tuple[str, str]]:
+    pages = stub.GetResults(pb.GetResultsRequest(id=job))
+    return [(one.custom_id, one.answer.text) async for page in pages for one in page.results]
+
+
+@pytest.mark.long
+async def test_a_job_whose_process_is_killed_is_that_of_a_calm_run() -> None:
+    async with running_mesh(settings()) as mesh, open_aio(mesh.address) as channel:
+        stub: Any = JobServiceStub(channel)
+        calm = await create(stub)
+        await when(stub, calm, least=ITEMS)
+        killed = await create(stub)
+        for least in (200, 900):
+            await when(stub, killed, least=least)
+            kill(mesh, "jobs")
+
+        job = await when(stub, killed, least=ITEMS)
+
+        assert await results(stub, killed) == await results(stub, calm)
+        assert len(set(await results(stub, killed))) == ITEMS
+        assert (job.progress.succeeded, job.progress.dead) == (ITEMS, 0)
