@@ -18,6 +18,7 @@ from jobs.gateways import Gateways
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
+from jobs.uploads import Outside
 from sluice.client.channel import LOOKUP_S, error_of
 from sluice.defaults import AUTO
 from sluice.errors import SettingsError, SetupError, TransportUnavailable
@@ -55,9 +56,11 @@ async def serve(settings: Settings, process: str, tracer: Tracer, stop: asyncio.
     client = await connect(settings.nats, process, lambda: None, PING_INTERVAL_S)
     try:
         store = await _started_store(settings, client)
-        scheduler = Scheduler(settings.jobs, store, gateways, process, tracer)
+        outside = Outside.of(settings.jobs)
+        scheduler = Scheduler(settings.jobs, store, gateways, outside, process, tracer)
         await scheduler.start(client)
-        async with _serving(settings.jobs.address, JobService(store, _ModelNames(gateways))):
+        service = JobService(store, outside, _ModelNames(gateways))
+        async with _serving(settings.jobs.address, service):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
             running.cancel()

@@ -8,7 +8,7 @@ import http.client
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -108,7 +108,7 @@ class Outbound:
             connection.request("POST", _path(target), body, dict(headers))
             return connection.getresponse().status
 
-    def read(self, url: str, field: str) -> Iterator[bytes]:
+    def read(self, url: str, field: str) -> Generator[bytes]:
         """The bytes behind ``url`` in pieces.
 
         Raises:

@@ -21,8 +21,9 @@ from jobs.gateways import Gateways
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
+from jobs.uploads import Outside
 from sluice.defaults import TENANT_METADATA
-from sluice.errors import SluiceError, StorageFull, TransportUnavailable
+from sluice.errors import InvalidRequest, SluiceError, StorageFull, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -69,6 +70,7 @@ class JobRunner:
         self,
         store: JobStore,
         gateways: Gateways,
+        outside: Outside,
         process: str,
         tracer: Tracer,
         record: JobRecord,
@@ -76,6 +78,7 @@ class JobRunner:
     ) -> None:
         self._store = store
         self._gateways = gateways
+        self._outside = outside
         self._process = process
         self._tracer = tracer
         self._record = record
@@ -167,11 +170,27 @@ class JobRunner:
             metadata = ((TENANT_METADATA, self.tenant), *headers.items())
             while self._record.stage < stages_of(self._record):
                 try:
+                    await self._fetch()
                     await self._run_stage(metadata)
                     await self._edit(_next_stage)
                 except TransportUnavailable as error:
                     _log.warning("job %s begins again where its log is: %s", self.job, error)
                     await asyncio.sleep(RETRY_AFTER_S)
+
+    async def _fetch(self) -> None:
+        """Reads the input at a URL into the store, once."""
+        given = self._record.job.spec.input
+        if self._record.upload_id or given.WhichOneof("source") != "url":
+            return
+        try:
+            upload = await self._outside.fetch(self._store, self.tenant, given.url)
+        except InvalidRequest as error:
+            raise JobStops("INPUT_UNREADABLE", f"{error.message}; then resume the job") from error
+
+        def note(record: JobRecord) -> None:
+            record.upload_id = upload
+
+        await self._edit(note)
 
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> None:
         record, stage = self._record, self._record.stage

@@ -12,8 +12,10 @@ from opentelemetry.trace import Tracer
 
 from jobs.core.leases import BEAT_S, Leases, shares, urgency
 from jobs.gateways import Gateways
+from jobs.notify import Notifier
 from jobs.runner import JobRunner
 from jobs.store import JobStore
+from jobs.uploads import Outside
 from sluice.errors import JobUnknown, SluiceError
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.settings import JobsSettings
@@ -36,12 +38,15 @@ class Scheduler:
         settings: JobsSettings,
         store: JobStore,
         gateways: Gateways,
+        outside: Outside,
         process: str,
         tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._store = store
         self._gateways = gateways
+        self._outside = outside
+        self._notifier = Notifier(store, outside.outbound)
         self._process = process
         self._tracer = tracer
         self._leases = Leases(process)
@@ -76,6 +81,7 @@ class Scheduler:
             runner.stop()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
+        await self._notifier.close()
 
     async def _on_change(self, message: Msg) -> None:
         """A hint: the write may have been refused."""
@@ -87,9 +93,10 @@ class Scheduler:
     async def _look(self) -> None:
         now = time.monotonic()
         if now - self._scanned_at >= SCAN_S:
-            self._live |= {
-                record.job.id async for record in self._store.records() if record.job.state in _LIVE
-            }
+            async for record in self._store.records():
+                self._notifier.look(record)
+                if record.job.state in _LIVE:
+                    self._live.add(record.job.id)
             self._scanned_at = now
         found = [await self._candidate(job, now) for job in self._live - self._runners.keys()]
         free = [one for one in found if one is not None]
@@ -104,6 +111,7 @@ class Scheduler:
         except JobUnknown:
             self._live.discard(job)
             return None
+        self._notifier.look(record)
         if record.job.state not in _LIVE:
             self._live.discard(job)
         return (record, revision) if self._leases.may_take(record, revision, now) else None
@@ -123,7 +131,15 @@ class Scheduler:
         if taken is None:
             return
         _log.info("job %s is taken, time %d", job.id, record.epoch)
-        runner = JobRunner(self._store, self._gateways, self._process, self._tracer, record, taken)
+        runner = JobRunner(
+            self._store,
+            self._gateways,
+            self._outside,
+            self._process,
+            self._tracer,
+            record,
+            taken,
+        )
         self._runners[job.id] = runner
         self._tasks[job.id] = asyncio.create_task(self._run(runner), name=f"job {job.id}")
         self._divide()

@@ -14,7 +14,8 @@ import grpc
 from jobs.input import Template
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
-from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
+from jobs.store import JobStore
+from jobs.uploads import NewUpload, Outside
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import (
     IdempotencyConflict,
@@ -25,7 +26,7 @@ from sluice.errors import (
     UploadUnknown,
     WrongJobState,
 )
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
 from sluice.wire.clock import timestamp, unix_ms
@@ -69,10 +70,14 @@ class JobService(JobServiceServicer):
     """The API of one process; every process answers for every job. Its streams are coroutines that write."""
 
     def __init__(
-        self, store: JobStore, known_models: Callable[[], Coroutine[Any, Any, set[str]]]
+        self,
+        store: JobStore,
+        outside: Outside,
+        known_models: Callable[[], Coroutine[Any, Any, set[str]]],
     ) -> None:
         """``known_models``: names that a job may ask for."""
         self._store = store
+        self._outside = outside
         self._known_models = known_models
 
     @_method
@@ -246,35 +251,18 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
-        upload, digest, held = new_upload_id(), hashlib.sha256(), bytearray()
-        record = UploadRecord(tenant=tenant_of(context))
-        await self._store.write_upload(upload, record)
-        try:
+        digest = hashlib.sha256()
+        async with NewUpload(self._store, tenant_of(context)) as upload:
             async for request in requests:
-                record.name = record.name or request.name[-256:]
+                upload.record.name = upload.record.name or request.name[-256:]
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
                 digest.update(request.data)
-                held += request.data
-                while len(held) >= CHUNK_BYTES:
-                    await self._store_chunk(upload, record, held)
-            while held:
-                await self._store_chunk(upload, record, held)
-            record.complete_unix_ms = unix_ms()
-            await self._store.write_upload(upload, record)
-        except BaseException:
-            await asyncio.shield(self._store.delete_upload(upload))
-            raise
+                await upload.add(request.data)
+            await upload.complete()
         return pb.UploadInputResponse(
-            upload_id=upload, size_bytes=record.size_bytes, sha256=digest.digest()
+            upload_id=upload.id, size_bytes=upload.record.size_bytes, sha256=digest.digest()
         )
-
-    async def _store_chunk(self, upload: str, record: UploadRecord, held: bytearray) -> None:
-        chunk = bytes(held[:CHUNK_BYTES])
-        await self._store.write_chunk(upload, record.chunks, chunk)
-        del held[:CHUNK_BYTES]
-        record.chunks += 1
-        record.size_bytes += len(chunk)
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
         _check_length("spec.name", spec.name, 128)
@@ -282,6 +270,9 @@ class JobService(JobServiceServicer):
         source = spec.input.WhichOneof("source")
         if source is None:
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
+        if source == "nats_subject":
+            raise InvalidRequest.of("spec.input.nats_subject", "is not served yet; upload a file")
+        await self._outside.check(spec)
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":

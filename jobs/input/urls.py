@@ -1,6 +1,6 @@
 """Inputs that the service opens itself: what fsspec opens, below the prefixes that the operator lists."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -36,7 +36,7 @@ def check_url(url: str, prefixes: Sequence[str]) -> None:
         )
 
 
-def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Iterator[bytes]:
+def read_url(url: str, prefixes: Sequence[str], outbound: Outbound) -> Generator[bytes]:
     """The bytes behind ``url``, in pieces. Blocks.
 
     http and https go through `Outbound`; other schemes through fsspec, with the credentials and endpoints of this

@@ -39,7 +39,6 @@ MaxDead = Annotated[
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 _REMOTE: Final = "://"
-_NATS: Final = "nats:"
 
 
 @batch.command()
@@ -51,7 +50,7 @@ def submit(
         typer.Argument(
             metavar="IN",
             show_default=False,
-            help="A file, which is uploaded; a URL that the mesh opens itself (s3://bucket/file); or nats:SUBJECT.",
+            help="A file, which is uploaded, or a URL that the mesh opens itself (s3://bucket/file).",
         ),
     ],
     chosen: GenerateOptions,
@@ -312,9 +311,7 @@ def delete(
 
 def _set_source(where: pb.JobInput, source: str) -> Path | None:
     """Says where the input is; the path of a file that is to be uploaded."""
-    if source.startswith(_NATS):
-        where.nats_subject = source.removeprefix(_NATS)
-    elif _REMOTE in source:
+    if _REMOTE in source:
         where.url = source
     else:
         return Path(source)

@@ -166,6 +166,10 @@ class JobsSettings(Section):
     """Bytes of all inputs in JetStream, kept until their jobs are deleted."""
     results_max_bytes: int = Field(4 * 1024**3, ge=1024**2)
     """Bytes of all results in JetStream, kept until their jobs are deleted."""
+    input_prefixes: list[str] = Field(default_factory=list)
+    """URLs below these may be inputs ("s3://bucket/prompts"); unless listed none is opened. docs/job-inputs.md."""
+    private_hosts: list[str] = Field(default_factory=list)
+    """Names and networks at private or loopback addresses that webhooks and inputs may reach, over http too."""
     drain_s: float = Field(5.0, ge=0)
 
 

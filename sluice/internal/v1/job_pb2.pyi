@@ -33,6 +33,8 @@ class JobRecord(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     RUNNING_MS_FIELD_NUMBER: _builtins.int
+    TOLD_EVENT_ID_FIELD_NUMBER: _builtins.int
+    TELLING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key."""
     upload_id: _builtins.str
@@ -45,6 +47,10 @@ class JobRecord(_message.Message):
     """How often a process has taken the job."""
     running_ms: _builtins.int
     """The time that processes worked on it, milliseconds."""
+    told_event_id: _builtins.str
+    """The event that the webhook was last told of, received or given up."""
+    telling_until_unix_ms: _builtins.int
+    """Until when a process tells the webhook of an event, Unix milliseconds; 0: none does."""
     @_builtins.property
     def job(self) -> _jobs_pb2.Job:
         """As callers see it, with the secret of its webhook."""
@@ -64,10 +70,12 @@ class JobRecord(_message.Message):
         stage: _builtins.int = ...,
         epoch: _builtins.int = ...,
         running_ms: _builtins.int = ...,
+        told_event_id: _builtins.str = ...,
+        telling_until_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,115 @@
+"""Files on their way into the store: what a caller sends, and what the service reads itself."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from jobs import webhooks
+from jobs.input.urls import check_url, read_url
+from jobs.outbound import Outbound
+from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
+from sluice.internal.v1.job_pb2 import UploadRecord
+from sluice.settings import JobsSettings
+from sluice.v1.jobs_pb2 import JobSpec
+from sluice.wire.clock import unix_ms
+
+
+class NewUpload:
+    """A file that is being stored, in chunks of one size; nothing is left of it when the block fails.
+
+    Attributes:
+        id: its name.
+        record: what is known of it.
+    """
+
+    def __init__(self, store: JobStore, tenant: str) -> None:
+        self.id = new_upload_id()
+        self.record = UploadRecord(tenant=tenant)
+        self._store = store
+        self._held = bytearray()
+
+    async def add(self, data: bytes) -> None:
+        """Stores the next bytes."""
+        self._held += data
+        while len(self._held) >= CHUNK_BYTES:
+            await self._write()
+
+    async def complete(self) -> None:
+        """Says that there are no more."""
+        while self._held:
+            await self._write()
+        self.record.complete_unix_ms = unix_ms()
+        await self._store.write_upload(self.id, self.record)
+
+    async def _write(self) -> None:
+        chunk = bytes(self._held[:CHUNK_BYTES])
+        await self._store.write_chunk(self.id, self.record.chunks, chunk)
+        del self._held[:CHUNK_BYTES]
+        self.record.chunks += 1
+        self.record.size_bytes += len(chunk)
+
+    async def __aenter__(self) -> Self:
+        await self._store.write_upload(self.id, self.record)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            await asyncio.shield(self._store.delete_upload(self.id))
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What jobs may reach outside of the mesh.
+
+    Attributes:
+        prefixes: of URLs that are inputs.
+        outbound: opens HTTP.
+    """
+
+    prefixes: tuple[str, ...]
+    outbound: Outbound
+
+    @classmethod
+    def of(cls, settings: JobsSettings) -> "Outside":
+        """As the operator lists it."""
+        return cls(tuple(settings.input_prefixes), Outbound(settings.private_hosts))
+
+    async def check(self, spec: JobSpec) -> None:
+        """Checks the URLs of a new job.
+
+        Raises:
+            InvalidRequest: one may not be opened; the message says what to do.
+            TransportUnavailable: the name of a webhook cannot be resolved now.
+        """
+        if spec.input.WhichOneof("source") == "url":
+            check_url(spec.input.url, self.prefixes)
+        if spec.webhook.url:
+            await asyncio.to_thread(webhooks.check, spec.webhook, self.outbound)
+
+    async def fetch(self, store: JobStore, tenant: str, url: str) -> str:
+        """Copies what is behind ``url`` into the store; the id of the upload.
+
+        Raises:
+            InvalidRequest: it cannot be read.
+            TransportUnavailable: a connection broke, or JetStream does not answer.
+        """
+        pieces = read_url(url, self.prefixes, self.outbound)
+        try:
+            async with NewUpload(store, tenant) as upload:
+                upload.record.name = PurePosixPath(urlsplit(url).path).name[-256:]
+                while piece := await asyncio.to_thread(next, pieces, b""):
+                    await upload.add(piece)
+                await upload.complete()
+        finally:
+            with suppress(ValueError):  # a thread still reads
+                pieces.close()
+        return upload.id
