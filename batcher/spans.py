@@ -5,6 +5,7 @@ They follow the state changes of rows: a row that is sent twice has two queue an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -16,6 +17,7 @@ from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
 from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled, traceparent_of
 from sluice.wire import subjects
+from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
 _FINISH_REASONS: Mapping[int, str] = {
     frame_pb2.ROW_END_STOP: "stop",
@@ -53,7 +55,7 @@ class RowSpans:
         if spans.queue is not None and move.before is RowState.WAITING:
             spans.queue.end()
             spans.queue = None
-        if spans.batch is not None and move.before is RowState.SENT:
+        if spans.batch is not None and move.after is not RowState.RUNNING:
             _end_batch(spans.batch, move)
             spans.batch = None
         if move.after is RowState.WAITING:
@@ -65,22 +67,18 @@ class RowSpans:
     def formed(self, formed: FormedBatch) -> list[str]:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
-        The batch span of the first row that is traced stands for the batch; without any, that for Triton is empty.
+        The batch span of the first row that is traced stands for the batch. Triton's spans hang under its
+        sender, which outlives a batcher that is killed; without a traced row there are none.
         """
         members = {row: self._open[row] for row in formed.rows if row in self._open}
-        own = self._open_batch(formed, members)
-        return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
-
-    def _open_batch(self, formed: FormedBatch, members: Mapping[Row, _Spans]) -> str:
-        own = ""
         links = [Link(spans.task.get_span_context()) for spans in members.values()]
+        own = ""
         for row, spans in members.items():
-            attributes = _batch_attributes(formed, row)
-            spans.batch = self._start_batch(spans.context, links, attributes)
+            spans.batch = self._start_batch(spans.context, links, _batch_attributes(formed, row))
             if not own and spans.batch.is_recording():
-                own = traceparent_of(spans.batch)
+                own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.batch)
                 links = [Link(spans.batch.get_span_context())]
-        return own
+        return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
 
     def of_row(self, row: Row) -> SpanContext | None:
         """The task span of a row that is held; None when it is not traced."""
@@ -103,7 +101,7 @@ class RowSpans:
     def _start_queue(self, row: Row, context: Context) -> Span:
         attributes: dict[str, str | int] = {
             names.PRIORITY_CLASS: row.task.priority_class,
-            names.ATTEMPT: row.attempt,
+            names.ATTEMPT: row.attempt % ATTEMPTS_PER_TASK,
         }
         return self._tracer.start_span(names.SPAN_QUEUE, context, attributes=attributes)
 
@@ -116,7 +114,9 @@ class RowSpans:
 
 
 def _engine_parent(row: Row, spans: _Spans | None) -> str:
-    return row.headers[TRACEPARENT] if spans is None else traceparent_of(spans.task)
+    if spans is None or spans.batch is None:
+        return row.headers[TRACEPARENT]
+    return traceparent_of(spans.batch)
 
 
 def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
@@ -124,6 +124,7 @@ def _task_attributes(task: task_pb2.Task) -> dict[str, str | int]:
         names.REQUEST_ID: task.request_id,
         names.PRIORITY_CLASS: task.priority_class,
         names.TENANT: task.tenant,
+        names.TASK_ATTEMPT: task.attempt // ATTEMPTS_PER_TASK,
         names.GEN_AI_REQUEST_MODEL: task.model,
         names.GEN_AI_MAX_TOKENS: task.sampling.max_tokens,
         names.GEN_AI_INPUT_TOKENS: len(task.prompt_token_ids),
@@ -144,14 +145,21 @@ def _batch_attributes(formed: FormedBatch, row: Row) -> dict[str, str | int | fl
         names.BATCH_LONGEST_WAIT_MS: batch.longest_wait.waited_s * 1e3,
         names.BATCH_LONGEST_WAIT_REQUEST: batch.longest_wait.request_id,
         names.WORKER_ID: formed.worker_id,
-        names.ATTEMPT: row.attempt,
+        names.ATTEMPT: row.attempt % ATTEMPTS_PER_TASK,
     }
 
 
 def _end_batch(span: Span, move: Move) -> None:
     if move.after is RowState.WAITING:
-        span.set_status(StatusCode.ERROR, "the worker did not take the row")
+        span.set_attribute(names.END, "lost")
+        span.set_status(StatusCode.ERROR, "the worker was lost, or did not go on with the row")
+    else:
+        end = end_word(move.row)
+        span.set_attribute(names.END, "answered" if end in _ANSWERED else end)
     span.end()
+
+
+_ANSWERED: Final = frozenset({"stop", "length"})
 
 
 def end_word(row: Row) -> str:
@@ -161,12 +169,13 @@ def end_word(row: Row) -> str:
 
 def _end_task(span: Span, row: Row) -> None:
     span.set_attribute(names.GEN_AI_OUTPUT_TOKENS, len(row.produced))
-    span.set_attribute(names.ATTEMPT, row.attempt)
+    span.set_attribute(names.ATTEMPT, row.attempt % ATTEMPTS_PER_TASK)
     if row.final is not None:
         span.set_attribute(names.GEN_AI_FINISH_REASONS, (end_word(row),))
         if row.final.HasField("error"):
             span.set_attribute(names.ERROR_REASON, row.final.error.reason)
             span.set_status(StatusCode.ERROR, row.final.error.message)
     else:
-        span.set_status(StatusCode.ERROR, "sent again by its gateway")
+        span.set_attribute(names.END, end_word(row))
+        span.set_status(StatusCode.ERROR, "sent again by its gateway, or its gateway has gone")
     span.end()

@@ -3,8 +3,9 @@
 import math
 import time
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
@@ -14,8 +15,17 @@ from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
 from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, context_of
+from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
 REPLACED: Final = "replaced"
+
+
+class Parents(NamedTuple):
+    """What a row's spans hang under, as traceparents; empty: nothing."""
+
+    batch: str
+    origin: str = ""
+    """When the batcher is lost, and its spans with it."""
 
 
 @dataclass
@@ -23,7 +33,7 @@ class RowTimes:
     """One row. Times are monotonic seconds."""
 
     spec: RowSpec
-    traceparent: str
+    parents: Parents
     accepted_at: float
     first_at: float | None = None
     tokens: int = 0
@@ -76,13 +86,21 @@ class RowTelemetry:
         self._rows: dict[str, RowTimes] = {}
         self.counts = StepCounts()
 
-    def accept(self, spec: RowSpec, traceparent: str, now: float) -> RowTimes | None:
+    def accept(self, spec: RowSpec, parents: Parents, now: float) -> RowTimes | None:
         """The engine took a row; returns the one of a lower attempt that it replaces."""
         old = self._rows.get(spec.request_id)
         if old is not None:
+            if old.spec.owner != spec.owner:
+                self.abandon([old.spec])
             self._record(old, now, REPLACED)
-        self._rows[spec.request_id] = RowTimes(spec, traceparent, now)
+        self._rows[spec.request_id] = RowTimes(spec, parents, now)
         return old
+
+    def abandon(self, rows: Iterable[RowSpec]) -> None:
+        """Their batcher is lost."""
+        for spec in rows:
+            row = self._rows[spec.request_id]
+            row.parents = Parents(row.parents.origin or row.parents.batch)
 
     def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
         """Rows of one batcher that were accepted before a moment."""
@@ -116,7 +134,7 @@ class RowTelemetry:
         )
 
     def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
-        if row.traceparent.endswith(UNSAMPLED):
+        if row.parents.batch.endswith(UNSAMPLED):
             return
         prefill_end = now if row.first_at is None else row.first_at
         tokens_in = len(row.spec.prompt) + len(row.spec.produced)
@@ -145,12 +163,12 @@ class RowTelemetry:
         start_ns, end_ns = (_unix_ns(at) for at in times)
         span = self._tracer.start_span(
             name,
-            context_of({TRACEPARENT: row.traceparent}),
+            context_of({TRACEPARENT: row.parents.batch}),
             attributes={
                 **self._common,
                 **about,
                 names.REQUEST_ID: row.spec.request_id,
-                names.ATTEMPT: row.spec.attempt,
+                names.ATTEMPT: row.spec.attempt % ATTEMPTS_PER_TASK,
             },
             start_time=start_ns,
         )

@@ -18,7 +18,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
 from model_workers.messages import row_spec
 from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender, SenderCallbacks
-from model_workers.telemetry import RowTelemetry
+from model_workers.telemetry import Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -41,10 +41,10 @@ class OpenCommand:
 
 @dataclass(frozen=True)
 class AdmitCommand:
-    """A batch with its valid rows and their traceparents; ``refused`` rows were invalid."""
+    """A batch with its valid rows and the parents of their spans; ``refused`` rows were invalid."""
 
     batch: worker_pb2.Batch
-    rows: tuple[tuple[RowSpec, str], ...]
+    rows: tuple[tuple[RowSpec, Parents], ...]
     refused: tuple[worker_pb2.Refusal, ...]
     arrived_at: float
 
@@ -146,6 +146,7 @@ class EngineLoop:
                     self._cancel(command)
                 case AbandonCommand():
                     rows = self._telemetry.owned(command.batcher, command.at)
+                    self._telemetry.abandon(rows)
                     self._engine.cancel([row.request_id for row in rows])
         load = self._engine.load()
         self._sender.post({}, load, admissions)
@@ -167,13 +168,13 @@ class EngineLoop:
 
     def _admit(self, command: AdmitCommand) -> worker_pb2.Admission:
         admission = worker_pb2.Admission(batch_id=command.batch.batch_id, refused=command.refused)
-        for spec, traceparent in command.rows:
+        for spec, parents in command.rows:
             try:
                 self._engine.add(spec, command.arrived_at)
             except Refused as refused:
                 admission.refused.append(messages.refusal(spec.request_id, refused))
             else:
-                replaced = self._telemetry.accept(spec, traceparent, command.arrived_at)
+                replaced = self._telemetry.accept(spec, parents, command.arrived_at)
                 if replaced is not None and replaced.spec.owner != spec.owner:
                     # Its batcher would wait for frames, and count it among the rows here.
                     end = messages.frame(replaced.cancelled(), None)
@@ -289,11 +290,12 @@ class Worker:
 def _checked(batch: worker_pb2.Batch, traceparent: str, now: float) -> AdmitCommand:
     if not batch.batcher or not batch.rows:
         raise MalformedMessage("Batch needs batcher and rows")
-    rows: list[tuple[RowSpec, str]] = []
+    rows: list[tuple[RowSpec, Parents]] = []
     refused: list[worker_pb2.Refusal] = []
     for row in batch.rows:
         try:
-            rows.append((row_spec(row, batch.batcher, now), row.traceparent or traceparent))
+            parents = Parents(row.traceparent or traceparent, row.origin)
+            rows.append((row_spec(row, batch.batcher, now), parents))
         except Refused as refusal:
             refused.append(messages.refusal(row.task.request_id, refusal))
     return AdmitCommand(batch, tuple(rows), tuple(refused), now)

@@ -1,14 +1,20 @@
 """Attributes of the spans of a call of Generate."""
 
+from collections.abc import Mapping
+
 from opentelemetry.util.types import AttributeValue
 
+from gateway.routing.router import ModelFacts
 from gateway.safety.dry_run import move_labels
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.idempotency import Replay
 from gateway.streaming.stream import Stream
 from gateway.telemetry.spans import finding_attributes
 from gateway.validation.requests import ValidRequest
 from sluice.defaults import AUTO
 from sluice.telemetry import names
-from sluice.v1.inference_pb2 import Finished, FinishReason, RouteStrategy, Started
+from sluice.v1.inference_pb2 import FinishReason, GenerateRequest, Priority, RouteStrategy, Started
+from sluice.wire.attempts import ATTEMPTS_PER_TASK
 from sluice.wire.enums import word_of
 
 Attributes = dict[str, AttributeValue]
@@ -39,29 +45,79 @@ def started_attributes(started: Started) -> Attributes:
     }
 
 
-def end_attributes(
-    finished: Finished | None, escalation_reason: str, first_token_s: float | None
-) -> Attributes:
+def call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attributes:
+    """What every call is searched by, before it is known to be valid."""
+    return {
+        names.REQUEST_ID: request_id,
+        names.TENANT: tenant,
+        names.GEN_AI_REQUEST_MODEL: wire.model or AUTO,
+        names.PRIORITY_CLASS: word_of(Priority, wire.priority),
+    }
+
+
+def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) -> Attributes:
     """How the answer ended, as far as it has, for the server span."""
     attributes: Attributes = {}
+    finished = answer.finished
     if finished is not None:
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
         attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
-    if escalation_reason:
-        attributes[names.ROUTE_ESCALATED] = escalation_reason
-    if first_token_s is not None:
-        attributes[names.GEN_AI_TTFT] = first_token_s
+        attributes[names.MODELS_TRIED] = [one.model for one in finished.attempts]
+        attributes |= _answering(finished.model, models)
+    if isinstance(answer, Stream):
+        attributes[names.MODELS_TRIED] = [one.model for one in answer.attempts]
+        attributes |= _answering(answer.current.model, models) | _recovery(answer)
+    if answer.escalation_reason:
+        attributes[names.ROUTE_ESCALATED] = answer.escalation_reason
+    if answer.first_token_s is not None:
+        attributes[names.GEN_AI_TTFT] = answer.first_token_s
     return attributes
 
 
-def stream_attributes(stream: Stream) -> Attributes:
-    """For the stream span: the attempt that gave the answer, and what the safety policy found in it."""
-    attributes: Attributes = {names.ATTEMPT: stream.current.assembler.attempt}
-    if stream.finished is None or stream.current.inspection is None:
+def _answering(model: str, models: Mapping[str, ModelFacts]) -> Attributes:
+    tier = {names.TIER: models[model].tier} if model in models else {}
+    return {names.GEN_AI_RESPONSE_MODEL: model, **tier}
+
+
+def _recovery(stream: Stream) -> Attributes:
+    recovered = [one.assembler for one in stream.attempts if one.assembler.recoveries]
+    if not recovered:
+        return {}
+    return {
+        names.RECOVERED: sum(one.recoveries for one in recovered),
+        names.RECOVERED_FROM: "batcher" if recovered[-1].recovered_task else "worker",
+        names.RECOVERED_GAP_S: max(one.recovered_gap_s for one in recovered),
+    }
+
+
+def attempt_end(stream: Stream, now: float, row_id: str) -> tuple[Attributes, float]:
+    """How a row of ``stream``, which has ended now, ended, for its span; and how many seconds ago."""
+    attempt = next((one for one in stream.attempts if one.row_id == row_id), None)
+    if attempt is None:
+        return {names.END: "unused"}, 0.0
+    ago_s = 0.0 if attempt is stream.current else now - attempt.left_at(now)
+    return _attempt_attributes(attempt, stream), ago_s
+
+
+def _attempt_attributes(attempt: ModelAttempt, stream: Stream) -> Attributes:
+    attributes: Attributes = {
+        names.END: _end(attempt, stream),
+        names.TASK_ATTEMPT: attempt.assembler.attempt // ATTEMPTS_PER_TASK,
+        names.GEN_AI_OUTPUT_TOKENS: attempt.completion_tokens,
+    }
+    if attempt is not stream.current or stream.finished is None or attempt.inspection is None:
         return attributes
-    outcome = stream.current.inspection.outcome()
+    outcome = attempt.inspection.outcome()
     attributes[names.SAFETY_POLICY] = outcome.policy
     attributes |= finding_attributes(outcome.taken)
     if outcome.moves:
         attributes[names.DRY_RUN] = move_labels(outcome.moves)
     return attributes
+
+
+def _end(attempt: ModelAttempt, stream: Stream) -> str:
+    if attempt.escalation_reason:
+        return "escalated"
+    if attempt is not stream.current:
+        return "unused"
+    return "answered" if stream.error is None else stream.error.reason.lower()

@@ -12,10 +12,11 @@ from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.call_attributes import (
+    attempt_end,
+    call_attributes,
     end_attributes,
     request_attributes,
     started_attributes,
-    stream_attributes,
 )
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
@@ -136,6 +137,7 @@ class _Call:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
         timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
         timeout_s = min(timeout_s, settings.max_timeout_s)
+        self._spans.describe(call_attributes, wire, tenant, self._request_id)
         request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
         self._spans.describe(request_attributes, request)
         try:
@@ -252,7 +254,9 @@ class _Call:
     ) -> None:
         if guards is not None:
             guards.close()
-        self._upstream.usage.record_stream(context.request.tenant, stream, time.monotonic())
+        now = time.monotonic()
+        context.spans.end_attempts(partial(attempt_end, stream, now))
+        self._upstream.usage.record_stream(context.request.tenant, stream, now)
         context.admitted.reservation.release()
         self._shared.keys.ended(context.request.key, stream)
         self._shared.observers.ended(context, cascade, stream)
@@ -263,17 +267,12 @@ class _Call:
         limit = self._shared.settings.reader_buffer_tokens
         reader = Reader(len(request.resume), limit, self._has_events.set, self._stop)
         self._registry.join(stream, reader, request.resume_model)
-        joined_at = time.monotonic()
         try:
             await self._write_started(await self._started(stream, reader, request.resume_model))
             await self._write_events(request, stream, reader)
         finally:
             self._registry.leave(stream, reader, self._departure(request))
             self._record_end(stream)
-            if stream.first_frame_at is not None:
-                lasted_s = time.monotonic() - max(stream.first_frame_at, joined_at)
-                attributes = partial(stream_attributes, stream)
-                self._spans.completed_hop(names.SPAN_STREAM, lasted_s, attributes)
 
     async def _started(self, stream: Stream, reader: Reader, held_model: str) -> Started:
         """The first event, once JetStream has stored the task or frames prove it."""
@@ -315,8 +314,7 @@ class _Call:
             self._record_end(replay)
 
     def _record_end(self, answer: Stream | Replay) -> None:
-        about = answer.finished, answer.escalation_reason, answer.first_token_s
-        self._spans.describe(end_attributes, *about)
+        self._spans.describe(end_attributes, answer, self._upstream.usage.models)
 
 
 def _deadline_passed() -> DeadlinePassed:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from sluice.internal.v1.frame_pb2 import Final, Frame, Logprobs
+from sluice.wire.attempts import task_attempt
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Assembler:
         sent_at: when the row was sent, seconds.
         last_token_at: when tokens arrived last, seconds.
         recoveries: how often another process continued the row.
+        recovered_gap_s: the longest time without a token because of that.
+        recovered_task: whether it was the task that was sent again last: its batcher was lost, else its worker.
     """
 
     def __init__(self, next_index: int, stall_s: float, now: float) -> None:
@@ -52,6 +55,8 @@ class Assembler:
         self.sent_at = now
         self.last_token_at = -inf
         self.recoveries = 0
+        self.recovered_gap_s = 0.0
+        self.recovered_task = False
         self._from_attempt = 0
         """That of the last frame that was accepted."""
         self._requested_at: float | None = None
@@ -65,12 +70,19 @@ class Assembler:
         if frame.attempt < self.attempt:
             return _NOTHING_NEW
         recovered = self.has_frames and frame.attempt > self._from_attempt
-        self.recoveries += recovered
+        if recovered:
+            self._note_recovery(frame.attempt, now)
         self.attempt = self._from_attempt = frame.attempt
         self.has_frames = True
         if frame.start_index > self.next_index:
             return AcceptedFrame(gap=self._request(now), recovered=recovered)
         return self._append(frame, recovered, now)
+
+    def _note_recovery(self, attempt: int, now: float) -> None:
+        self.recoveries += 1
+        self.recovered_task = task_attempt(attempt) > task_attempt(self._from_attempt)
+        gap_s = now - max(self.last_token_at, self.sent_at)
+        self.recovered_gap_s = max(self.recovered_gap_s, gap_s)
 
     def _append(self, frame: Frame, recovered: bool, now: float) -> AcceptedFrame:
         known = self.next_index - frame.start_index

@@ -89,6 +89,10 @@ class ModelAttempt:
             resumed_tokens=min(self.resumed, self.completion_tokens),
         )
 
+    def left_at(self, now: float) -> float:
+        """When it was given up: with its last token, if it had one."""
+        return min(now, max(self.assembler.last_token_at, self.assembler.sent_at))
+
     @property
     def taken(self) -> bool:
         """Whether its task is known to be with the batchers: only then is anything computed."""

@@ -29,6 +29,7 @@ class CallSpans:
         self.server = tracer.start_span(name, context_of(metadata), SpanKind.SERVER)
         self._context = trace.set_span_in_context(self.server, Context())
         self.recorded = self.server.is_recording()
+        self._attempts: dict[str, Span] = {}
 
     @property
     def trace_id(self) -> str:
@@ -65,17 +66,22 @@ class CallSpans:
         if self.recorded:
             self.server.set_attributes(make(*about))
 
-    def completed_hop(
-        self, name: str, lasted_s: float, make: Callable[[], Mapping[str, AttributeValue]]
+    def start_attempt(self, row_id: str, attributes: Mapping[str, AttributeValue]) -> Span:
+        """The span of a model's row, until `end_attempts`."""
+        span = self.start_hop(names.SPAN_ATTEMPT, SpanKind.PRODUCER, attributes)
+        if self.recorded:
+            self._attempts[row_id] = span
+        return span
+
+    def end_attempts(
+        self, describe: Callable[[str], tuple[Mapping[str, AttributeValue], float]]
     ) -> None:
-        """Adds the span of a hop that began ``lasted_s`` seconds ago and ends now."""
-        if not self.recorded:
-            return
-        attributes = make()
-        end = time.time_ns()
-        start = end - int(lasted_s * 1e9)
-        span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=start)
-        span.end(end)
+        """The request has ended; ``describe`` a row: how it ended, and how many seconds ago."""
+        for row_id, span in self._attempts.items():
+            attributes, ago_s = describe(row_id)
+            span.set_attributes(attributes)
+            span.end(time.time_ns() - int(ago_s * 1e9))
+        self._attempts.clear()
 
     @contextmanager
     def call(self) -> Iterator[None]:

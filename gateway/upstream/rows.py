@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.trace import SpanKind
-
 from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
@@ -170,15 +168,16 @@ class Upstream:
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
         attributes = {
+            names.GEN_AI_REQUEST_MODEL: attempt.model,
+            names.REQUEST_ID: attempt.row_id,
             names.MESSAGING_SYSTEM: "nats",
             names.MESSAGING_OPERATION: "send",
             names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
         }
-        span = context.spans.start_hop(names.SPAN_PUBLISH, SpanKind.PRODUCER, attributes)
+        span = context.spans.start_attempt(attempt.row_id, attributes)
 
         def on_taken() -> None:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
-            span.end()
 
         self.admission.sent(prepared, context.request.priority_class)
         self.send_row(SentRow(task, headers_of(span), attempt, context.deadline, on_taken=on_taken))

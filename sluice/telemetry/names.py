@@ -1,24 +1,26 @@
 """Names of services, spans, metrics and attributes. Dashboards and tests read these: renaming one is a breaking change.
 
-The spans of one request, by parent. Every request's trace holds all of them; ``=>`` is a link:
+The spans of one request, by parent. Every answer's trace holds all of them; ``=>`` is a link:
 
     sluice-gateway  sluice.v1.InferenceService/Generate      (server; parent: the caller's context)
       sluice-gateway  safety
       sluice-gateway  route
       sluice-gateway  tokenize
-      sluice-gateway  publish                                (producer; its context travels in the NATS headers)
+      sluice-gateway  attempt                                (producer; a row of a model, until it has ended; its
+        sluice-triton   ...                                   context travels in the NATS headers)
         sluice-batcher  task                                 (consumer; until the final frame)
           sluice-batcher  queue
-          sluice-batcher  batch                              (the first row's batch span is the batch's own: it links
-            sluice-triton   ...                              => to the task span of every row, and Triton's spans hang
-                                                             under it; the batch span of each other row links => to it)
-          sluice-worker   prefill
-          sluice-worker   decode
+          sluice-batcher  batch                              (until the row leaves its worker; that of the first
+            sluice-worker   prefill                          row is the batch's own: it links => to the task span of
+            sluice-worker   decode                           every row, the others' batch spans link => to it)
       sluice-gateway  apply_guardrail                        (one for each check of a guard model, beside the others;
         sluice-batcher  task ...                              its rows hang under it)
-      sluice-gateway  stream                                 (first frame to Finished)
       sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has
         sluice-batcher  task ...                              ended; its row hangs under it)
+
+Triton's spans of a batch hang under the attempt of its first row. A process sends the spans of one request together, so
+one that is killed leaves none without a parent; those of a worker whose batcher is lost hang under the attempt.
+`sluice.telemetry.whole` has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
 
@@ -41,8 +43,7 @@ SPAN_GENERATE: Final = "sluice.v1.InferenceService/Generate"
 SPAN_SAFETY: Final = "safety"
 SPAN_ROUTE: Final = "route"
 SPAN_TOKENIZE: Final = "tokenize"
-SPAN_PUBLISH: Final = "publish"
-SPAN_STREAM: Final = "stream"
+SPAN_ATTEMPT: Final = "attempt"
 SPAN_GUARD: Final = "apply_guardrail"
 SPAN_SHADOW: Final = "shadow"
 SPAN_TASK: Final = "task"
@@ -65,6 +66,19 @@ ROUTE_ESCALATED: Final = "sluice.route.escalated"
 SHADOW_AGREEMENT: Final = "sluice.shadow.agreement"
 """How far a shadow's answer agrees with the one that the caller got, 0 to 1."""
 ATTEMPT: Final = "sluice.attempt"
+"""How often its batcher had sent the row to a worker before."""
+TASK_ATTEMPT: Final = "sluice.task.attempt"
+"""How often its gateway had sent the task before."""
+END: Final = "sluice.end"
+"""How an attempt ended: "answered", "escalated", "unused", "lost", "refused", "returned", "superseded", ..."""
+RECOVERED: Final = "sluice.recovered"
+"""How often another process continued the answer."""
+RECOVERED_FROM: Final = "sluice.recovered.from"
+"""What was lost last: "worker" or "batcher"."""
+RECOVERED_GAP_S: Final = "sluice.recovered.gap"
+"""The longest time without a token because of it, seconds."""
+MODELS_TRIED: Final = "sluice.models"
+"""Models that worked on the request, in their order."""
 BATCH_ID: Final = "sluice.batch.id"
 BATCH_ROWS: Final = "sluice.batch.rows"
 BATCH_CAUSE: Final = "sluice.batch.cause"

@@ -9,6 +9,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import Span, Tracer
@@ -21,6 +22,8 @@ from sluice.telemetry.registry import MetricRegistry, Point
 TRACEPARENT: Final = "traceparent"
 UNSAMPLED: Final = "-00"
 """Flags at the end of a traceparent."""
+EXPORT_DELAY_MS: Final = 500
+"""How long a span that is complete may wait for others, unless OTEL_BSP_SCHEDULE_DELAY says so."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger(__name__)
 
@@ -97,17 +100,55 @@ class _CountingExporter(SpanExporter):
 
 
 class _CountingProcessor(BatchSpanProcessor):
-    """Counts the spans that do not fit into its queue."""
+    """Sends the spans of one request together, when the first of them ends, and that one before the others.
+
+    So a process that is killed leaves no span without its parent. Spans that end later, such as a shadow's, are sent at
+    once. Counts what does not fit into the queue.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._counting = _CountingExporter(exporter)
         self._dropped = 0
-        super().__init__(self._counting)
+        self._open: dict[int, list[ReadableSpan]] = {}
+        """By the first span of a tree in this process, the ended ones below it."""
+        self._first: dict[int, int] = {}
+        """The first span of the tree of each span that is open."""
+        delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY", EXPORT_DELAY_MS))
+        super().__init__(self._counting, schedule_delay_millis=delay_ms)
+
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        own, parent = span.get_span_context().span_id, span.parent
+        first = own
+        if parent is None or parent.is_remote:
+            self._open[own] = []
+        else:
+            first = self._first.get(parent.span_id, parent.span_id)
+        self._first[own] = first
 
     def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        own = 0 if context is None else context.span_id
+        first = self._first.pop(own, own)
+        below = self._open.get(first)
+        if first == own or below is None:
+            self._send(span)
+            for each in self._open.pop(own, ()):
+                self._send(each)
+        else:
+            below.append(span)
+
+    def _send(self, span: ReadableSpan) -> None:
         queue = self._batch_processor._queue
         self._dropped += len(queue) == queue.maxlen  # The oldest goes.
         super().on_end(span)
+
+    def shutdown(self) -> None:
+        for below in list(
+            self._open.values()
+        ):  # Of spans that never ended: better without a parent than lost.
+            for each in below:
+                self._send(each)
+        super().shutdown()  # type: ignore[no-untyped-call]
 
     def counts(self) -> Iterator[Point]:
         """Spans sent and lost, for `catalog.SPANS`."""

@@ -117,10 +117,9 @@ def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Sce
         for child in (batch, queue):
             assert child.parent is not None
             assert (child.parent.trace_id, child.parent.span_id) == ids(task)
-    trace_id, span_id = ids(own)
-    assert scene.traceparents[0] == f"00-{trace_id:032x}-{span_id:016x}-01"
+    assert scene.traceparents[0] == HEADERS["traceparent"]
     assert [parent[36:52] for parent in scene.traceparents[1:]] == [
-        f"{ids(task)[1]:016x}" for task in tasks
+        f"{ids(batch)[1]:016x}" for batch in batches
     ]
     assert own.attributes is not None
     assert own.attributes[names.BATCH_ROWS] == 3
@@ -143,6 +142,8 @@ def test_a_row_that_is_sent_twice_has_two_batch_spans_under_one_task_span(scene:
     assert second.status.status_code is StatusCode.UNSET
     assert second.attributes is not None
     assert second.attributes[names.ATTEMPT] == 1
+    assert first.attributes is not None
+    assert (first.attributes[names.END], second.attributes[names.END]) == ("lost", "answered")
     assert len(scene.named(names.SPAN_QUEUE)) == 2
     assert len(scene.named(names.SPAN_TASK)) == 1
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from sluice.telemetry import names
+from sluice.telemetry.whole import faults
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.support.mesh import RunningMesh
@@ -23,7 +24,7 @@ Name = tuple[str, str]
 """A span by service and name."""
 
 GENERATE: Name = (names.SERVICE_GATEWAY, names.SPAN_GENERATE)
-PUBLISH: Name = (names.SERVICE_GATEWAY, names.SPAN_PUBLISH)
+ATTEMPT: Name = (names.SERVICE_GATEWAY, names.SPAN_ATTEMPT)
 TASK: Name = (names.SERVICE_BATCHER, names.SPAN_TASK)
 BATCH: Name = (names.SERVICE_BATCHER, names.SPAN_BATCH)
 
@@ -31,13 +32,12 @@ PARENTS: dict[Name, Name] = {
     (names.SERVICE_GATEWAY, names.SPAN_SAFETY): GENERATE,
     (names.SERVICE_GATEWAY, names.SPAN_ROUTE): GENERATE,
     (names.SERVICE_GATEWAY, names.SPAN_TOKENIZE): GENERATE,
-    PUBLISH: GENERATE,
-    (names.SERVICE_GATEWAY, names.SPAN_STREAM): GENERATE,
-    TASK: PUBLISH,  # over NATS
+    ATTEMPT: GENERATE,
+    TASK: ATTEMPT,  # over NATS
     (names.SERVICE_BATCHER, names.SPAN_QUEUE): TASK,
     BATCH: TASK,
-    (names.SERVICE_WORKER, names.SPAN_PREFILL): TASK,  # over Triton
-    (names.SERVICE_WORKER, names.SPAN_DECODE): TASK,
+    (names.SERVICE_WORKER, names.SPAN_PREFILL): BATCH,  # over Triton
+    (names.SERVICE_WORKER, names.SPAN_DECODE): BATCH,
 }
 """Every span of a request but Triton's, by its parent."""
 
@@ -113,6 +113,7 @@ def the(spans: Iterable[SpanRecord], name: Name) -> SpanRecord:
 
 
 def assert_parents(spans: Sequence[SpanRecord]) -> None:
+    assert not faults([span.of_trace() for span in spans])
     by_id = {span.span_id: span for span in spans}
     for name, parent in PARENTS.items():
         span = the(spans, name)
@@ -141,14 +142,14 @@ async def test_a_callers_traceparent_is_the_parent_of_the_request(mesh: RunningM
     assert_parents(spans)
 
 
-async def test_tritons_own_spans_hang_under_the_batch(mesh: RunningMesh) -> None:
+async def test_tritons_own_spans_hang_under_the_attempt_of_the_first_row(mesh: RunningMesh) -> None:
     spans = await trace_with_triton(mesh)
 
     batch = the(spans, BATCH)
     triton = {span.span_id: span for span in spans if span.service == names.SERVICE_TRITON}
     tops = [span for span in triton.values() if span.parent_id not in triton]
     assert [span.name for span in tops] == ["InferRequest"]
-    assert tops[0].parent_id == batch.span_id
+    assert tops[0].parent_id == the(spans, ATTEMPT).span_id
     assert batch.links == (the(spans, TASK).key,)
     assert_parents(spans)
     assert {span.service for span in spans} == {
@@ -186,17 +187,7 @@ def assert_links(traces: Sequence[Sequence[SpanRecord]]) -> list[int]:
         for batch, _ in rows:
             assert batch.attributes[names.BATCH_ROWS] == len(rows)
             assert batch is owner or batch.links == (owner.key,)
-        others = [batch for batch, _ in rows if batch is not owner]
-        assert not any(has_triton_spans(batch, traces) for batch in others)
     return [len(rows) for rows in rows_of.values()]
-
-
-def has_triton_spans(batch: SpanRecord, traces: Sequence[Sequence[SpanRecord]]) -> bool:
-    return any(
-        span.parent_id == batch.span_id and span.service == names.SERVICE_TRITON
-        for spans in traces
-        for span in spans
-    )
 
 
 async def test_the_hop_over_nats_says_so(mesh: RunningMesh) -> None:
@@ -204,7 +195,7 @@ async def test_the_hop_over_nats_says_so(mesh: RunningMesh) -> None:
 
     spans = (await finished_traces(mesh, [started.trace_id]))[started.trace_id]
 
-    for name in (PUBLISH, TASK):
+    for name in (ATTEMPT, TASK):
         attributes = the(spans, name).attributes
         assert attributes[names.MESSAGING_SYSTEM] == "nats"
         assert attributes[names.MESSAGING_DESTINATION] == "sluice.tasks.small.interactive"

@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from model_workers.engine.protocol import RowEnd, RowStep
-from model_workers.telemetry import RowTelemetry
+from model_workers.telemetry import Parents, RowTelemetry
 from sluice.telemetry import names
 from tests.support.rows import row_spec
 
@@ -35,7 +35,7 @@ def lasted_s(span: ReadableSpan) -> float:
 
 
 def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
-    telemetry.accept(row_spec("r", [1, 2], produced=[3]), PARENT, now=10.0)
+    telemetry.accept(row_spec("r", [1, 2], produced=[3]), Parents(PARENT), now=10.0)
     assert telemetry.add_step(step(5), 10.5) is None
     assert telemetry.add_step(step(6), 10.6) is None
     timings = telemetry.add_step(step(7, end=RowEnd.STOP), 12.0)
@@ -62,7 +62,7 @@ def test_times_and_spans_of_a_row(telemetry: RowTelemetry, exporter: InMemorySpa
 def test_a_row_without_a_token_has_prefill_only(
     telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1]), PARENT, now=1.0)
+    telemetry.accept(row_spec("r", [1]), Parents(PARENT), now=1.0)
     timings = telemetry.add_step(step(end=RowEnd.DEADLINE), 3.0)
     assert timings is not None
     assert (timings.prefill_ms, timings.decode_ms) == (2000.0, 0.0)
@@ -70,7 +70,7 @@ def test_a_row_without_a_token_has_prefill_only(
 
 
 def test_a_failed_row_is_an_error(telemetry: RowTelemetry, exporter: InMemorySpanExporter) -> None:
-    telemetry.accept(row_spec("r", [1]), PARENT, now=1.0)
+    telemetry.accept(row_spec("r", [1]), Parents(PARENT), now=1.0)
     telemetry.add_step(step(4), 2.0)
     telemetry.add_step(step(end=RowEnd.FAILED), 3.0)
     prefill, decode = exporter.get_finished_spans()
@@ -81,9 +81,9 @@ def test_a_failed_row_is_an_error(telemetry: RowTelemetry, exporter: InMemorySpa
 def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
     telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1], attempt=0), PARENT, now=1.0)
+    telemetry.accept(row_spec("r", [1], attempt=0), Parents(PARENT), now=1.0)
     telemetry.add_step(step(4), 2.0)
-    telemetry.accept(row_spec("r", [1], attempt=1, owner="batcher-2"), PARENT, now=5.0)
+    telemetry.accept(row_spec("r", [1], attempt=1, owner="batcher-2"), Parents(PARENT), now=5.0)
     ended = exporter.get_finished_spans()[-1]
     assert ended.attributes is not None
     assert ended.attributes[names.GEN_AI_FINISH_REASONS] == ("replaced",)
@@ -98,6 +98,6 @@ def test_a_replaced_row_is_closed_and_the_new_one_is_timed_anew(
 def test_no_context_makes_a_trace_of_its_own(
     telemetry: RowTelemetry, exporter: InMemorySpanExporter
 ) -> None:
-    telemetry.accept(row_spec("r", [1]), "", now=1.0)
+    telemetry.accept(row_spec("r", [1]), Parents(""), now=1.0)
     telemetry.add_step(step(5, end=RowEnd.STOP), 2.0)
     assert [span.parent for span in exporter.get_finished_spans()] == [None, None]

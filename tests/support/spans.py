@@ -7,6 +7,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
+from sluice.telemetry.whole import TraceSpan
+
 Value = str | bool | int | float | bytes | tuple["Value", ...] | None
 """An attribute's value; key-value lists do not occur in our spans and read as None."""
 
@@ -47,6 +49,14 @@ class SpanRecord:
     def key(self) -> SpanKey:
         """What links to this span name."""
         return SpanKey(self.trace_id, self.span_id)
+
+    def of_trace(self) -> TraceSpan:
+        """As the rules of a trace look at it."""
+        links = tuple((link.trace_id, link.span_id) for link in self.links)
+        times = self.start_ns, self.end_ns
+        return TraceSpan(
+            self.service, self.name, self.span_id, self.parent_id, *times, self.attributes, links
+        )
 
 
 def read_spans(request: ExportTraceServiceRequest) -> Iterator[SpanRecord]:

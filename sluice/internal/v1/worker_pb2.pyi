@@ -137,12 +137,15 @@ class Row(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Goes into every frame of the row."""
     traceparent: _builtins.str
     """W3C traceparent that the row's engine spans hang under; may be empty."""
     timeout_ms: _builtins.int
     """Milliseconds until the deadline, counted from the arrival at the worker (clocks need not agree); 0 means none."""
+    origin: _builtins.str
+    """W3C traceparent that they hang under when the batcher is lost: that of who sent the task; may be empty."""
     @_builtins.property
     def task(self) -> _task_pb2.Task:
         """The task."""
@@ -154,10 +157,11 @@ class Row(_message.Message):
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
+        origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "origin", b"origin", "task", b"task", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,15 +123,15 @@ async def test_the_spans_of_a_request_form_one_trace(wire: Wire) -> None:
     assert server is not None
     assert server.kind is SpanKind.SERVER
     assert format(server.parent.span_id, "016x") == parent_id
-    for name in ("safety", "route", "tokenize", "publish", "stream"):
+    for name in ("safety", "route", "tokenize", "attempt"):
         span = wire.span(name)
         assert span is not None, name
         assert span.parent.span_id == server.context.span_id
-    publish = wire.span(names.SPAN_PUBLISH)
-    assert publish is not None
-    assert publish.kind is SpanKind.PRODUCER
+    attempt = wire.span(names.SPAN_ATTEMPT)
+    assert attempt is not None
+    assert attempt.kind is SpanKind.PRODUCER
     assert message.headers is not None
-    assert format(publish.context.span_id, "016x") in message.headers["traceparent"]
+    assert format(attempt.context.span_id, "016x") in message.headers["traceparent"]
     assert server.attributes[names.GEN_AI_FINISH_REASONS] == ("stop",)
     assert server.attributes[names.REQUEST_ID] == task.request_id
     assert server.attributes[names.ROUTE_STRATEGY] == "pinned"

@@ -1,0 +1,179 @@
+"""The rules of a trace that is whole, for the tests of traces and for `scripts/jaeger-check`.
+
+1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs.
+2. Every link of a span leads to a span that is known, as far as its trace is known.
+3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
+   wrong. Rows that were given up are excepted: who works on them learns of it later.
+4. The root says what one searches by: request, tenant, class, model, and finish reason or error.
+5. An answer has an attempt of the model that gave it, and below it task, queue, batch, prefill and decode.
+6. An answer that was recovered says so on its root.
+7. The critical path of an answer leads through its decode.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sluice.telemetry import names
+
+SLACK_NS: Final = 1_000_000
+"""Two processes read the same clock at different moments."""
+_TOPS: Final = frozenset({names.SPAN_GENERATE, names.SPAN_JOB})
+_SEARCHED: Final = (
+    names.REQUEST_ID,
+    names.TENANT,
+    names.PRIORITY_CLASS,
+    names.GEN_AI_REQUEST_MODEL,
+)
+_OF_ANSWERS: Final = (
+    names.SPAN_TASK,
+    names.SPAN_QUEUE,
+    names.SPAN_BATCH,
+    names.SPAN_PREFILL,
+    names.SPAN_DECODE,
+)
+_CANCELLED: Final = frozenset(
+    {"cancelled", "superseded", "unused", "escalated", "lost", "deadline", "deadline_passed"}
+)
+
+
+@dataclass(frozen=True)
+class TraceSpan:
+    """One span; times are Unix nanoseconds, ``links`` are (trace, span)."""
+
+    service: str
+    name: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    links: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.service} {self.name}"
+
+
+def faults(
+    spans: Sequence[TraceSpan], known: Collection[tuple[str, str]] | None = None
+) -> list[str]:
+    """What is wrong with the spans of one trace, one line each; empty: nothing.
+
+    Args:
+        known: every (trace, span) there is; None: links are not checked.
+    """
+    tops = [span for span in _roots(spans) if span.name not in _TOPS]
+    if tops or not spans:
+        return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
+    found = [] if known is None else list(_lost_links(spans, known))
+    found += _clock_faults(spans)
+    for call in (span for span in spans if span.name == names.SPAN_GENERATE):
+        below = [call, *_below(call, spans)]
+        found += [*_root_faults(call, below), *_answer_faults(call, below)]
+    return found
+
+
+def _roots(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
+    spans = list(spans)
+    ids = {span.span_id for span in spans}
+    return [span for span in spans if span.parent_id not in ids]
+
+
+def _lost_links(spans: Iterable[TraceSpan], known: Collection[tuple[str, str]]) -> Iterator[str]:
+    for span in spans:
+        for link in span.links:
+            if link not in known:
+                yield f"{span.label}: a link leads nowhere"
+
+
+def _clock_faults(spans: Sequence[TraceSpan]) -> Iterator[str]:
+    by_id = {span.span_id: span for span in spans}
+    for span in spans:
+        parent = by_id.get(span.parent_id)
+        if parent is None or _is_cancelled(span) or _is_cancelled(parent):
+            continue
+        longer = span.end_ns - span.start_ns >= parent.end_ns - parent.start_ns
+        if span.start_ns < parent.start_ns - SLACK_NS:
+            early_ms = (parent.start_ns - span.start_ns) / 1e6
+            yield f"{span.label} begins {early_ms:.1f} ms before {parent.label}"
+        elif span.end_ns > parent.end_ns + SLACK_NS and not longer and not _goes_on(span):
+            late_ms = (span.end_ns - parent.end_ns) / 1e6
+            yield f"{span.label} ends {late_ms:.1f} ms after {parent.label}"
+
+
+def _goes_on(span: TraceSpan) -> bool:
+    """Whether it is meant to go on after its parent."""
+    return span.name == names.SPAN_SHADOW
+
+
+def _is_cancelled(span: TraceSpan) -> bool:
+    reasons = {str(span.attributes.get(names.END, "")), *_reasons(span)}
+    return bool(reasons & _CANCELLED)
+
+
+def _reasons(span: TraceSpan) -> list[str]:
+    found = span.attributes.get(names.GEN_AI_FINISH_REASONS, ())
+    return [found] if isinstance(found, str) else [str(one) for one in found]
+
+
+def _root_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
+    for name in _SEARCHED:
+        if not root.attributes.get(name):
+            yield f"the root has no {name}"
+    if not _reasons(root) and names.ERROR_REASON not in root.attributes:
+        yield "the root says neither how the answer ended nor why it failed"
+    again = any(
+        span.attributes.get(names.ATTEMPT) or span.attributes.get(names.TASK_ATTEMPT)
+        for span in spans
+        if span.name == names.SPAN_DECODE or span.name == names.SPAN_ATTEMPT
+    )
+    resumed = any(span.attributes.get(names.END) == "lost" for span in spans)
+    if again and resumed and _reasons(root) and not root.attributes.get(names.RECOVERED):
+        yield f"the answer was recovered, and the root has no {names.RECOVERED}"
+
+
+def _answer_faults(root: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[str]:
+    answered = [
+        span
+        for span in spans
+        if span.name == names.SPAN_ATTEMPT and span.attributes.get(names.END) == "answered"
+    ]
+    if not _reasons(root) or not answered or not root.attributes.get(names.GEN_AI_OUTPUT_TOKENS):
+        return
+    model = root.attributes.get(names.GEN_AI_RESPONSE_MODEL)
+    if answered[-1].attributes.get(names.GEN_AI_REQUEST_MODEL) != model:
+        yield f"the root names {model}, which has no attempt that answered"
+    below = {span.name for span in _below(answered[-1], spans)}
+    for name in _OF_ANSWERS:
+        if name not in below:
+            yield f"the answer has no {name}"
+    if names.SPAN_DECODE not in below:
+        return
+    path = [span.name for span in critical_path(root, spans)]
+    cut = {"stop_sequence", "content_filter"} & set(_reasons(root))
+    if names.SPAN_DECODE not in path and not cut:
+        yield f"the critical path does not lead through decode: {' > '.join(path)}"
+
+
+def _below(span: TraceSpan, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
+    for child in spans:
+        if child.parent_id == span.span_id:
+            yield child
+            yield from _below(child, spans)
+
+
+def critical_path(root: TraceSpan, spans: Sequence[TraceSpan]) -> list[TraceSpan]:
+    """The spans that took the time of ``root``, the last first, as Jaeger finds them."""
+    path = [root]
+    until = root.end_ns
+    children = [span for span in spans if span.parent_id == root.span_id]
+    while True:
+        before = [span for span in children if span.start_ns < until]
+        if not before:
+            return path
+        last = max(before, key=lambda span: min(span.end_ns, until))
+        path += critical_path(last, spans)
+        children.remove(last)
+        until = last.start_ns

@@ -1,0 +1,69 @@
+"""Spans leave as whole requests: the first of a process before those below it."""
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Span, Tracer
+
+from sluice.telemetry.tracing import _CountingProcessor, context_of
+
+REMOTE = context_of({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+
+
+class Process:
+    """A process that makes spans."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.processor = _CountingProcessor(self.exporter)
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(self.processor)
+        self.tracer: Tracer = self.provider.get_tracer("test")
+
+    def sent(self) -> list[str]:
+        """Names in the order in which they leave."""
+        self.provider.force_flush()
+        return [span.name for span in self.exporter.get_finished_spans()]
+
+    def start(self, name: str, parent: Span | None = None) -> Span:
+        context = REMOTE if parent is None else trace.set_span_in_context(parent, Context())
+        return self.tracer.start_span(name, context)
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+def test_what_is_below_waits_for_the_first_span(process: Process) -> None:
+    root = process.start("root")
+    hop = process.start("hop", root)
+    process.start("inner", hop).end()
+    hop.end()
+    process.start("other").end()
+    assert process.sent() == ["other"]
+    root.end()
+    assert process.sent() == ["other", "root", "inner", "hop"]
+    assert not process.processor._open
+    assert not process.processor._first
+
+
+def test_what_ends_after_the_first_span_leaves_at_once(process: Process) -> None:
+    root = process.start("root")
+    late = process.start("late", root)
+    root.end()
+    later = process.start("later", late)
+    later.end()
+    late.end()
+    assert process.sent() == ["root", "later", "late"]
+    assert not process.processor._first
+
+
+def test_a_process_that_ends_sends_what_it_has(process: Process) -> None:
+    root = process.start("root")
+    process.start("hop", root).end()
+    process.provider.shutdown()
+    names: list[ReadableSpan] = list(process.exporter.get_finished_spans())
+    assert [span.name for span in names] == ["hop"]

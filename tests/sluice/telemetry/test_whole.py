@@ -1,0 +1,101 @@
+"""Which traces are whole."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sluice.telemetry import names
+from sluice.telemetry.whole import TraceSpan, critical_path, faults
+
+MS = 1_000_000
+SEARCHED = {
+    names.REQUEST_ID: "req-1",
+    names.TENANT: "acme",
+    names.PRIORITY_CLASS: "interactive",
+    names.GEN_AI_REQUEST_MODEL: "auto",
+}
+ENDED = {
+    names.GEN_AI_FINISH_REASONS: ("stop",),
+    names.GEN_AI_OUTPUT_TOKENS: 3,
+    names.GEN_AI_RESPONSE_MODEL: "small",
+}
+ANSWERED = {names.END: "answered", names.GEN_AI_REQUEST_MODEL: "small"}
+
+
+def span(name: str, parent: str, start: float, end: float, **attributes: Any) -> TraceSpan:
+    return TraceSpan("s", name, name, parent, int(start * MS), int(end * MS), attributes)
+
+
+TRACE = {
+    one.name: one
+    for one in (
+        span(names.SPAN_GENERATE, "caller", 0, 100, **SEARCHED, **ENDED),
+        span(names.SPAN_SAFETY, names.SPAN_GENERATE, 1, 4),
+        span(names.SPAN_ATTEMPT, names.SPAN_GENERATE, 5, 98, **ANSWERED),
+        span(names.SPAN_TASK, names.SPAN_ATTEMPT, 6, 97),
+        span(names.SPAN_QUEUE, names.SPAN_TASK, 7, 8),
+        span(names.SPAN_BATCH, names.SPAN_TASK, 8, 96),
+        span(names.SPAN_PREFILL, names.SPAN_BATCH, 9, 20),
+        span(names.SPAN_DECODE, names.SPAN_BATCH, 20, 95),
+    )
+}
+
+
+def changed(name: str, **changes: Any) -> list[TraceSpan]:
+    return [replace(one, **changes) if one.name == name else one for one in TRACE.values()]
+
+
+def without(*gone: str) -> list[TraceSpan]:
+    return [one for name, one in TRACE.items() if name not in gone]
+
+
+def test_a_whole_trace_has_no_fault() -> None:
+    assert faults(list(TRACE.values())) == []
+
+
+def test_the_critical_path_leads_through_what_took_the_time() -> None:
+    path = [one.name for one in critical_path(TRACE[names.SPAN_GENERATE], list(TRACE.values()))]
+    decode, prefill = path.index(names.SPAN_DECODE), path.index(names.SPAN_PREFILL)
+    assert path[:4] == [names.SPAN_GENERATE, names.SPAN_ATTEMPT, names.SPAN_TASK, names.SPAN_BATCH]
+    assert decode < prefill < path.index(names.SPAN_SAFETY)
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        (lambda: without(names.SPAN_TASK), "without a parent: s batch, s queue"),
+        (lambda: without(names.SPAN_PREFILL, names.SPAN_DECODE), "the answer has no prefill"),
+        (lambda: changed(names.SPAN_DECODE, end_ns=99 * MS), "decode ends 3.0 ms after s batch"),
+        (lambda: changed(names.SPAN_QUEUE, start_ns=2 * MS), "queue begins 4.0 ms before s task"),
+        (lambda: changed(names.SPAN_GENERATE, attributes=ENDED), "the root has no sluice.tenant"),
+        (lambda: changed(names.SPAN_GENERATE, attributes=SEARCHED), "neither how the answer ended"),
+        (
+            lambda: changed(
+                names.SPAN_GENERATE,
+                attributes={**SEARCHED, **ENDED, names.GEN_AI_RESPONSE_MODEL: "large"},
+            ),
+            "the root names large",
+        ),
+        (
+            lambda: [
+                *changed(names.SPAN_DECODE, attributes={names.ATTEMPT: 1}),
+                span("lost", names.SPAN_TASK, 8, 9, **{names.END: "lost"}),
+            ],
+            "the root has no sluice.recovered",
+        ),
+        (
+            lambda: [*TRACE.values(), span("stream", names.SPAN_GENERATE, 4.5, 99)],
+            "does not lead through decode",
+        ),
+    ],
+)
+def test_each_fault_is_named(spans: Callable[[], list[TraceSpan]], words: str) -> None:
+    assert any(words in fault for fault in faults(spans())), faults(spans())
+
+
+def test_a_link_that_leads_nowhere_is_a_fault() -> None:
+    spans = changed(names.SPAN_BATCH, links=(("t", "gone"),))
+    assert faults(spans, known={("t", "other")}) == ["s batch: a link leads nowhere"]
+    assert faults(spans, known={("t", "gone")}) == []
