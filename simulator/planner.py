@@ -9,6 +9,7 @@ from typing import Final
 from simulator.arrivals import LengthMix
 from simulator.cost import StepCost
 from simulator.engines import EngineLimits
+from simulator.fleet import DEFAULT_SIZING, SHIPPED, Fleet, ProcessCost, Sizing, fleet, fleets
 from simulator.results import Ending, Slo, Summary, summarize
 from simulator.simulator import Setup, simulate
 from simulator.trace import Arrival, SimulationError
@@ -93,7 +94,8 @@ class JobPlan:
         worker_documents_per_s: of one full worker, computed by `fluid_rate`.
         simulated_documents_per_s: of one full worker in a simulation of `SAMPLE_DOCUMENTS`.
         shortcut_error: how far the computed rate is above the simulated one, a share of it.
-        workers: by the lower of the two.
+        workers: by the lower of the two, with nothing to spare.
+        fleet: of all processes, workers too, with head-room and spread over zones.
     """
 
     documents: int
@@ -105,6 +107,7 @@ class JobPlan:
     workers: int
     worker_hours: float
     cost: float | None
+    fleet: tuple[Fleet, ...]
 
 
 def plan_job(
@@ -114,11 +117,20 @@ def plan_job(
     setup: Setup,
     *,
     seed: int,
+    sizing: Sizing = DEFAULT_SIZING,
+    costs: Mapping[str, ProcessCost] = SHIPPED,
+    cost_error: float = 0.0,
     worker_hour_price: float | None = None,
 ) -> JobPlan:
-    """Plans with workers that are full all the time, as bulk work keeps them."""
+    """Plans with workers that are full all the time, as bulk work keeps them.
+
+    Args:
+        costs: of a request, by process.
+        cost_error: of the cost of a step, a share of it.
+    """
     needed = documents / (hours * 3600)
-    fluid = fluid_rate(setup.cost, setup.limits, *_means(mix, seed))
+    prompt, answer = _means(mix, seed)
+    fluid = fluid_rate(setup.cost, setup.limits, prompt, answer)
     simulated = simulated_rate(mix, setup, seed)
     slower = min(fluid, simulated)
     workers = math.ceil(needed / slower)
@@ -133,6 +145,10 @@ def plan_job(
         workers=workers,
         worker_hours=worker_hours,
         cost=None if worker_hour_price is None else worker_hours * worker_hour_price,
+        fleet=(
+            *fleets(needed, answer, costs, sizing),
+            fleet("worker", needed / slower, cost_error + abs(fluid / simulated - 1), sizing),
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from bench.support.pages import load_results, read_lines, render
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh": ("mesh",),
     "mesh-open-loop": ("mesh", "interactive_beside_bulk", "openloop_ttft"),
+    "processes": ("processes",),
     "engine": ("engine",),
     "engine-float32": ("engine", "--dtype", "float32"),
     "batcher": ("batcher",),

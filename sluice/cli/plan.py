@@ -1,6 +1,7 @@
 """`sluice plan`: the number of workers that a load needs, by simulation."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,12 +47,23 @@ def plan(
     admission: scenario.Admission = True,
     slo: scenario.Slos = None,
     worker_hour_price: scenario.Price = None,
+    zones: Annotated[
+        int, typer.Option(min=1, help="Of a job's processes; of 2 and more one may fail.")
+    ] = 3,
+    headroom: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of each process that stays free.")
+    ] = 0.3,
+    process_costs: Annotated[
+        Path | None,
+        typer.Option(help="Results of `scripts/bench processes`, instead of the shipped costs."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compute how many workers are needed: for a trace under SLOs, or for a job of documents in a given time.
 
     A trace is simulated with more and fewer workers. A job is computed, and checked against a simulated sample.
     """
+    from simulator.fleet import Sizing
     from simulator.planner import plan_job, plan_trace
     from simulator.results import parse_slos
 
@@ -67,8 +79,17 @@ def plan(
         if trace is not None or arrivals:
             raise typer.BadParameter("give either --documents or traffic")
         mix = scenario.load_mix(prompt_tokens, answer_tokens)
-        price = worker_hour_price
-        job = plan_job(documents, hours, mix, setup, seed=seed, worker_hour_price=price)
+        job = plan_job(
+            documents,
+            hours,
+            mix,
+            setup,
+            seed=seed,
+            sizing=Sizing(headroom, zones),
+            costs=scenario.load_process_costs(process_costs),
+            cost_error=scenario.cost_error(cost),
+            worker_hour_price=worker_hour_price,
+        )
         _write_job(job, as_json)
         return
     found = scenario.load_trace(trace, arrivals, seconds, seed, model)
@@ -108,6 +129,17 @@ def _write_job(job: "JobPlan", as_json: bool) -> None:
         ("computed against simulated", f"{job.shortcut_error:+.1%}"),
         ("worker hours", f"{job.worker_hours:.4g}"),
         ("cost", "-" if job.cost is None else f"{job.cost:.4g}"),
-        ("workers", str(job.workers)),
+        ("workers, nothing to spare", str(job.workers)),
     ]
     output.write_table((f"{job.documents} documents in {job.hours:g} h", ""), rows)
+    print()
+    kinds = [
+        (
+            kind.name,
+            f"{kind.needed:.3g} +- {kind.error:.0%}",
+            f"{kind.processes}",
+            f"{kind.low} to {kind.high}",
+        )
+        for kind in job.fleet
+    ]
+    output.write_table(("process", "full ones needed", "in all zones", "by the error"), kinds)

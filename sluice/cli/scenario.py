@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simulator.arrivals import LengthMix
     from simulator.cost import StepCost
     from simulator.engines import EngineLimits
+    from simulator.fleet import ProcessCost
     from simulator.simulator import Setup
     from simulator.trace import Arrival
     from sluice.settings import Settings
@@ -129,6 +130,24 @@ def load_cost(name: str) -> "StepCost":
     if name in SHIPPED or not Path(name).is_file():
         return checked(lambda: named_cost(name), "--cost")
     return checked(lambda: fit(parse_samples(_lines(Path(name)))), name).cost
+
+
+def cost_error(name: str) -> float:
+    """The median error of the fit of a file's cost; of a shipped cost it was not kept, and is 0."""
+    from simulator.cost import SHIPPED, fit, parse_samples
+
+    if name in SHIPPED:
+        return 0.0
+    return checked(lambda: fit(parse_samples(_lines(Path(name)))), name).error
+
+
+def load_process_costs(path: Path | None) -> "dict[str, ProcessCost]":
+    """What a request costs each process: of a file, else as shipped."""
+    from simulator.fleet import SHIPPED, parse_costs
+
+    if path is None:
+        return dict(SHIPPED)
+    return checked(lambda: parse_costs(_lines(path)), str(path))
 
 
 def load_policies(names: str, config: "Settings", model: str | None) -> "dict[str, Policy]":

@@ -1,6 +1,7 @@
 """`sluice simulate` and `sluice plan` as they are called."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,32 @@ async def test_a_plan_for_a_job(cli: Cli) -> None:
     assert "computed against simulated" in ran.out
     ran = await cli("plan", *job, *LOAD)
     assert ran.code == 2
+
+
+async def test_a_plan_for_a_job_names_all_processes(cli: Cli, tmp_path: Path) -> None:
+    job = ("plan", "--documents", "100000000")
+    ran = await cli(*job, "--json")
+    spread = {kind["name"]: kind for kind in json.loads(ran.out)["fleet"]}
+    ran = await cli(*job, "--json", "--zones", "1", "--headroom", "0")
+    least = {kind["name"]: kind for kind in json.loads(ran.out)["fleet"]}
+    assert set(spread) == {"gateway", "batcher", "nats", "triton", "worker"}
+    for name, kind in spread.items():
+        assert kind["low"] <= kind["processes"] <= kind["high"]
+        assert kind["processes"] % 3 == 0
+        assert least[name]["processes"] < kind["processes"]
+    costs = tmp_path / "costs.jsonl"
+    costs.write_text('{"figure": "process_cost_nats"}\n')
+    ran = await cli(*job, "--process-costs", str(costs))
+    assert ran.code == 1
+    assert "line 1" in ran.err
+
+
+async def test_plans_of_docs_scale_are_what_the_command_prints(cli: Cli) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```\n\$ sluice (plan [^\n]+)\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    for command, printed in blocks:
+        ran = await cli(*command.split())
+        assert [line.split() for line in ran.out.splitlines()] == [
+            line.split() for line in printed.splitlines()
+        ]

@@ -1,0 +1,121 @@
+"""What a request costs each process of the mesh in processor time, for `sluice plan`.
+
+    python bench/processes.py [--json] [--runs N]
+
+`process_cost_NAME`, microseconds: ours is a request with one token of answer, median over rounds; `also` has the fit.
+A round asks for `REQUESTS` bulk answers of each length of `TOKENS` for each of `CALLERS` callers, from the `echo`
+engine, so that what a model computes counts nowhere. triton is tritonserver with the model's process. Processor time
+hardly depends on what else runs on the machine; how many requests share a wake-up does. There is no peer.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import grpc
+import psutil
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
+from bench.support.open_load import OpenLoad
+from simulator.fleet import FIGURE, fit_process
+from simulator.trace import Arrival
+from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
+from sluice.v1 import inference_pb2_grpc
+from supervisor.mesh import running_mesh
+
+CALLERS: Final = 32
+REQUESTS: Final = 8
+TOKENS: Final = (1, 64)
+PROMPT: Final = 100
+NAMES: Final = {
+    "nats-server": "nats",
+    "tritonserver": "triton",
+    "triton_python_backend_stub": "triton",
+    "batcher": "batcher",
+    "gateway": "gateway",
+}
+"""Of processes, by what stands in their command."""
+
+
+def bench_settings() -> config.Settings:
+    """One echo model with room for all callers."""
+    echo = config.ModelSettings(name="echo", path="builtin:small", engine="echo", slots=CALLERS)
+    return config.Settings(
+        models=(echo,),
+        routing=RoutingSettings(default="echo"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    )
+
+
+def used_s() -> defaultdict[str, float]:
+    """Seconds of processor time of the children of this process, by name."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for process in psutil.Process().children(recursive=True):
+        words = [Path(word).name for word in process.cmdline()[:6]]
+        name = next((NAMES[word] for word in words if word in NAMES), "")
+        if name:
+            found[name] += sum(process.cpu_times()[:2])
+    return found
+
+
+async def round_us(load: OpenLoad, tokens: int) -> dict[str, float]:
+    """Microseconds of a request, by process."""
+    arrival = Arrival(0.0, PROMPT, tokens, tokens, "bulk")
+
+    async def caller() -> int:
+        return sum([await load.ask(arrival, 0.0) is not None for _ in range(REQUESTS)])
+
+    before = used_s()
+    answered = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
+    after = used_s()
+    assert answered, "no request was answered"
+    return {name: (after[name] - before[name]) / answered * 1e6 for name in after}
+
+
+async def bench(runs: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with (
+            running_mesh(bench_settings(), state_dir=Path(folder)) as mesh,
+            grpc.aio.insecure_channel(mesh.address) as channel,
+        ):
+            load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), "echo")
+            await round_us(load, 1)  # warms up
+            points = [
+                (tokens, await round_us(load, tokens)) for _ in range(runs) for tokens in TOKENS
+            ]
+    return [_figure(name, [(t, us[name]) for t, us in points], runs) for name in points[0][1]]
+
+
+def _figure(name: str, points: list[tuple[float, float]], runs: int) -> Figure:
+    cost = fit_process(points)
+    one = statistics.median(us for tokens, us in points if tokens == TOKENS[0])
+    also = {key: getattr(cost, key) for key in cost.__dataclass_fields__}
+    return Figure(
+        *(f"{FIGURE}{name}", one, None, None, "us", runs, machine()),
+        f"{CALLERS} callers, {REQUESTS} bulk requests each, prompts of {PROMPT} tokens, echo engine",
+        {"callers": CALLERS, "tokens": list(TOKENS), "prompt_tokens": PROMPT},
+        also,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of all lengths")
+    options = parser.parse_args()
+    emit(uvloop.run(bench(options.runs)), options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The processes that a load needs in several zones, from what a request costs each of them in processor time.
+
+A request costs a process ``request_us + token_us * answer tokens``, fitted to measured requests; the errors are the
+half-widths of 95 % intervals of the fit. A file of costs holds the lines of `scripts/bench processes`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simulator.trace import SimulationError
+
+FIGURE: Final = "process_cost_"
+"""Of a line, in front of the name of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """Microseconds of processor time."""
+
+    request_us: float
+    token_us: float
+    request_error_us: float = 0.0
+    token_error_us: float = 0.0
+
+    def core_s(self, tokens: float) -> tuple[float, float]:
+        """Core-seconds of a request with that many tokens of answer, and their error."""
+        return (
+            (self.request_us + self.token_us * tokens) / 1e6,
+            (self.request_error_us + self.token_error_us * tokens) / 1e6,
+        )
+
+
+SHIPPED: Final[Mapping[str, ProcessCost]] = {
+    "gateway": ProcessCost(3315.0, 12.9, 182.8, 4.038),
+    "batcher": ProcessCost(925.8, 3.844, 68.26, 1.508),
+    "nats": ProcessCost(482.8, 1.612, 41.16, 0.9094),
+    "triton": ProcessCost(432.4, 20.71, 82.69, 1.827),
+}
+"""On 2 cores, from bench/results/processes-cpu-2-cores.jsonl."""
+
+CORES: Final[Mapping[str, float]] = {"gateway": 1.0, "batcher": 1.0, "nats": 4.0, "triton": 1.0}
+"""Cores that one process can use: gateway and batcher have one event loop, nats-server is given four. Of triton what is
+counted are the cores of the server and of the stub's streams, which stand beside each worker's engine."""
+REPLICAS: Final[Mapping[str, int]] = {"nats": 3}
+"""Servers that store every task, where it is more than one; the cost is measured with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How much more than what is needed.
+
+    Attributes:
+        headroom: share of each process that stays free, also when a zone has failed.
+        zones: in which the processes are spread evenly; of 2 and more one may fail.
+    """
+
+    headroom: float = 0.3
+    zones: int = 3
+
+    def processes(self, needed: float) -> int:
+        """How many in all zones, for the work of ``needed`` full ones."""
+        left = max(1, self.zones - 1)
+        return self.zones * math.ceil(needed / (1 - self.headroom) / left)
+
+
+DEFAULT_SIZING: Final = Sizing()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The processes of one kind.
+
+    Attributes:
+        needed: full processes for the load, with nothing to spare.
+        error: of ``needed``, a share of it.
+        processes: in all zones; low and high: at the ends of the error.
+    """
+
+    name: str
+    needed: float
+    error: float
+    processes: int
+    low: int
+    high: int
+
+
+def fleet(name: str, needed: float, error: float, sizing: Sizing) -> Fleet:
+    """Of one kind, from full processes needed and the error as a share of them."""
+    counts = (sizing.processes(needed * factor) for factor in (1.0, 1 - min(error, 1), 1 + error))
+    return Fleet(name, needed, error, *counts)
+
+
+def fleets(
+    requests_per_s: float, tokens: float, costs: Mapping[str, ProcessCost], sizing: Sizing
+) -> list[Fleet]:
+    """Of all processes but the engines, for requests with ``tokens`` of answer."""
+    found = []
+    for name, cost in costs.items():
+        core_s, error_s = cost.core_s(tokens)
+        cores = requests_per_s * core_s * REPLICAS.get(name, 1)
+        found.append(fleet(name, cores / CORES.get(name, 1.0), error_s / core_s, sizing))
+    return found
+
+
+def fit_process(points: Sequence[tuple[float, float]]) -> ProcessCost:
+    """The cost from points of tokens of an answer and microseconds of a request, by least squares.
+
+    Raises:
+        SimulationError: fewer than three points, or all of one length.
+    """
+    import numpy as np
+
+    if len(points) < 3 or len({tokens for tokens, _ in points}) < 2:
+        raise SimulationError("a process's cost needs three points and two lengths of answers")
+    parts = np.array([(1.0, tokens) for tokens, _ in points])
+    wanted = np.array([us for _, us in points])
+    solved = np.linalg.lstsq(parts, wanted, rcond=None)[0]
+    variance = float(((wanted - parts @ solved) ** 2).sum()) / (len(points) - 2)
+    errors = 1.96 * np.sqrt(variance * np.diag(np.linalg.inv(parts.T @ parts)))
+    request_us, token_us = (max(0.0, float(value)) for value in solved)
+    return ProcessCost(request_us, token_us, float(errors[0]), float(errors[1]))
+
+
+def parse_costs(lines: Iterable[str]) -> dict[str, ProcessCost]:
+    """The costs of a file by process; lines of other figures are skipped.
+
+    Raises:
+        SimulationError: a line is not JSON or lacks a value, with its number; or no line has a cost.
+    """
+    found = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            values: dict[str, Any] = json.loads(line) if line.strip() else {}
+            name = str(values.get("figure", ""))
+            if name.startswith(FIGURE):
+                keys = ProcessCost.__dataclass_fields__
+                also = {key: float(values["also"][key]) for key in keys}
+                found[name.removeprefix(FIGURE)] = ProcessCost(**also)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SimulationError(f"line {number}: is no process cost: {error!r}") from error
+    if not found:
+        raise SimulationError(
+            f"has no line with a figure {FIGURE}NAME, as scripts/bench processes writes"
+        )
+    return found
