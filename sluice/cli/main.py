@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "chat": ("chat", "chat", ""),
     "models": ("mesh", "models", ""),
     "explain": ("explain", "explain", ""),
+    "trace": ("trace", "trace", ""),
     "batch": ("batch", "batch", "jobs"),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
