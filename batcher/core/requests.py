@@ -319,6 +319,8 @@ class Requests:
         self._effects.batches.append(formed)
 
     def _gather_ms(self, row: Row) -> int:
+        if row.no_progress:
+            return 0  # The next token shows that the row is not to blame.
         if row.task.HasField("gather_ms"):
             return row.task.gather_ms
         return round(1000 * self._policy.of_class(row.priority_class).gather_s)

@@ -383,6 +383,7 @@ class Dispatch:
             self._fail(row, EngineFailed(reason), now)
         elif self._place(row, now, row.attempt.assembler.attempt):
             row.resends = resends + held
+            row.task.gather_ms = 0  # the next token shows that the row is not to blame
         else:
             self._wait(row, now)
 

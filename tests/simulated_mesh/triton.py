@@ -29,6 +29,8 @@ STEP_S: Final = 0.02
 UNHEALTHY_S: Final = 1.0
 """So long Triton takes to notice that a Python process is gone, when a request comes."""
 CONTEXT_TOKENS: Final = 4096
+APART_S: Final = 1e-9
+"""Between two messages on a stream: the loop does not keep the order of what is due at the same moment."""
 
 
 def broken(details: str) -> grpc.aio.AioRpcError:
@@ -118,7 +120,7 @@ class Call:
     def answer(self, response: Any) -> None:
         """Sends a response, an error, or the end."""
         loop = self._server.loop
-        self._down_at = max(self._down_at, loop.time() + self._server.delay_s())
+        self._down_at = max(self._down_at + APART_S, loop.time() + self._server.delay_s())
         self._process.soon(self._answers.put_nowait, response, delay_s=self._down_at - loop.time())
 
     def end_request(self, *, says: bool) -> None:
@@ -141,7 +143,7 @@ class Call:
 
     def _up(self, act: Callable[[], object]) -> None:
         loop = self._server.loop
-        self._up_at = max(self._up_at, loop.time() + self._server.delay_s())
+        self._up_at = max(self._up_at + APART_S, loop.time() + self._server.delay_s())
 
         def arrive() -> None:
             if self._incarnation == self._server.incarnation:

@@ -171,6 +171,15 @@ def test_the_worker_is_told_how_long_to_gather_by_the_request_or_by_its_class(
     assert row.task.gather_ms == sent
 
 
+def test_a_row_that_came_back_shows_its_next_token_at_once(desk: Desk) -> None:
+    desk.add(priority_class="bulk")
+    desk.requests.queued(WORKER, desk.send(), desk.now)
+    desk.requests.lost(WORKER, desk.now)
+    (batch,) = desk.advance(room=1).batches
+    (row,) = batch.message("b", [""], desk.now).rows
+    assert row.task.gather_ms == 0
+
+
 def test_frames_of_urgent_rows_leave_before_others_of_the_same_step(desk: Desk) -> None:
     desk.add("other")
     desk.add("urgent", priority_class="interactive")
