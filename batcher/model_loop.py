@@ -23,6 +23,7 @@ from batcher.core.effects import Effects
 from batcher.core.frames import final_frame
 from batcher.core.requests import Requests
 from batcher.core.row import Row
+from batcher.core.scheduler.capacity import Capacity
 from batcher.core.workers import Peers
 from batcher.gateways import Gateways
 from batcher.jetstream.inbox import Inbox
@@ -207,15 +208,16 @@ class ModelLoop:
             self._requests.drop_gateway(gateway, time.monotonic())
 
     @contextmanager
-    def _event(self) -> Iterator[None]:
+    def _event(self, *, wakes: bool = True) -> Iterator[None]:
         """Callers of events take no exceptions: the loop raises them."""
         try:
             yield
         except Exception as error:
-            self._fault = error
+            self._fault, wakes = error, True
             raise
         finally:
-            self.wake()
+            if wakes:
+                self.wake()
 
     def on_step(self, worker: str, report: worker_pb2.StepReport) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
@@ -228,8 +230,10 @@ class ModelLoop:
 
     def on_queued(self, worker: str, batch_id: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
-        with self._event():
-            self._requests.queued(worker, batch_id, time.monotonic())
+        with self._event(wakes=False):
+            hurry = self._requests.queued(worker, batch_id, time.monotonic())
+        if hurry or self._process.spans.recording:
+            self.wake()
 
     def on_lost(self, worker: str) -> None:
         """See `batcher.workers.worker.WorkerEvents`."""
@@ -245,22 +249,30 @@ class ModelLoop:
             if self._fault is not None:
                 raise self._fault
             now = time.monotonic()
-            share = self._process.peers.share(self._model, now)
-            self._requests.advance(now, self._requests.capacities(share, now))
+            self._requests.advance(now, self._capacities(now))
             await self._carry_out(self._requests.take())
             self.inbox.nudge()
             if not self._requests.active and not self._woken.is_set():
                 self._idle.set()
             await self._sleep()
 
+    def _capacities(self, now: float) -> list[Capacity]:
+        """Of the workers; most passes of the loop are for frames, while no row waits."""
+        if not len(self._requests.queue):
+            return []
+        return self._requests.capacities(self._process.peers.share(self._model, now), now)
+
     async def _sleep(self) -> None:
         wake_at = self._requests.wake_at()
-        left_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-        try:
-            async with asyncio.timeout(left_s):
-                await self._woken.wait()
-        except TimeoutError:
+        if self._woken.is_set() or wake_at is None:
+            await self._woken.wait()
             return
+        left_s = max(0.0, wake_at - time.monotonic())
+        alarm = asyncio.get_running_loop().call_later(left_s, self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            alarm.cancel()
 
     async def _until_idle(self) -> None:
         self._idle.clear()

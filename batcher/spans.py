@@ -85,6 +85,11 @@ class RowSpans:
         spans = self._open.get(row)
         return None if spans is None else spans.task.get_span_context()
 
+    @property
+    def recording(self) -> bool:
+        """Whether spans are open."""
+        return bool(self._open)
+
     def close(self) -> None:
         """Ends the open spans."""
         for spans in self._open.values():

@@ -43,6 +43,8 @@ NO_PROGRESS_MAX: Final = 5
 ENDED_S: Final = 3.0
 ENDED_MAX: Final = 2048
 """How long rows that have ended are kept, and how many."""
+ENDED_LATE_S: Final = 1.0
+"""They may be kept this much longer."""
 _OVER: Final = frozenset({RowState.ENDED, RowState.CLOSED})
 _WHOLE: Final = frozenset({frame_pb2.ROW_END_STOP, frame_pb2.ROW_END_LENGTH})
 
@@ -214,13 +216,14 @@ class Requests:
         if returned:
             self._breaker(worker).failed(now)
 
-    def queued(self, worker: str, batch_id: str, now: float) -> None:
-        """A worker has queued a batch, to be taken before its next step."""
+    def queued(self, worker: str, batch_id: str, now: float) -> bool:
+        """A worker has queued a batch, to be taken before its next step; whether effects cannot wait."""
         for row in self.worker(worker).queued(batch_id):
             if self._has(row, batch_id):
                 self._run(row, now)
             else:  # It ended on its way: cancelled, or too late.
                 self._cancel(worker, row)
+        return bool(self._effects.cancels)
 
     def lost(self, worker: str, now: float) -> None:
         """A worker is lost: its rows wait again."""
@@ -233,7 +236,10 @@ class Requests:
     # Time.
 
     def advance(self, now: float, capacities: Sequence[Capacity]) -> None:
-        """Ends late rows, forgets those that ended long ago, and forms batches for the live workers."""
+        """Ends late rows, forgets those that ended long ago, and forms batches for the live workers.
+
+        ``capacities`` of them may be left out while no row waits.
+        """
         for row in self._late(now):
             if row.state in IN_FLIGHT:  # Those that wait come out of the queue.
                 self._end(row, _deadline(), now)
@@ -258,7 +264,8 @@ class Requests:
         while self._deadlines and self._deadlines[0][1] not in self._rows:
             heappop(self._deadlines)
         deadline = self._deadlines[0][0] if self._deadlines else None
-        ended_at = self._ended[0][0] if self._ended else None
+        # Later than needed, so that rows which ended one after the other are forgotten together.
+        ended_at = self._ended[0][0] + ENDED_LATE_S if self._ended else None
         moments = (deadline, ended_at, self._wake_at, self._probe_at)
         return min((at for at in moments if at is not None), default=None)
 

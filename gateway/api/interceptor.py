@@ -33,6 +33,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, max_message_bytes: int, limiter: ClassLimiter) -> None:
         self._max_message_bytes = max_message_bytes
         self._limiter = limiter
+        self._handlers: dict[str, Any] = {}
+        """By method of our services."""
 
     async def intercept_service(
         self,
@@ -40,8 +42,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Wraps the method that is called."""
+        method = str(handler_call_details.method)
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
         handler = await continuation(handler_call_details)
-        if handler is None or not str(handler_call_details.method).startswith(_OURS):
+        if handler is None or not method.startswith(_OURS):
             return handler
         if handler.request_streaming:  # it has many requests: ItemsService, JobForwarder
             return handler
@@ -50,11 +56,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
         )
         behaviour = handler.unary_stream if streams else handler.unary_unary
-        return make(
+        made = self._handlers[method] = make(
             _guarded(behaviour, self._limiter),
             request_deserializer=self._deserializer(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+        return made
 
     def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
         def deserialize(payload: bytes) -> Message | SluiceError:

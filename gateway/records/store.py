@@ -40,6 +40,8 @@ from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
 _log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
+GATHER_S: Final = 0.02
+"""Records are gathered for so long: each write to NATS costs a request as much as its routing, seconds."""
 FETCH_MAX: Final = 64
 """Messages that are read at once."""
 _INACTIVE_S: Final = 30.0
@@ -61,11 +63,11 @@ class RecordStore:
     ) -> None:
         self.dropped = 0
         self._replicas = replicas
-        self._writer = BackgroundWriter()
+        self._writer = BackgroundWriter(GATHER_S)
         self._audit_writer = BackgroundWriter()
         self._settings = settings
         self._outcomes = outcomes
-        self._jetstream: JetStreamContext | None = None
+        self._client: Client | None = None
 
     async def start(self, client: Client) -> None:
         """Creates the streams, or gives them the configured limits.
@@ -73,7 +75,7 @@ class RecordStore:
         Raises:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
-        self._jetstream = client.jetstream()
+        self._client = client
         kept, streams = self._settings, [jetstream.events_stream()]
         if kept.enabled:
             streams.append(jetstream.records_stream(kept.max_mib * _MIB, kept.max_age_h * 3600))
@@ -93,7 +95,8 @@ class RecordStore:
 
     async def run(self) -> None:
         """Writes what is queued until it is cancelled."""
-        await asyncio.gather(self._writer.run(self._js), self._audit_writer.run(self._js))
+        assert self._client is not None, "started"
+        await asyncio.gather(self._writer.run(self._client), self._audit_writer.run(self._client))
 
     async def flush(self, limit_s: float) -> None:
         """Returns when all is written, or after ``limit_s`` seconds; `run` must be running."""
@@ -195,8 +198,8 @@ class RecordStore:
 
     @property
     def _js(self) -> JetStreamContext:
-        assert self._jetstream is not None, "started"
-        return self._jetstream
+        assert self._client is not None, "started"
+        return self._client.jetstream()
 
     async def _record_of(self, request_id: str) -> RequestRecord:
         """What is left of a record; raises as `grade`."""

@@ -6,12 +6,14 @@ a request that would have to be audited is refused.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count, islice
 from typing import Final
 
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
-from nats.js import JetStreamContext
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +26,23 @@ BATCH_MAX: Final = 64
 WRITE_S: Final = 5.0
 _RETRY_S: Final = 1.0
 
+Message = tuple[str, bytes]
+"""Subject and payload."""
+Results = Sequence[object]
+"""Of each message; an exception: it was not stored."""
+
 
 class BackgroundWriter:
-    """The queue of messages to be written, and the task that writes them."""
+    """The queue of messages to be written, and the task that writes them.
 
-    def __init__(self) -> None:
-        self._queue: dict[str, tuple[str, bytes]] = {}
+    Args:
+        gather_s: how long messages are gathered, seconds; JetStream then confirms the last of them, because it takes
+            those of one connection in order. With 0 it confirms each.
+    """
+
+    def __init__(self, gather_s: float = 0.0) -> None:
+        self._gather_s = gather_s
+        self._queue: dict[str, Message] = {}
         """Subject and payload by key, oldest first."""
         self._bytes = 0
         self._numbers = count()
@@ -51,13 +64,15 @@ class BackgroundWriter:
         self._empty.clear()
         self._wakeup.set()
 
-    async def run(self, js: JetStreamContext) -> None:
+    async def run(self, client: Client) -> None:
         """Writes until it is cancelled."""
+        write = self._write_last_confirmed if self._gather_s else self._write_confirmed
         while True:
             await self._wakeup.wait()
+            await asyncio.sleep(self._gather_s)
             while self._queue:
                 try:
-                    await self._write_batch(js)
+                    await self._write_batch(partial(write, client))
                 except Exception:  # the task would end, and nothing would be written any more
                     _log.exception("messages were not written")
             self._wakeup.clear()
@@ -71,19 +86,16 @@ class BackgroundWriter:
         except TimeoutError:
             _log.warning("%d messages were not written", len(self._queue))
 
-    def _forget(self, message: tuple[str, bytes] | None) -> None:
+    def _forget(self, message: Message | None) -> None:
         if message is not None:
             self._bytes -= MESSAGE_BYTES + len(message[1])
 
-    async def _write_batch(self, js: JetStreamContext) -> None:
+    async def _write_batch(self, write: Callable[[Sequence[Message]], Awaitable[Results]]) -> None:
         """Writes the oldest; what failed is queued again in its place, unless there is something newer."""
         batch = dict(islice(self._queue.items(), BATCH_MAX))
         for key in batch:
             del self._queue[key]
-        results = await asyncio.gather(
-            *(js.publish(*message, timeout=WRITE_S) for message in batch.values()),
-            return_exceptions=True,
-        )
+        results = await write(list(batch.values()))
         failed = {}
         for (key, message), result in zip(batch.items(), results, strict=True):
             if _failed(result) and key not in self._queue:
@@ -93,6 +105,25 @@ class BackgroundWriter:
         if failed:
             self._queue = {**failed, **self._queue}
             await asyncio.sleep(_RETRY_S)
+
+    @staticmethod
+    async def _write_confirmed(client: Client, messages: Sequence[Message]) -> Results:
+        js = client.jetstream()
+        sent = (js.publish(*message, timeout=WRITE_S) for message in messages)
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    @staticmethod
+    async def _write_last_confirmed(client: Client, messages: Sequence[Message]) -> Results:
+        *before, (subject, payload) = messages
+        try:
+            for message in before:
+                await client.publish(*message)
+            await client.jetstream().publish(subject, payload, timeout=WRITE_S)
+        except MaxPayloadError:  # of one; the others shall not be given up with it
+            return await BackgroundWriter._write_confirmed(client, messages)
+        except (TimeoutError, NatsError) as error:
+            return [error] * len(messages)
+        return [None] * len(messages)
 
 
 def _failed(result: object) -> bool:

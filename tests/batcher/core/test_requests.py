@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.effects import Cancelled, Effects
-from batcher.core.requests import ENDED_MAX, ENDED_S, NO_PROGRESS_MAX, Requests
+from batcher.core.requests import ENDED_LATE_S, ENDED_MAX, ENDED_S, NO_PROGRESS_MAX, Requests
 from batcher.core.row import Row, RowState
 from batcher.core.scheduler.capacity import Capacity
 from batcher.core.workers import ChannelBroken, WorkerShare
@@ -151,7 +151,7 @@ def test_a_row_goes_its_way_and_is_forgotten_a_moment_after_its_end(desk: Desk) 
         ("g", 4),
     ]
     assert (desk.requests.active, desk.requests.size) == (0, 0)
-    assert desk.requests.wake_at() == desk.now + ENDED_S
+    assert desk.requests.wake_at() == desk.now + ENDED_S + ENDED_LATE_S
     desk.advance(after_s=ENDED_S - 0.1)
     assert "r" in desk.requests
     desk.advance(after_s=0.2)

@@ -129,6 +129,9 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
             self.stored: list[bytes] = []
             self.failed = False
 
+        def jetstream(self) -> "Js":
+            return self
+
         async def publish(self, subject: str, payload: bytes, timeout: float) -> None:
             if not self.failed:
                 self.failed = True
@@ -137,7 +140,7 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
             self.stored.append(payload)
 
     js: Any = Js()
-    kept._jetstream = js
+    kept._client = js
     for tenant in ("old", "newer"):
         kept.write_record(RequestRecord(request_id="req-1", tenant=tenant))
     running = asyncio.ensure_future(kept.run())
