@@ -125,6 +125,8 @@ class Mesh:
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
             await self.supervisor.during_start(wait_until_serving(address, models, bound_s))
+        for one in self._plan.jobs:
+            await self.supervisor.during_start(wait_until_reachable(one.name, one.address, bound_s))
         self.ready_s = time.monotonic() - begun
         self._ready = True
         self._write_state()
@@ -269,6 +271,22 @@ async def wait_until_serving(address: str, models: Sequence[str], bound_s: float
             f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
             "see the logs of batcher and triton, or raise triton.start_s"
         ) from None
+
+
+async def wait_until_reachable(name: str, address: str, bound_s: float) -> None:
+    """Returns when a gRPC server answers at ``address``.
+
+    Raises:
+        SetupError: not within ``bound_s`` seconds.
+    """
+    try:
+        async with (
+            asyncio.timeout(bound_s),
+            grpc.aio.insecure_channel(address, _OPTIONS) as channel,
+        ):
+            await channel.channel_ready()
+    except TimeoutError:
+        raise SetupError(f"{name} does not answer at {address}; see its log") from None
 
 
 async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGenerator[str]:

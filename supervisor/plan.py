@@ -160,6 +160,11 @@ def is_gateway(process: str) -> bool:
     return process.partition(".")[0] == GATEWAY
 
 
+def is_jobs(process: str) -> bool:
+    """Whether a process of this name runs jobs."""
+    return process.partition(".")[0] == JOBS
+
+
 def is_worker(process: str) -> bool:
     """Whether a process of this name is a Triton with a worker in it."""
     return process.startswith(TRITON)

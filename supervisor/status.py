@@ -9,8 +9,9 @@ from typing import Final
 from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
 from sluice.errors import SluiceError
 from sluice.startup import LOOPBACK
+from sluice.startup import answers as port_answers
 from supervisor.nats import wait_for_nats
-from supervisor.plan import BATCHER, NATS, is_gateway, is_worker
+from supervisor.plan import BATCHER, NATS, is_gateway, is_jobs, is_worker
 from supervisor.state import MeshState, ProcessState, StateDir
 from supervisor.triton import wait_for_triton
 
@@ -93,9 +94,13 @@ class _Gateway:
 async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
     """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
     workers = [process for process in state.processes if is_worker(process.name)]
-    gateways, nats, loaded = await asyncio.gather(
+    jobs = [process for process in state.processes if is_jobs(process.name)]
+    gateways, nats, served, loaded = await asyncio.gather(
         asyncio.gather(*map(_ask_gateway, state.address.split(","))),
         _in_time(wait_for_nats(state.nats_url, BOUND_S)),
+        asyncio.gather(
+            *(asyncio.to_thread(port_answers, LOOPBACK, one.port or 0, BOUND_S) for one in jobs)
+        ),
         asyncio.gather(
             *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S)) for w in workers)
         ),
@@ -105,6 +110,7 @@ async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
     answers = {BATCHER: batcher, NATS: nats}
     names = [process.name for process in state.processes if is_gateway(process.name)]
     answers |= {name: one.answers for name, one in zip(names, gateways, strict=False)}
+    answers |= {process.name: taken for process, taken in zip(jobs, served, strict=True)}
     answers |= {worker.name: ready for worker, ready in zip(workers, loaded, strict=True)}
     return gateway, frozenset(name for name, answered in answers.items() if answered)
 

@@ -44,6 +44,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "bench": ("bench", "bench", "mesh"),
     "gateway": ("process", "gateway", "gateway"),
     "batcher": ("process", "batcher", "batcher"),
+    "jobs": ("process", "jobs", "jobs"),
     "worker": ("process", "worker", "worker"),
 }
 """Of each command, in the order help lists them: its module in this package, its function, the extra that it needs.

@@ -1,4 +1,4 @@
-"""`sluice gateway`, `batcher` and `worker`: one process of a mesh in the foreground, for containers."""
+"""`sluice gateway`, `batcher`, `jobs` and `worker`: one process of a mesh in the foreground, for containers."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,11 @@ import typer
 TRITON_PORT: Final = 8001
 """Triton's own default."""
 
-_NEEDED: Final = {"gateway": ("uvloop", "hyperscan"), "batcher": ("uvloop", "tritonclient")}
+_NEEDED: Final = {
+    "gateway": ("uvloop", "hyperscan"),
+    "batcher": ("uvloop", "tritonclient"),
+    "jobs": ("uvloop",),
+}
 """Of the extra that a process needs, modules that no other extra installs."""
 
 Config = Annotated[
@@ -28,6 +32,11 @@ def gateway(config: Config, id: Id = None) -> None:
 def batcher(config: Config, id: Id = None) -> None:
     """Run one batcher in the foreground until SIGTERM."""
     _become("batcher", config, id)
+
+
+def jobs(config: Config, id: Id = None) -> None:
+    """Run one process of offline jobs in the foreground until SIGTERM."""
+    _become("jobs", config, id)
 
 
 def worker(

@@ -18,7 +18,7 @@ from supervisor.status import report_of
 from tests.support.mesh import kill, stubs_of
 
 BOUND_S = 60.0
-ALL = ["nats", "triton-echo", "triton-echo.1", "batcher", "gateway"]
+ALL = ["nats", "triton-echo", "triton-echo.1", "batcher", "gateway", "jobs"]
 
 pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 

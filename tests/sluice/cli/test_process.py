@@ -11,7 +11,7 @@ import pytest
 from tests.sluice.cli.commands import BOUND_S, process
 from tests.support.scripted import Hold, ScriptedService, delta, finished, started
 
-PRODUCT = ("batcher", "gateway", "learning", "model_workers", "simulator", "supervisor")
+PRODUCT = ("batcher", "gateway", "jobs", "learning", "model_workers", "simulator", "supervisor")
 HEAVY = ("numpy", "opentelemetry.sdk", "psutil", "pydantic", "rich", "torch", "uvloop", "yaml")
 MISSING = (
     *PRODUCT,

@@ -152,7 +152,7 @@ def test_a_mesh_in_the_background(shell: Shell) -> None:
     up = shell.json("up", "--config", str(shell.config), "--detach")
     assert up["ready_s"] > 0
     names = [process["name"] for process in up["processes"]]
-    assert names == ["nats", "triton-echo", "batcher", "gateway"]
+    assert names == ["nats", "triton-echo", "batcher", "gateway", "jobs"]
 
     status = shell.json("status")
     assert status["ready"]
