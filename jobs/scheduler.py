@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 SCAN_S: Final = 30.0
 """How often all records are read, whatever was heard of them."""
+UNUSED_UPLOAD_MS: Final = 24 * 3600 * 1000
+"""An upload that no job uses is kept this long."""
 _LIVE: Final = frozenset({JOB_STATE_QUEUED, JOB_STATE_RUNNING})
 
 
@@ -93,10 +95,7 @@ class Scheduler:
     async def _look(self) -> None:
         now = time.monotonic()
         if now - self._scanned_at >= SCAN_S:
-            async for record in self._store.records():
-                self._notifier.look(record)
-                if record.job.state in _LIVE:
-                    self._live.add(record.job.id)
+            await self._scan()
             self._scanned_at = now
         found = [await self._candidate(job, now) for job in self._live - self._runners.keys()]
         free = [one for one in found if one is not None]
@@ -104,6 +103,20 @@ class Scheduler:
             if len(self._runners) >= self._settings.running_max:
                 return
             await self._take(record, revision)
+
+    async def _scan(self) -> None:
+        """Reads all records; uploads that no job has used for a day are deleted."""
+        oldest_ms, used = unix_ms() - UNUSED_UPLOAD_MS, set()
+        # Uploads first: a job that is created meanwhile is seen.
+        uploads = [one async for one in self._store.uploads() if one[1].create_unix_ms < oldest_ms]
+        async for record in self._store.records():
+            self._notifier.look(record)
+            used.add(record.upload_id)
+            if record.job.state in _LIVE:
+                self._live.add(record.job.id)
+        for upload, _ in uploads:
+            if upload not in used:
+                await self._store.delete_upload(upload)
 
     async def _candidate(self, job: str, now: float) -> tuple[JobRecord, int] | None:
         try:

@@ -272,6 +272,10 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
         if source == "nats_subject":
             raise InvalidRequest.of("spec.input.nats_subject", "is not served yet; upload a file")
+        if spec.stages:
+            raise InvalidRequest.of(
+                "spec.stages", "are not served yet; submit a job for each stage"
+            )
         await self._outside.check(spec)
         if spec.input.template:
             Template(spec.input.template)

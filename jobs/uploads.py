@@ -28,7 +28,7 @@ class NewUpload:
 
     def __init__(self, store: JobStore, tenant: str) -> None:
         self.id = new_upload_id()
-        self.record = UploadRecord(tenant=tenant)
+        self.record = UploadRecord(tenant=tenant, create_unix_ms=unix_ms())
         self._store = store
         self._held = bytearray()
 

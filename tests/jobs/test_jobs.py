@@ -1,8 +1,13 @@
+import asyncio
+
 import grpc
+import nats
 import pytest
 
+from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import error_of
+from sluice.settings import JobsSettings
 from sluice.v1 import inference_pb2
 from sluice.v1 import jobs_pb2 as pb
 from tests.jobs.gateway_double import GatewayDouble
@@ -300,6 +305,11 @@ async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDoub
     with pytest.raises(grpc.RpcError) as no_model:
         await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
     assert "known: auto, echo" in error_of(no_model.value).message
+    spec.model = "echo"
+    spec.stages.add(name="map", split_tokens=100)
+    with pytest.raises(grpc.RpcError) as no_stages:
+        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
+    assert "not served yet" in error_of(no_stages.value).message
 
 
 async def test_input_that_is_none_fails_the_job(
@@ -311,6 +321,30 @@ async def test_input_that_is_none_fails_the_job(
     job = await processes.ended(job.id)
 
     assert (job.state, job.reason_code) == (pb.JOB_STATE_FAILED, "INPUT_INVALID")
+
+
+async def test_an_upload_that_no_job_uses_is_deleted(
+    nats_url: str, processes: Processes, gateway: GatewayDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await processes.start("one")
+    job = await processes.create(lines(2))
+    unused = await processes.upload(lines(2))
+    await processes.ended(job.id)
+    client = await nats.connect(nats_url)
+    store = JobStore(JobsSettings(), 1)
+    await store.start(client)
+    monkeypatch.setattr("jobs.scheduler.UNUSED_UPLOAD_MS", -1000)
+    await processes.start("two")
+
+    async with asyncio.timeout(30):
+        while True:
+            kept = {upload async for upload, _ in store.uploads()}
+            if unused not in kept:
+                break
+            await asyncio.sleep(0.02)
+    await client.close()
+
+    assert kept == {job.spec.input.upload_id}
 
 
 async def test_a_deleted_job_is_gone_with_its_results(

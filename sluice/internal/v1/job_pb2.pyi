@@ -92,6 +92,7 @@ class UploadRecord(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     COMPLETE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    CREATE_UNIX_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its owner."""
     name: _builtins.str
@@ -102,6 +103,8 @@ class UploadRecord(_message.Message):
     """Its chunks; all but the last are of the same size."""
     complete_unix_ms: _builtins.int
     """When it was complete, Unix milliseconds; 0: it is not."""
+    create_unix_ms: _builtins.int
+    """When it began, Unix milliseconds."""
     def __init__(
         self,
         *,
@@ -110,10 +113,11 @@ class UploadRecord(_message.Message):
         size_bytes: _builtins.int = ...,
         chunks: _builtins.int = ...,
         complete_unix_ms: _builtins.int = ...,
+        create_unix_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "name", b"name", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "create_unix_ms", b"create_unix_ms", "name", b"name", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
