@@ -98,6 +98,14 @@ async def test_in_doubt_the_second_answer_is_there_at_once(wire: Wire) -> None:
     await wire.until(lambda: wire.span(names.SPAN_GENERATE) is not None)
     attributes = wire.span(names.SPAN_GENERATE).attributes
     assert attributes[names.ROUTE_ESCALATED] == record.attempts[0].escalation_reason
+    assert attributes[names.GEN_AI_RESPONSE_MODEL] == attributes[names.TIER] == "large"
+    assert attributes[names.MODELS_TRIED] == ("small", "large")
+    ends = [
+        span.attributes[names.END]
+        for span in wire.spans.get_finished_spans()
+        if span.name == names.SPAN_ATTEMPT
+    ]
+    assert sorted(ends) == ["answered", "escalated"]
 
 
 async def test_a_second_row_that_fails_is_replaced_only_when_it_is_needed(wire: Wire) -> None:

@@ -1,0 +1,40 @@
+"""What the spans of a call say; before a real nats-server."""
+
+from typing import Any
+
+from sluice.telemetry import catalog, names
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.metrics import values
+from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
+
+TENANT = (("sluice-tenant", "acme"),)
+
+
+async def root_of(wire: Wire) -> Any:
+    await wire.until(lambda: wire.span(names.SPAN_GENERATE) is not None)
+    return wire.span(names.SPAN_GENERATE).attributes
+
+
+async def test_a_refused_call_says_what_one_searches_by(wire: Wire) -> None:
+    _, error = await error_of(wire.stub.Generate(prompt(model="nope"), metadata=TENANT))
+    root = await root_of(wire)
+    assert root[names.ERROR_REASON] == error.reason
+    assert root[names.TENANT] == "acme"
+    assert root[names.GEN_AI_REQUEST_MODEL] == "nope"
+    assert root[names.PRIORITY_CLASS]
+    assert root[names.REQUEST_ID].startswith("req-")
+
+
+async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
+    call = wire.stub.Generate(prompt("hello world"))
+    task = await wire.batcher.task()
+    tokens = wire.tokens("hello world")
+    await wire.batcher.send(task, frame(0, tokens[:1]), last(1, tokens[1:], attempt=1))
+    await events_of(call)
+    root = await root_of(wire)
+    assert (root[names.RECOVERED], root[names.RECOVERED_FROM]) == (1, "worker")
+    assert root[names.RECOVERED_GAP_S] >= 0
+    attempt = wire.span(names.SPAN_ATTEMPT).attributes
+    assert (attempt[names.END], attempt[names.GEN_AI_REQUEST_MODEL]) == ("answered", "small")
+    assert list(values(wire.metrics, catalog.RECOVERIES).values()) == [1]
+    assert root[names.MODELS_TRIED] == ("small",)
