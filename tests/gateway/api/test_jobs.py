@@ -1,0 +1,139 @@
+"""What a gateway does for `jobs`: it answers items, many a call, and passes calls of JobService on."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+
+from gateway.api.job_forwarder import JobForwarder
+from sluice import errors
+from sluice.client.channel import error_of as typed_error_of
+from sluice.errors import from_status
+from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
+from sluice.settings import JobsSettings
+from sluice.startup import free_port
+from sluice.v1 import jobs_pb2
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP, PRIORITY_BULK, GenerateRequest
+from sluice.v1.jobs_pb2_grpc import (
+    JobServiceServicer,
+    JobServiceStub,
+    add_JobServiceServicer_to_server,
+)
+from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.wire import Wire, open_wire
+
+
+def item(number: int, prompt: str, model: str = "small") -> RunRequest:
+    request = GenerateRequest(
+        prompt=prompt, model=model, priority=PRIORITY_BULK, idempotency_key=f"item-{number}"
+    )
+    request.idempotency_key_generated = True
+    return RunRequest(id=number, request=request)
+
+
+async def test_items_of_one_call_are_answered_as_they_end(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, prices={"small": (1e6, 2e6)}) as wire:
+        stub: Any = ItemsServiceStub(wire.channel)
+        call = stub.Run(metadata=(("sluice-tenant", "acme"),))
+        for number in (1, 2):
+            await call.write(item(number, f"hello {number}"))
+        tasks = [await wire.batcher.task(priority_class="bulk") for _ in range(2)]
+        assert {task.tenant for task in tasks} == {"acme"}
+        answered: list[RunResponse] = []
+        for task in reversed(tasks):
+            await wire.batcher.send(task, last(0, wire.tokens("world")))
+            answered.append(await asyncio.wait_for(call.read(), BOUND_S))
+        await call.write(item(3, "hello", model="none"))
+        refused = await asyncio.wait_for(call.read(), BOUND_S)
+        await call.done_writing()
+
+        assert await call.read() is grpc.aio.EOF
+        assert {one.id for one in answered} == {1, 2}
+        first = answered[0]
+        assert first.answer.text == "world"
+        assert first.answer.finished.reason == FINISH_REASON_STOP
+        usage = first.answer.finished.usage
+        assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
+        error = from_status(status_pb2.Status.FromString(refused.error))
+        assert isinstance(error, errors.UnknownModel)
+
+
+async def test_a_call_that_ends_drops_its_items(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run()
+    await call.write(item(1, "hello"))
+    task = await wire.batcher.task(priority_class="bulk")
+    await wire.batcher.hold(task)
+    call.cancel()
+
+    assert await wire.batcher.cancelled(task)
+    await wire.forgotten(task)
+
+
+class Jobs(JobServiceServicer):
+    """Counts bytes, and knows no job."""
+
+    async def UploadInput(self, requests: Any, context: Any) -> jobs_pb2.UploadInputResponse:
+        size = 0
+        async for request in requests:
+            size += len(request.data)
+        tenant = dict(context.invocation_metadata())["sluice-tenant"]
+        return jobs_pb2.UploadInputResponse(upload_id=tenant, size_bytes=size)
+
+    async def GetJob(self, request: Any, context: Any) -> jobs_pb2.GetJobResponse:
+        status = errors.JobUnknown("there is none").to_status()
+        details = (("grpc-status-details-bin", status.SerializeToString()),)
+        raise await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
+
+
+async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
+    forwarder = JobForwarder(JobsSettings(address=address))
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((forwarder,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, grpc.aio.insecure_channel(f"127.0.0.1:{port}"), forwarder
+
+
+async def test_calls_of_jobs_are_passed_on_with_tenant_and_errors() -> None:
+    jobs = grpc.aio.server()
+    add_JobServiceServicer_to_server(Jobs(), jobs)
+    port = jobs.add_insecure_port("127.0.0.1:0")
+    await jobs.start()
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    stub: Any = JobServiceStub(channel)
+    pieces = [jobs_pb2.UploadInputRequest(data=b"x" * 1000) for _ in range(5)]
+
+    stored = await stub.UploadInput(iter(pieces), metadata=(("sluice-tenant", "acme"),))
+    with pytest.raises(grpc.RpcError) as unknown:
+        await stub.GetJob(jobs_pb2.GetJobRequest(id="job-1"))
+
+    assert (stored.upload_id, stored.size_bytes) == ("acme", 5000)
+    assert isinstance(typed_error_of(unknown.value), errors.JobUnknown)
+    await forwarder.close()
+    for one in (channel.close(), server.stop(0), jobs.stop(0)):
+        await one
+
+
+@pytest.mark.parametrize(
+    ("port", "kind"), [(0, errors.JobsDisabled), (free_port(), errors.TransportUnavailable)]
+)
+async def test_without_a_process_of_jobs_the_error_says_so(
+    port: int, kind: type[errors.SluiceError]
+) -> None:
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    stub: Any = JobServiceStub(channel)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        await stub.GetJob(jobs_pb2.GetJobRequest(id="job-1"))
+
+    assert isinstance(typed_error_of(refused.value), kind)
+    await forwarder.close()
+    await channel.close()
+    await server.stop(0)
