@@ -137,8 +137,9 @@ def follow() -> None:
     exit_with_parent()
     settings = ModelSettings.model_validate_json(text)
     limit_threads(settings.threads)
-    meet(rank_devices(settings), rank, port)
-    model: Any = load_model_of(settings)
+    devices = rank_devices(settings)
+    meet(devices, rank, port)
+    model: Any = load_model_of(settings, str(devices[rank]))
     while True:
         try:
             call, arguments = pickle.load(sys.stdin.buffer)

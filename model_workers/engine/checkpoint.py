@@ -105,23 +105,23 @@ def _paged(
     return LeadRank(loaded.paged(*arguments), followers)
 
 
-def load_model_of(settings: ModelSettings) -> LoadedModel:
-    """The weights, or a rank's part of them.
+def load_model_of(settings: ModelSettings, device_name: str | None = None) -> LoadedModel:
+    """The weights, or a rank's part of them on its own device.
 
     Raises:
         SettingsError: as `load_engine`.
     """
     path = resolve_model_path(settings.path)
     try:
-        name = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
-        device = find_device(name)
+        first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
+        device = find_device(device_name or first)
         weights = (weight_count(path) or 0) // settings.tensor_parallel
         check_weights_fit(
             device, settings.memory_share, weights * find_dtype(settings.dtype, device).itemsize
         )
         return load_model(
             path,
-            device=settings.device,
+            device=str(device),
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
             quantization=settings.quantization,
@@ -131,7 +131,7 @@ def load_model_of(settings: ModelSettings) -> LoadedModel:
         raise SettingsError(f"models: {settings.name}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise SettingsError(
-            f"models: {settings.name}: its weights do not fit on {settings.device}: {str(error).splitlines()[0]}"
+            f"models: {settings.name}: its weights do not fit on {device}: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from torch import distributed
 
-from model_workers.engine.checkpoint import load_engine
+from model_workers.engine import checkpoint
+from model_workers.engine.checkpoint import load_engine, load_model_of
 from model_workers.engine.protocol import Sampling
 from model_workers.ranks import RankProcesses, rank_devices
 from sluice.settings import ModelSettings, SettingsError
@@ -69,6 +71,18 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         rank_devices(model("none", device="auto", tensor_parallel=4))
     with pytest.raises(SettingsError, match="cuda:5 is not there"):
         rank_devices(model("none", device="auto", tensor_parallel=2, devices=[0, 5]))
+
+
+@pytest.mark.parametrize(("rank", "device"), [(0, "cuda:2"), (1, "cuda:3")])
+def test_each_rank_loads_onto_its_own_device(
+    rank: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr(checkpoint, "check_weights_fit", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "load_model", lambda path, **told: told)
+    settings = model("builtin:small", device="auto", tensor_parallel=2, devices=[2, 3])
+    told: Any = load_model_of(settings, str(rank_devices(settings)[rank]) if rank else None)
+    assert (told["device"], told["ranks"]) == (device, 2)
 
 
 @pytest.mark.parametrize(
