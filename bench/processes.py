@@ -18,32 +18,24 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import psutil
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, emit, machine, run_count
 from bench.support.open_load import OpenLoad
-from simulator.fleet import FIGURE, fit_process
+from bench.support.request_cost import processes_of
+from simulator.fleet import FIGURE, SHIPPED, fit_process
 from simulator.trace import Arrival
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2_grpc
-from supervisor.mesh import running_mesh
+from supervisor.mesh import Mesh, running_mesh
 
 CALLERS: Final = 32
 REQUESTS: Final = 8
-TOKENS: Final = (1, 64)
+TOKENS: Final = (1, 32, 64)
 PROMPT: Final = 100
-NAMES: Final = {
-    "nats-server": "nats",
-    "tritonserver": "triton",
-    "triton_python_backend_stub": "triton",
-    "batcher": "batcher",
-    "gateway": "gateway",
-}
-"""Of processes, by what stands in their command."""
 
 
 def bench_settings() -> config.Settings:
@@ -56,27 +48,24 @@ def bench_settings() -> config.Settings:
     )
 
 
-def used_s() -> defaultdict[str, float]:
-    """Seconds of processor time of the children of this process, by name."""
+def used_s(mesh: Mesh) -> dict[str, float]:
+    """Seconds of processor time by kind of process."""
     found: defaultdict[str, float] = defaultdict(float)
-    for process in psutil.Process().children(recursive=True):
-        words = [Path(word).name for word in process.cmdline()[:6]]
-        name = next((NAMES[word] for word in words if word in NAMES), "")
-        if name:
-            found[name] += sum(process.cpu_times()[:2])
-    return found
+    for name, process in processes_of(mesh).items():
+        found[name.split("/")[0].split("-")[0]] += sum(process.cpu_times()[:2])
+    return {name: found[name] for name in SHIPPED}
 
 
-async def round_us(load: OpenLoad, tokens: int) -> dict[str, float]:
+async def round_us(mesh: Mesh, load: OpenLoad, tokens: int) -> dict[str, float]:
     """Microseconds of a request, by process."""
     arrival = Arrival(0.0, PROMPT, tokens, tokens, "bulk")
 
     async def caller() -> int:
         return sum([await load.ask(arrival, 0.0) is not None for _ in range(REQUESTS)])
 
-    before = used_s()
+    before = used_s(mesh)
     answered = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
-    after = used_s()
+    after = used_s(mesh)
     assert answered, "no request was answered"
     return {name: (after[name] - before[name]) / answered * 1e6 for name in after}
 
@@ -88,9 +77,11 @@ async def bench(runs: int) -> list[Figure]:
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             load = OpenLoad(inference_pb2_grpc.InferenceServiceStub(channel), "echo")
-            await round_us(load, 1)  # warms up
+            await round_us(mesh, load, 1)  # warms up
             points = [
-                (tokens, await round_us(load, tokens)) for _ in range(runs) for tokens in TOKENS
+                (tokens, await round_us(mesh, load, tokens))
+                for _ in range(runs)
+                for tokens in TOKENS
             ]
     return [_figure(name, [(t, us[name]) for t, us in points], runs) for name in points[0][1]]
 

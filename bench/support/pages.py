@@ -85,7 +85,11 @@ def shown(value: float) -> str:
     size = abs(value)
     if size >= 1000:
         return f"{float(f'{value:.4g}'):,.0f}"
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 or not size else 4
+    if not size:
+        return "0"
+    decimals = (
+        0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.1 else 4
+    )
     return f"{value:.{decimals}f}"
 
 

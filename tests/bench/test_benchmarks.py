@@ -23,7 +23,7 @@ SHORT = {
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
     "mesh": ["--runs", "1"],
-    "processes": ["--runs", "5"],
+    "processes": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],
     "soak": ["--runs", "1"],
     "telemetry": ["--runs", "1"],

@@ -76,7 +76,7 @@ def test_empty_cells_of_a_measured_figure_are_filled() -> None:
 def test_how_numbers_are_shown() -> None:
     values = (82_059.8, 328.2, 12.34, 1.005, 0.12, 0.0289, 0.0)
 
-    assert [shown(v) for v in values] == ["82,060", "328", "12.3", "1.00", "0.12", "0.0289", "0.00"]
+    assert [shown(v) for v in values] == ["82,060", "328", "12.3", "1.00", "0.120", "0.0289", "0"]
 
 
 def test_what_limits_a_figure_stands_beside_its_commit() -> None:
