@@ -48,7 +48,7 @@ PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     if options.list:
-        print("\n".join(f"{name:16} bench/{' '.join(part)}" for name, part in PARTS.items()))
+        print("\n".join(f"{name:16} sluice bench {' '.join(part)}" for name, part in PARTS.items()))
         return 0
     failed = [] if options.pages else [name for name in _parts(options) if _fails(name, options)]
     write_pages()
@@ -67,8 +67,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pages", action="store_true", help="only write the pages")
     parser.add_argument("--outcomes", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--runs", type=run_count, help="of each figure")
-    parser.add_argument("part", nargs="*", choices=[[], *PARTS], metavar="PART")
-    return parser.parse_args(arguments)
+    parser.add_argument("part", nargs="*", metavar="PART")
+    options = parser.parse_args(arguments)
+    for name in options.part:
+        if name not in PARTS:
+            parser.error(f"no part {name!r}; there are {', '.join(PARTS)}")
+        if name == OUTCOMES and not options.outcomes:
+            parser.error(f"{name} needs --outcomes FILE")
+    return options
 
 
 def _parts(options: argparse.Namespace) -> list[str]:
@@ -85,6 +91,9 @@ def _fails(name: str, options: argparse.Namespace) -> bool:
     print(f"{name}: {' '.join(command[1:])}", file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for line in found:
+        if line.get("ours") is None:
+            print(f"{line['figure']}: not measured: {line['note']}", file=sys.stderr)
     keep(RESULTS / f"{benchmark}-cpu-{os.cpu_count()}-cores.jsonl", found)
     return bool(done.returncode)
 

@@ -54,3 +54,25 @@ def test_new_lines_take_the_place_of_old_ones(tmp_path: Path) -> None:
 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["figure"], line["ours"]) for line in lines] == [("a", 3), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "no part 'nonsense'; there are mesh"),
+        (["router-outcomes"], "needs --outcomes"),
+        (["--runs", "3"], "at least 5"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        record.main(arguments)
+
+    assert said in capsys.readouterr().err
+
+
+def test_the_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert record.main(["--list"]) == 0
+    assert "sluice bench batcher --only mesh" in capsys.readouterr().out
