@@ -25,6 +25,8 @@ Block = list[Entry | ItemOutcome]
 
 CHUNK_S: Final = 60.0
 """How long a chunk is waited for while JetStream does not answer, seconds."""
+WHOLE_S: Final = 3600
+"""Tokens are gathered for longer than any answer takes: nobody reads a part of an item's answer."""
 _FORMATS: Final = {
     jobs_pb2.JOB_INPUT_FORMAT_OPENAI: Format.JSONL,
     jobs_pb2.JOB_INPUT_FORMAT_JSONL: Format.JSONL,
@@ -109,6 +111,7 @@ def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
     request = item.request
     request.priority = spec.priority or PRIORITY_BULK
     hashed = b"" if spec.dedupe.disabled else input_hash(request)
+    request.gather.seconds = WHOLE_S
     name_request(request, job, item.custom_id)
     return Entry(index, index, item.line, item.custom_id, item.url, request, hashed)
 

@@ -1,0 +1,15 @@
+"""Items of an input on their way to the gateways."""
+
+from jobs.input.fields import with_prompt
+from jobs.items import Item
+from jobs.sources import WHOLE_S, defaults_of, entry_of
+from sluice.v1.inference_pb2 import PRIORITY_BULK
+from sluice.v1.jobs_pb2 import JobSpec
+
+
+def test_an_item_is_bulk_and_its_answer_comes_as_a_whole() -> None:
+    spec = JobSpec(model="small")
+    item = Item("item-1", 1, with_prompt("hello", defaults_of(spec)))
+    request = entry_of("job", 0, item, spec).request
+    assert request.priority == PRIORITY_BULK
+    assert request.gather.seconds == WHOLE_S
