@@ -90,7 +90,10 @@ async def _started_store(settings: Settings, client: Client) -> JobStore:
     try:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:
-        raise SetupError(f"JetStream does not take the streams of jobs: {error}") from error
+        raise SetupError(
+            f"JetStream does not take the streams of jobs: {error}; where its disk is too small, lower "
+            "jobs.inputs_max_bytes and jobs.results_max_bytes"
+        ) from error
     return store
 
 

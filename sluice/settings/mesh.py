@@ -162,10 +162,10 @@ class JobsSettings(Section):
     """Items that a process has in flight at the same time, of all its jobs."""
     running_max: int = Field(16, ge=1, le=256)
     """Jobs that a process runs at the same time."""
-    inputs_max_bytes: int = Field(4 * 1024**3, ge=1024**2)
-    """Bytes of all inputs in JetStream, kept until their jobs are deleted."""
-    results_max_bytes: int = Field(4 * 1024**3, ge=1024**2)
-    """Bytes of all results in JetStream, kept until their jobs are deleted."""
+    inputs_max_bytes: int = Field(1024**3, ge=1024**2)
+    """Bytes of all inputs in JetStream, kept until their jobs are deleted. JetStream reserves them on its disk."""
+    results_max_bytes: int = Field(1024**3, ge=1024**2)
+    """Bytes of all results in JetStream, kept until their jobs are deleted; reserved too."""
     input_prefixes: list[str] = Field(default_factory=list)
     """URLs below these may be inputs ("s3://bucket/prompts"); unless listed none is opened. docs/job-inputs.md."""
     private_hosts: list[str] = Field(default_factory=list)
