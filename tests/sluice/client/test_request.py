@@ -29,6 +29,8 @@ NOT_UTF8 = "caf\udce9"
         ("p", {"regex": NOT_UTF8}, "sampling.regex"),
         ("p", {"json_schema": {"a": object()}}, "sampling.json_schema"),
         ("p", {"json_schema": "{}", "regex": "a"}, "sampling.regex"),
+        ("p", {"gather_s": "long"}, "gather"),
+        ("p", {"gather_s": float("nan")}, "gather"),
     ],
 )
 def test_value_that_cannot_travel_is_named(prompt: Any, options: Any, field: str) -> None:
@@ -46,6 +48,13 @@ def test_what_is_only_wrong_is_left_to_the_gateway() -> None:
 
 def test_conversation_without_turns_is_still_a_conversation() -> None:
     assert generate_request([], {}).WhichOneof("input") == "chat"
+
+
+@pytest.mark.parametrize("gather_s", [0.0, 0.25, 3600.0])
+def test_how_long_tokens_are_gathered_travels_as_it_is(gather_s: float) -> None:
+    request = generate_request("p", {"gather_s": gather_s})
+    assert request.HasField("gather")
+    assert request.gather.ToTimedelta().total_seconds() == gather_s
 
 
 def test_unset_options_stay_unset() -> None:
