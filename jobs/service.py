@@ -89,7 +89,7 @@ class JobService(JobServiceServicer):
         key = request.idempotency_key
         if key:
             _check_length("idempotency_key", key, 128)
-            record.fingerprint = hashlib.sha256(spec.SerializeToString(deterministic=True)).digest()
+            record.fingerprint = await self._fingerprint(spec)
         job = record.job
         job.id, job.tenant, job.state = new_job_id(tenant, key), tenant, pb.JOB_STATE_QUEUED
         job.spec.CopyFrom(spec)
@@ -251,17 +251,17 @@ class JobService(JobServiceServicer):
     @_method
     async def UploadInput(self, requests: Any, context: Any) -> pb.UploadInputResponse:
         """See the proto."""
-        digest = hashlib.sha256()
         async with NewUpload(self._store, tenant_of(context)) as upload:
             async for request in requests:
                 upload.record.name = upload.record.name or request.name[-256:]
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")
-                digest.update(request.data)
                 await upload.add(request.data)
             await upload.complete()
         return pb.UploadInputResponse(
-            upload_id=upload.id, size_bytes=upload.record.size_bytes, sha256=digest.digest()
+            upload_id=upload.id,
+            size_bytes=upload.record.size_bytes,
+            sha256=upload.record.sha256,
         )
 
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
@@ -287,6 +287,16 @@ class JobService(JobServiceServicer):
             raise InvalidRequest.of(
                 "spec.model", f"no model {spec.model!r}; known: {', '.join(sorted(known))}"
             )
+
+    async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
+        """The same for a file that is sent again, and for a deadline that counts from now."""
+        named = pb.JobSpec()
+        named.CopyFrom(spec)
+        if spec.input.upload_id:
+            upload = await self._store.upload(spec.input.upload_id)
+            named.input.upload_id = upload.sha256.hex()
+        named.limits.ClearField("deadline_time")
+        return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
 
     async def _own(self, job: str, context: Any) -> JobRecord:
         record, _ = await self._store.read(job)

@@ -1,6 +1,7 @@
 """Files on their way into the store: what a caller sends, and what the service reads itself."""
 
 import asyncio
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -31,9 +32,11 @@ class NewUpload:
         self.record = UploadRecord(tenant=tenant, create_unix_ms=unix_ms())
         self._store = store
         self._held = bytearray()
+        self._digest = hashlib.sha256()
 
     async def add(self, data: bytes) -> None:
         """Stores the next bytes."""
+        self._digest.update(data)
         self._held += data
         while len(self._held) >= CHUNK_BYTES:
             await self._write()
@@ -42,6 +45,7 @@ class NewUpload:
         """Says that there are no more."""
         while self._held:
             await self._write()
+        self.record.sha256 = self._digest.digest()
         self.record.complete_unix_ms = unix_ms()
         await self._store.write_upload(self.id, self.record)
 

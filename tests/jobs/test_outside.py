@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from sluice.client.channel import error_of
-from sluice.errors import InvalidRequest
+from sluice.errors import IdempotencyConflict, InvalidRequest
 from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import timestamp, unix_ms
 from tests.jobs.conftest import Receiver
 from tests.jobs.gateway_double import GatewayDouble
 from tests.jobs.processes import BOUND_S, Processes, lines
@@ -119,3 +120,16 @@ async def test_a_webhook_that_is_not_received_is_sent_again(
     await processes.create(lines(1), webhook=hook)
     first, second = await events(receiver, 2)
     assert first == second
+
+
+async def test_the_same_file_sent_again_under_a_key_is_the_same_job(processes: Processes) -> None:
+    await processes.start()
+    first = await processes.create(lines(3), "nightly", limits=deadline(1000))
+    again = await processes.create(lines(3), "nightly", limits=deadline(2000))
+    assert again.id == first.id
+    with pytest.raises(IdempotencyConflict):
+        await processes.create(lines(4), "nightly")
+
+
+def deadline(in_s: int) -> pb.JobLimits:
+    return pb.JobLimits(deadline_time=timestamp(unix_ms() + in_s * 1000))

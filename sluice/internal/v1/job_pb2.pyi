@@ -36,7 +36,7 @@ class JobRecord(_message.Message):
     TOLD_EVENT_ID_FIELD_NUMBER: _builtins.int
     TELLING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
-    """Hash of the specification, with an idempotency key."""
+    """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
     """The upload with its items; empty while a URL or a subject has not been read."""
     round: _builtins.int
@@ -93,6 +93,7 @@ class UploadRecord(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     COMPLETE_UNIX_MS_FIELD_NUMBER: _builtins.int
     CREATE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its owner."""
     name: _builtins.str
@@ -105,6 +106,8 @@ class UploadRecord(_message.Message):
     """When it was complete, Unix milliseconds; 0: it is not."""
     create_unix_ms: _builtins.int
     """When it began, Unix milliseconds."""
+    sha256: _builtins.bytes
+    """SHA-256 of its bytes."""
     def __init__(
         self,
         *,
@@ -114,10 +117,11 @@ class UploadRecord(_message.Message):
         chunks: _builtins.int = ...,
         complete_unix_ms: _builtins.int = ...,
         create_unix_ms: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "create_unix_ms", b"create_unix_ms", "name", b"name", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "complete_unix_ms", b"complete_unix_ms", "create_unix_ms", b"create_unix_ms", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
