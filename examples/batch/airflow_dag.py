@@ -1,6 +1,6 @@
 """Airflow: a nightly job over the files of the day.
 
-The task waits in the triggering process; when it is retried, the same key continues the same job at the item where it was.
+When the task is retried, the same key continues the same job at the item where it was.
 """
 
 from datetime import datetime, timedelta
