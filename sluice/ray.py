@@ -12,7 +12,7 @@ Arrow table; what goes in comes out, with more columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack, cast
 
 import grpc
 
@@ -72,7 +72,7 @@ class Generate:
         cells = [_cells(outcome) for outcome in asked.outcomes]
         columns = zip(*cells, strict=True) if cells else ((),) * len(COLUMNS)
         named = {self._prefix + name: list(one) for name, one in zip(COLUMNS, columns, strict=True)}
-        return with_columns(batch, named)
+        return cast("B", with_columns(batch, named))
 
 
 def rows_of(batch: Any) -> Iterable[Mapping[str, Any]]:
