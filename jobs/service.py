@@ -23,6 +23,7 @@ from sluice.errors import (
     InvalidRequest,
     JobUnknown,
     SluiceError,
+    UnknownModel,
     UploadUnknown,
     WrongJobState,
 )
@@ -284,8 +285,9 @@ class JobService(JobServiceServicer):
             if upload.tenant != tenant:
                 raise UploadUnknown(f"there is no complete upload {spec.input.upload_id!r}")
         if spec.model and spec.model not in (known := await self._known_models()):
-            raise InvalidRequest.of(
-                "spec.model", f"no model {spec.model!r}; known: {', '.join(sorted(known))}"
+            names = ", ".join(sorted(known))
+            raise UnknownModel(
+                f"spec.model: no model {spec.model!r}; known: {names}", metadata={"models": names}
             )
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:

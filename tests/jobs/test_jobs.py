@@ -304,6 +304,7 @@ async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDoub
     spec.model, spec.input.upload_id = "huge", await processes.upload(lines(1))
     with pytest.raises(grpc.RpcError) as no_model:
         await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
+    assert isinstance(error_of(no_model.value), errors.UnknownModel)
     assert "known: auto, echo" in error_of(no_model.value).message
     spec.model = "echo"
     spec.stages.add(name="map", split_tokens=100)
