@@ -3,8 +3,9 @@ engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
 
     python bench/mesh.py [--json] [--runs N] [FIGURES...]
 
-FIGURES: `overhead` (the above, the default); with the shipped settings on the small tier `interactive_beside_bulk` and
-`openloop_ttft`, defined in `bench/support/open_loop.py`.
+FIGURES: `overhead` (the above, the default); `request_cost`: CPU of a one-token request, `gateway_cpu_vs_bare_grpc`,
+`mesh_requests_per_s` and `mesh_cpu_lone_ms`, defined in `bench/support/request_cost.py`; with the shipped settings on
+the small tier `interactive_beside_bulk` and `openloop_ttft`, defined in `bench/support/open_loop.py`.
 """
 
 import argparse
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
 from bench.support.open_loop import MODEL as SMALL
 from bench.support.open_loop import interactive_beside_bulk, openloop_ttft
+from bench.support.request_cost import request_cost
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
@@ -242,7 +244,9 @@ async def main(args: argparse.Namespace) -> None:
     figures: list[Figure] = []
     if "overhead" in args.figures:
         figures += await overhead(args.runs)
-    if args.figures != ["overhead"]:
+    if "request_cost" in args.figures:
+        figures += await request_cost(args.runs)
+    if {"interactive_beside_bulk", "openloop_ttft"} & set(args.figures):
         figures += await open_loop(args.figures, args.runs)
     emit(figures, args.json)
 
@@ -267,6 +271,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
-    names = ("overhead", "interactive_beside_bulk", "openloop_ttft")
+    names = ("overhead", "request_cost", "interactive_beside_bulk", "openloop_ttft")
     parser.add_argument("figures", nargs="*", choices=names, default=["overhead"])
     uvloop.run(main(parser.parse_args()))

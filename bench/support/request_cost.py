@@ -1,98 +1,120 @@
 """CPU time of a one-token request, by process: of a mesh with the echo engine, and of a bare grpc.aio server.
 
-CPU time is user and system time of the servers' processes over a window of answered requests, divided by their number;
-what they do while idle in that window counts. The client is this process and does not count.
+Settings: one model, `engine: echo`, 64 slots, everything else as shipped, no tracing. Callers use the plain stubs, each
+sends its next request when the last has ended; the prompt is `PROMPT`, no sampling, so no seeds. The bare server is
+grpc.aio under uvloop and sends the three messages that the gateway sends: started, delta, finished.
+
+CPU time is user and system time of the servers' processes over a run, divided by the requests answered in it
+(`REQUESTS`); what they do while idle in that time counts, the client does not. Runs of the mesh and of the bare server
+alternate, after one warm-up of each; figures are medians.
+
+- `gateway_cpu_vs_bare_grpc`: `MANY` callers; milliseconds of the gateway's process and of the bare server's; the ratio
+  is bare over ours. `also` has the other processes of the mesh.
+- `mesh_requests_per_s`: the same runs; requests answered a second, client on the same machine.
+- `mesh_cpu_lone_ms`: one caller; milliseconds of all processes of the mesh, and of the bare server.
 """
 
 import asyncio
 import itertools
+import statistics
 import sys
+import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import psutil
 
+from bench.support.bare_stream import EVENTS
+from bench.support.harness import Figure, check_runs, machine
+from sluice import settings as config
+from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
+from supervisor.mesh import Mesh, running_mesh
 
 if TYPE_CHECKING:
-    from supervisor.mesh import Mesh
-
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
 
 PROMPT: Final = "What is the total of 314, 272, 973, 323, 486?"
+MODEL: Final = "echo"
+SLOTS: Final = 64
+MANY: Final = 32
+REQUESTS: Final = {MANY: 1000, 1: 300}
+"""In a run, by the number of callers."""
 CALL_S: Final = 60.0
 Processes = Mapping[str, psutil.Process]
 
 
 @dataclass(frozen=True)
+class Server:
+    """One side: a mesh or the bare server."""
+
+    stub: "Stub"
+    model: str
+    processes: Processes
+
+
+@dataclass(frozen=True)
 class Cost:
-    """What one request took: milliseconds of CPU by process, and requests/s of all callers."""
+    """What one request took in a run: milliseconds of CPU by process, and requests/s of all callers."""
 
     cpu_ms: Mapping[str, float]
     requests_per_s: float
 
-    @property
-    def total_ms(self) -> float:
-        """Of all processes."""
-        return sum(self.cpu_ms.values())
 
-
-def processes_of(mesh: "Mesh") -> dict[str, psutil.Process]:
-    """The processes of a mesh and their children (a Triton's stub), by name."""
-    found = {}
-    for state in mesh.state.processes:
-        process = psutil.Process(state.pid)
-        found[state.name] = process
-        stubs = process.children(recursive=True)
-        found |= {f"{state.name}/{stub.name()[:20]}.{stub.pid}": stub for stub in stubs}
-    return found
-
-
-async def cost(stub: "Stub", model: str, processes: Processes, callers: int, requests: int) -> Cost:
-    """``requests`` one-token calls by ``callers`` who each send one after the other."""
-    before, start = _cpu_s(processes), time.perf_counter()
-    await call(stub, model, callers, requests)
-    elapsed = time.perf_counter() - start
-    spent = _cpu_s(processes)
-    spent.subtract(before)
-    return Cost({name: 1e3 * s / requests for name, s in spent.items()}, requests / elapsed)
-
-
-async def call(stub: "Stub", model: str, callers: int, requests: int) -> None:
-    """The requests of `cost`."""
-    left = itertools.count(requests, -1)
-    request = inference_pb2.GenerateRequest(
-        prompt=PROMPT, model=model, sampling=inference_pb2.SamplingParams(max_tokens=1)
-    )
-
-    async def caller() -> None:
-        while next(left) > 0:
-            tokens = 0
-            async for response in stub.Generate(request, timeout=CALL_S):
-                tokens += len(response.delta.token_ids)
-            assert tokens == 1, "every request is answered"
-
-    await asyncio.gather(*(caller() for _ in range(callers)))
-
-
-def _cpu_s(processes: Processes) -> Counter[str]:
-    """By name, without the number of a stub."""
-    spent: Counter[str] = Counter()
-    for name, process in processes.items():
-        times = process.cpu_times()
-        spent[name.rpartition(".")[0] or name] += times.user + times.system  # type: ignore[assignment]
-    return spent
+async def request_cost(runs: int) -> list[Figure]:
+    """The figures above."""
+    check_runs(runs)
+    async with echo_mesh() as mesh, bare_server() as bare:
+        many, bare_many = await _interleaved(mesh, bare, MANY, runs)
+        lone, bare_lone = await _interleaved(mesh, bare, 1, runs)
+    by_process, by_process_lone = _medians(many), _medians(lone)
+    settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS}
+    bare_ms, gateway_ms = _total(bare_many), by_process["gateway"]
+    rate = statistics.median(run.requests_per_s for run in many)
+    bare_rate = statistics.median(run.requests_per_s for run in bare_many)
+    lone_ms, bare_lone_ms = _total(lone), _total(bare_lone)
+    rows: list[tuple[Any, ...]] = [
+        ("gateway_cpu_vs_bare_grpc", gateway_ms, bare_ms, bare_ms / gateway_ms, "ms of CPU",
+         f"a one-token request, {MANY} callers; peer: the same messages from a bare grpc.aio server", by_process),
+        ("mesh_requests_per_s", rate, bare_rate, rate / bare_rate, "requests/s",
+         f"one-token requests, {MANY} callers; peer: a bare grpc.aio server", {}),
+        ("mesh_cpu_lone_ms", lone_ms, bare_lone_ms, bare_lone_ms / lone_ms, "ms of CPU",
+         "a one-token request of a lone caller, all processes; peer: a bare grpc.aio server", by_process_lone),
+    ]  # fmt: skip
+    return [
+        Figure(name, ours, peer, ratio, unit, runs, machine(), note, settings, _in_ms(also))
+        for name, ours, peer, ratio, unit, note, also in rows
+    ]
 
 
 @asynccontextmanager
-async def bare_server() -> "AsyncIterator[tuple[Stub, Processes]]":
-    """A bare grpc.aio server in a process of its own."""
+async def echo_mesh() -> AsyncIterator[Server]:
+    """The mesh."""
+    model = config.ModelSettings(
+        name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
+    )
+    settings = config.Settings(
+        models=(model,),
+        routing=RoutingSettings(default=MODEL),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    )
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with (
+            running_mesh(settings, state_dir=Path(folder)) as mesh,
+            grpc.aio.insecure_channel(mesh.address) as channel,
+        ):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            yield Server(stub, MODEL, _processes_of(mesh))
+
+
+@asynccontextmanager
+async def bare_server() -> AsyncIterator[Server]:
+    """The bare server, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(Path(__file__).with_name("bare_stream.py")),
@@ -105,7 +127,74 @@ async def bare_server() -> "AsyncIterator[tuple[Stub, Processes]]":
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            yield stub, {"bare": psutil.Process(process.pid)}
+            yield Server(stub, EVENTS, {"bare": psutil.Process(process.pid)})
     finally:
         process.stdin.close()
         await asyncio.wait_for(process.wait(), 10)
+
+
+async def _interleaved(
+    ours: Server, peer: Server, callers: int, runs: int
+) -> tuple[list[Cost], list[Cost]]:
+    """Runs of both sides; the first, a warm-up, is left out."""
+    found: tuple[list[Cost], list[Cost]] = ([], [])
+    for number in range(runs + 1):
+        sides = list(zip((ours, peer), found, strict=True))
+        for server, costs in sides if number % 2 else reversed(sides):
+            costs.append(await _run(server, callers))
+    return found[0][1:], found[1][1:]
+
+
+async def _run(server: Server, callers: int) -> Cost:
+    requests = REQUESTS[callers]
+    before, start = _cpu_s(server.processes), time.perf_counter()
+    await call(server, callers, requests)
+    elapsed = time.perf_counter() - start
+    after = _cpu_s(server.processes)
+    spent = {name: 1e3 * (s - before[name]) / requests for name, s in after.items()}
+    return Cost(spent, requests / elapsed)
+
+
+async def call(server: Server, callers: int, requests: int) -> None:
+    """``requests`` one-token calls by ``callers``."""
+    left = itertools.count(requests, -1)
+    request = inference_pb2.GenerateRequest(
+        prompt=PROMPT, model=server.model, sampling=inference_pb2.SamplingParams(max_tokens=1)
+    )
+
+    async def caller() -> None:
+        while next(left) > 0:
+            tokens = 0
+            async for response in server.stub.Generate(request, timeout=CALL_S):
+                tokens += len(response.delta.token_ids)
+            assert tokens == 1, "every request is answered"
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+
+
+def _processes_of(mesh: Mesh) -> dict[str, psutil.Process]:
+    """The processes of a mesh and their children (a Triton's stub), by name."""
+    found = {}
+    for state in mesh.state.processes:
+        process = found[state.name] = psutil.Process(state.pid)
+        for number, child in enumerate(process.children(recursive=True)):
+            found[f"{state.name} child {number}"] = child
+    return found
+
+
+def _cpu_s(processes: Processes) -> dict[str, float]:
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+
+def _medians(costs: list[Cost]) -> dict[str, float]:
+    """By process."""
+    return {name: statistics.median(one.cpu_ms[name] for one in costs) for name in costs[0].cpu_ms}
+
+
+def _total(costs: list[Cost]) -> float:
+    """Of all processes."""
+    return statistics.median(sum(one.cpu_ms.values()) for one in costs)
+
+
+def _in_ms(by_process: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name.replace(' ', '_')}_ms": ms for name, ms in by_process.items()}
