@@ -8,7 +8,8 @@ together, so that a p99 stands for hundreds of calls.
 callers of class bulk ask for answers of `TOKENS` tokens, one after the other. ours: QQ of the time to the first token
 beside bulk, peer: alone, the same arrivals. `bulk_beside_interactive_N`: tokens/s of bulk with the interactive calls,
 over without, both measured within one flood after `SETTLE_S` s. A round is alone, beside 32, beside 64; every other one
-runs backwards.
+runs backwards. "Without" begins a few seconds after interactive calls, within `spare_s` of the batcher's policy:
+its limits on bulk prompts hold on both sides, and what they cost bulk is not in this ratio.
 
 `openloop_ttft_L_pQQ`: one-token calls arrive at L % of the mesh's capacity, which is its calls/s with
 `CAPACITY_CALLERS` callers in closed loop, measured first. ours: through the mesh; peer: the same arrivals straight into
