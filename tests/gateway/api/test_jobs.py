@@ -122,12 +122,12 @@ async def test_calls_of_jobs_are_passed_on_with_tenant_and_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("port", "kind"), [(0, errors.JobsDisabled), (free_port(), errors.TransportUnavailable)]
+    ("enabled", "kind"), [(False, errors.JobsDisabled), (True, errors.TransportUnavailable)]
 )
 async def test_without_a_process_of_jobs_the_error_says_so(
-    port: int, kind: type[errors.SluiceError]
+    enabled: bool, kind: type[errors.SluiceError]
 ) -> None:
-    server, channel, forwarder = await forwarding(f"127.0.0.1:{port}")
+    server, channel, forwarder = await forwarding(f"127.0.0.1:{free_port() if enabled else 0}")
     stub: Any = JobServiceStub(channel)
 
     with pytest.raises(grpc.RpcError) as refused:
