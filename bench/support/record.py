@@ -20,7 +20,9 @@ from bench.support.pages import load_results, read_lines, render
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mesh": ("mesh",),
-    "mesh-open-loop": ("mesh", "interactive_beside_bulk", "openloop_ttft"),
+    "request-cost": ("mesh", "request_cost"),
+    "interactive": ("mesh", "interactive_beside_bulk"),
+    "open-loop": ("mesh", "openloop_ttft"),
     "processes": ("processes",),
     "engine": ("engine",),
     "engine-float32": ("engine", "--dtype", "float32"),

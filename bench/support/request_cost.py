@@ -109,7 +109,7 @@ async def echo_mesh() -> AsyncIterator[Server]:
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            yield Server(stub, MODEL, _processes_of(mesh))
+            yield Server(stub, MODEL, processes_of(mesh))
 
 
 @asynccontextmanager
@@ -172,7 +172,7 @@ async def call(server: Server, callers: int, requests: int) -> None:
     await asyncio.gather(*(caller() for _ in range(callers)))
 
 
-def _processes_of(mesh: Mesh) -> dict[str, psutil.Process]:
+def processes_of(mesh: Mesh) -> dict[str, psutil.Process]:
     """The processes of a mesh and their children (a Triton's stub), by name."""
     found = {}
     for state in mesh.state.processes:
