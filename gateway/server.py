@@ -47,7 +47,7 @@ from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
 from gateway.upstream.shadow_runner import ShadowRunner
-from sluice.errors import SetupError, ShuttingDown, SluiceError
+from sluice.errors import SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
@@ -69,6 +69,7 @@ PING_INTERVAL_S: Final = 2
 """A dead connection to NATS is noticed after two of these, seconds; callers wait for it."""
 _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
+_STORE_RETRY_S: Final = 0.2
 KEEPALIVE_MS: Final = 30_000
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 _CLIENT_PINGS_MS: Final = 500
@@ -307,16 +308,25 @@ class Gateway:
         _log.info("gateway %s closed", self._transport.gateway_id)
 
     async def _start_store(self, client: Client) -> None:
-        try:
-            await self._store.start(client)
-            buckets = (self._key_bucket, self._spending_bucket, self.policies, self._secrets)
-            for bucket in buckets:
-                await bucket.start(client)
-            await self._shared_spending.read()
-            if self._settings.gateway.resume_key is None:
-                self._resume_key.use(await shared_secret(self._secrets, "resume_key"))
-        except (TimeoutError, NatsError, SluiceError) as error:
-            raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
+        """In a cluster a stream that has just been made has no leader for a moment."""
+        give_up_at = time.monotonic() + self._settings.nats.connect_s
+        while True:
+            try:
+                await self._open_store(client)
+                return
+            except (TimeoutError, NatsError, SluiceError) as error:
+                if not isinstance(error, TransportUnavailable) or time.monotonic() > give_up_at:
+                    message = f"JetStream does not take the gateway's streams: {error}"
+                    raise SetupError(message) from error
+            await asyncio.sleep(_STORE_RETRY_S)
+
+    async def _open_store(self, client: Client) -> None:
+        await self._store.start(client)
+        for bucket in (self._key_bucket, self._spending_bucket, self.policies, self._secrets):
+            await bucket.start(client)
+        await self._shared_spending.read()
+        if self._settings.gateway.resume_key is None:
+            self._resume_key.use(await shared_secret(self._secrets, "resume_key"))
 
     def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
         server = grpc.aio.server(
