@@ -16,6 +16,7 @@ from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.settings import NatsSettings
 from sluice.wire import jetstream, subjects
 from sluice.wire.attempts import next_task_attempt, task_attempt
+from sluice.wire.connection import settle
 
 BOUND_S = 60.0
 """Only a test that fails waits for so long; a busy machine may need some of it."""
@@ -82,7 +83,7 @@ class GatewayDouble:
         await client.subscribe(subjects.frames(name), cb=double._frames)
         await client.subscribe(subjects.REPORTS, cb=double._report)
         await client.subscribe(f"$JS.ACK.{subjects.TASKS_STREAM}.>", cb=double._settlement)
-        await client.flush()
+        await settle(client, BOUND_S)
         try:
             yield double
         finally:

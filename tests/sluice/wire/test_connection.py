@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from sluice.settings import NatsSettings
 from sluice.startup import free_port
 from sluice.wire import subjects
-from sluice.wire.connection import NatsUnreachable, connect, disconnect
+from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from tests.support.nats import running_nats
 
 BOUND_S = 30.0
@@ -55,7 +55,7 @@ async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
     first = await connect(settings, "first", nothing, ping_interval_s=2)
     second = await connect(settings, "second", nothing, ping_interval_s=2)
     heard = await first.subscribe("word")
-    await first.flush()
+    await settle(first, BOUND_S)
     await second.publish("word", b"last")
     await disconnect(second)
     assert (await heard.next_msg(timeout=BOUND_S)).data == b"last"

@@ -35,7 +35,13 @@ def test_uniform_is_even_in_seed_and_index(by: str) -> None:
     assert all(abs(counts[i] - DRAWS / 16) < spread for i in range(16))
 
 
-@given(st.integers(0, 2**31), st.integers(1, 60), st.floats(0.01, 1.5), st.booleans())
+# Near 1 the sums of float32 and of float64 may round to different sides; from 1 on nothing is cut, for which 2 stands.
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 60),
+    st.floats(0.01, 0.99) | st.just(2.0),
+    st.booleans(),
+)
 def test_halving_keeps_what_sorting_keeps(seed: int, top_k: int, top_p: float, ties: bool) -> None:
     torch.manual_seed(seed)
     scores = torch.randn(4, 50) * 4
