@@ -1,10 +1,8 @@
-"""Set-up of a worker's process: builds the engine, and ends the process when Triton ends."""
+"""Set-up of a worker's process: builds the engine."""
 
 import os
-import select
 import time
 from functools import partial
-from threading import Thread
 from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
@@ -41,19 +39,3 @@ def build_engine(settings: ModelSettings) -> Engine:
     from model_workers.ranks import RankProcesses
 
     return load_engine(settings, time.monotonic, RankProcesses(settings, lambda: os._exit(1)))
-
-
-def exit_with_parent() -> None:
-    """Starts a thread that waits until the parent process ends, and then ends this one at once.
-
-    A stub whose server was killed can live on for minutes, with the model's memory and a full engine. The parent-death
-    signal of Linux does not help: it is sent when the *thread* that started the stub ends, in Triton one that loads
-    models.
-    """
-    parent = os.pidfd_open(os.getppid())
-    Thread(target=_wait, args=(parent,), name="parent", daemon=True).start()
-
-
-def _wait(parent: int) -> None:
-    select.select([parent], [], [])
-    os._exit(1)

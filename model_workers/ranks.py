@@ -21,7 +21,7 @@ from torch import distributed
 
 from model_workers.engine.checkpoint import limit_threads, load_model_of
 from model_workers.engine.devices import find_device
-from model_workers.process import exit_with_parent
+from model_workers.parent import exit_with_parent
 from sluice.settings import ModelSettings, SettingsError
 from sluice.startup import LOOPBACK, free_port
 

@@ -104,7 +104,7 @@ def provenance() -> dict[str, Any]:
     """What code and what packages measured, with the command line and the load that the machine had at that time."""
     return {
         "commit": _commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "load": round(os.getloadavg()[0], 1),
     }

@@ -5,7 +5,7 @@ import sys
 
 CHILD = """
 import os, sys, threading
-from model_workers.process import exit_with_parent
+from model_workers.parent import exit_with_parent
 exit_with_parent()
 print(os.getpid(), flush=True)
 threading.Event().wait(30)
