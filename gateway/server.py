@@ -58,7 +58,7 @@ from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import jetstream
 from sluice.wire.bucket import Bucket, shared_secret
-from sluice.wire.connection import connect
+from sluice.wire.connection import connect, disconnect
 
 _log = logging.getLogger(__name__)
 
@@ -214,9 +214,13 @@ class Gateway:
             self._on_loss,
             PING_INTERVAL_S,
         )
-        await self._start_store(client)
-        # First: another process with the same id would get its frames twice, and cancel its rows.
-        await self.peers.start(client)
+        try:
+            await self._start_store(client)
+            # First: another process with the same id would get its frames twice, and cancel its rows.
+            await self.peers.start(client)
+        except BaseException:
+            await disconnect(client)
+            raise
         await self._transport.start(client)
         for prepare in self.before_serving:
             await prepare()
