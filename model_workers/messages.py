@@ -64,6 +64,8 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
     _require(_within(sampling.min_p, 0, 1), "min_p must be in [0, 1]")
     _require(_within(sampling.presence_penalty, -100, 100), "presence_penalty must be in ±100")
     _require(_within(sampling.frequency_penalty, -100, 100), "frequency_penalty must be in ±100")
+    biases = sampling.logit_bias.values()
+    _require(all(_within(bias, -100, 100) for bias in biases), "logit_bias must be in ±100")
     constraint = sampling.WhichOneof("constraint")
     _require(sampling.min_tokens <= sampling.max_tokens, "min_tokens must be at most max_tokens")
     # A complete answer that must not end yet has no next token.
@@ -87,6 +89,7 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         min_tokens=sampling.min_tokens,
         json_schema=sampling.json_schema if constraint == "json_schema" else None,
         regex=sampling.regex if constraint == "regex" else None,
+        logit_bias=tuple(sampling.logit_bias.items()),
     )
 
 

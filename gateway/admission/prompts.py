@@ -121,6 +121,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         min_tokens=min(sampling.min_tokens, max_tokens),
+        logit_bias=sampling.logit_bias,
     )
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
@@ -153,10 +154,16 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
     fields = {
         "resume.token_ids": request.resume,
         "sampling.stop_token_ids": sampling.stop_token_ids,
+        "sampling.logit_bias": sampling.logit_bias,
     }
     for field, token_ids in fields.items():
         if not in_vocabulary(token_ids, size):
             raise InvalidRequest.of(field, f"must be below {size}, the vocabulary of {model.name}")
+    if sampling.logit_bias and request.model != model.name:
+        raise InvalidRequest.of(
+            "sampling.logit_bias",
+            f"has token ids of one model: name it in model; {model.name} would answer now",
+        )
     constraint = sampling.WhichOneof("constraint")
     if constraint is not None and not model.tokenizer.stop_token_ids:
         raise InvalidRequest.of(

@@ -18,6 +18,8 @@ MAX_LOGPROBS: Final = 8
 MAX_STOPS: Final = 8
 MAX_STOP_CHARS: Final = 64
 MAX_STOP_TOKENS: Final = 32
+MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100
 
 
 def sampling_of(
@@ -33,6 +35,7 @@ def sampling_of(
     _check_min_tokens(sampling, max_answer_tokens, found)
     _check_stops(sampling.stop, found)
     _check_stop_tokens(sampling, found)
+    _check_logit_bias(sampling.logit_bias, found)
     _check_served(sampling, found)
     return sampling
 
@@ -90,8 +93,17 @@ def _check_stop_tokens(s: SamplingParams, found: FieldViolations) -> None:
     )
 
 
+def _check_logit_bias(biases: Mapping[int, float], found: FieldViolations) -> None:
+    field = "sampling.logit_bias"
+    found.check(len(biases) <= MAX_BIASES, field, f"has more than {MAX_BIASES} tokens")
+    found.check(
+        all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
+        field,
+        f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]",
+    )
+
+
 def _check_served(s: SamplingParams, found: FieldViolations) -> None:
-    found.check(not s.logit_bias, "sampling.logit_bias", "is not served yet; leave it out")
     found.check(
         not s.HasField("n") or s.n == 1,
         "sampling.n",

@@ -200,8 +200,11 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
     if name == "json_schema" and isinstance(value, dict):
         value = json.dumps(value)
     field = _SAMPLING[name]
-    if name in ("logit_bias", "n"):
-        raise BadField(f"{name}: is not served")
+    if name == "n":
+        raise BadField("n: is not served; write a line for each answer")
+    if name == "logit_bias":
+        _set_biases(sampling, value)
+        return
     if not field.is_repeated:
         is_number = field.cpp_type in (
             FieldDescriptor.CPPTYPE_FLOAT,
@@ -219,6 +222,17 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         getattr(sampling, name).extend(value)
     except (TypeError, ValueError) as error:
         raise BadField(f"{name}: {error}") from error
+
+
+def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
+    if not isinstance(biases, dict):
+        raise BadField("logit_bias: is no object")
+    sampling.ClearField("logit_bias")
+    for token_id, bias in biases.items():
+        try:
+            sampling.logit_bias[int(token_id)] = bias
+        except (TypeError, ValueError) as error:
+            raise BadField(f"logit_bias.{token_id}: {error}") from error
 
 
 _KINDS: Final[Mapping[type, str]] = {

@@ -44,6 +44,7 @@ class Sampling:
     min_tokens: int = 0
     json_schema: str | None = None
     regex: str | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
     min_tokens: int
     stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
     json_schema: str | Mapping[str, Any]
     regex: str
 
@@ -168,6 +169,8 @@ def _set(message: Any, name: str, value: Any, path: str = "") -> None:
     with _Field(path + name):
         if isinstance(value, str | int | float):
             setattr(message, name, value)
+        elif isinstance(value, Mapping):
+            getattr(message, name).update(value)
         else:
             getattr(message, name).extend(value)
 

@@ -451,7 +451,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of tokens, by token id; in [-100, 100]. Not served yet: refused with INVALID_ARGUMENT."""
+        """Added to the logits of tokens before all else, by token id of the model, which must be named; in [-100, 100], at
+        most 1024. Unset: none.
+        """
 
     def __init__(
         self,

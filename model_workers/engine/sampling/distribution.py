@@ -1,6 +1,6 @@
 """The distribution at positions that need more than the most probable token, and draws from it.
 
-In this order: masks of the constraint and of ``min_tokens``; repetition, presence and frequency penalties;
+In this order: biases; masks of the constraint and of ``min_tokens``; repetition, presence and frequency penalties;
 temperature; log-probabilities; top-k, top-p, min-p; draw. docs/sampling.md is the reference.
 """
 
@@ -47,7 +47,8 @@ def draw_shaped(
 
 
 def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
-    """The logits after constraints, ``min_tokens`` and penalties; changes ``scores``."""
+    """The logits after biases, constraints, ``min_tokens`` and penalties; changes ``scores``."""
+    _bias(scores, positions)
     allowed = [(row, p.allowed) for row, p in enumerate(positions) if p.allowed is not None]
     if allowed:
         rows = _on_device(np.array([row for row, _ in allowed]), scores.device)
@@ -66,6 +67,22 @@ def _bits(words: Tensor, size: int) -> Tensor:
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     bits = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1).bool()[:, :size]
     return torch.nn.functional.pad(bits, (0, size - bits.shape[-1]))
+
+
+def _bias(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:
+    """Adds ``logit_bias`` to ``scores`` (positions, vocabulary; contiguous) in place."""
+    size = scores.shape[-1]
+    biased = [
+        (row * size + token_id, bias)
+        for row, position in enumerate(positions)
+        for token_id, bias in position.sampling.logit_bias
+        if token_id < size  # the model has no other
+    ]
+    if biased:
+        places = _on_device(np.array([place for place, _ in biased]), scores.device)
+        scores.view(-1)[places] += _on_device(
+            np.array([bias for _, bias in biased], np.float32), scores.device
+        )
 
 
 def _penalize(scores: Tensor, positions: Sequence[SamplingPosition]) -> None:

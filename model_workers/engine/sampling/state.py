@@ -110,7 +110,7 @@ class SamplingState:
         self._matcher = matcher
         penalized = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
         self._token_counts = TokenCounts(spec.prompt, spec.produced) if penalized else None
-        changed = penalized or matcher is not None or s.logprobs
+        changed = penalized or matcher is not None or s.logprobs or s.logit_bias
         self._always_plain = is_greedy(s) and not changed
 
     @property

@@ -46,7 +46,9 @@ def chat(*turns: tuple[str, str]) -> ChatInput:
 SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [1] * 33}, "stop_token_ids"),
     ({"stop_token_ids": [1], "regex": "a"}, "stop_token_ids"),
-    ({"logit_bias": {3: 1.0}}, "logit_bias"),
+    ({"logit_bias": {3: 100.5}}, "logit_bias"),
+    ({"logit_bias": {3: math.nan}}, "logit_bias"),
+    ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
     ({"n": 0}, "n"),
     ({"n": 2}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -250,6 +252,23 @@ def test_a_constraint_needs_a_model_that_can_end(catalog: Catalog) -> None:
     with pytest.raises(InvalidRequest, match="no token that ends") as caught:
         fit(request, endless, 10)
     assert [violation.field for violation in caught.value.violations] == ["sampling.regex"]
+
+
+def test_biases_are_of_the_model_that_the_request_names(catalog: Catalog) -> None:
+    params = SamplingParams(logit_bias={3: 1.5})
+    named = check(catalog, GenerateRequest(prompt="hi", model="small", sampling=params))
+    assert dict(fit(named, catalog["small"], 10).logit_bias) == {3: 1.5}
+    routed = check(catalog, GenerateRequest(prompt="hi", sampling=params))
+    with pytest.raises(InvalidRequest, match="name it in model"):
+        fit(routed, catalog["small"], 10)
+    beyond = check(
+        catalog,
+        GenerateRequest(
+            prompt="hi", model="small", sampling=SamplingParams(logit_bias={1 << 30: 1.0})
+        ),
+    )
+    with pytest.raises(InvalidRequest, match="vocabulary of small"):
+        fit(beyond, catalog["small"], 10)
 
 
 def test_sampling_travels_complete(catalog: Catalog) -> None:

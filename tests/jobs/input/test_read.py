@@ -77,6 +77,7 @@ def test_a_line_of_openai_chat_becomes_a_request() -> None:
         "seed": 7,
         "metadata": {"k": "v"},
         "top_p": 0.5,
+        "logit_bias": {"5": -100},
         "presence_penalty": None,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     }
@@ -89,7 +90,13 @@ def test_a_line_of_openai_chat_becomes_a_request() -> None:
         ]
     )
     sampling = pb.SamplingParams(
-        max_tokens=9, stop=["\n"], logprobs=2, seed=7, top_p=0.5, json_schema=json.dumps(schema)
+        max_tokens=9,
+        stop=["\n"],
+        logprobs=2,
+        seed=7,
+        top_p=0.5,
+        json_schema=json.dumps(schema),
+        logit_bias={5: -100},
     )
     assert item.request == pb.GenerateRequest(
         chat=chat_input, model="large", sampling=sampling, labels={"k": "v", "user": "me"}
@@ -109,7 +116,8 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
     [
         ({"messages": HELLO, "n": 2}, "", "body.n"),
         ({"messages": HELLO, "tools": [{}]}, "", "body.tools"),
-        ({"messages": HELLO, "logit_bias": {"1": 2}}, "", "body.logit_bias"),
+        ({"messages": HELLO, "logit_bias": {"x": 2}}, "", "body.logit_bias.x"),
+        ({"messages": HELLO, "logit_bias": [1]}, "", "body.logit_bias: is no object"),
         ({"messages": HELLO, "temperature": "hot"}, "", "body.temperature: is not a number"),
         ({"messages": HELLO, "max_tokens": -1}, "", "body.max_tokens"),
         ({"messages": HELLO, "max_tokens": 2.5}, "", "max_tokens: is not a whole number"),

@@ -3,6 +3,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -131,6 +132,47 @@ def test_presence_and_frequency_count_the_answer(
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    row=LOGITS,
+    biases=st.dictionaries(st.integers(0, SIZE + 3), st.floats(-100, 100, width=32)),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    penalty=st.sampled_from([1.0, 1.5]),
+    allowed=st.sets(st.integers(1, SIZE - 1), min_size=1),
+    constrained=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_biases_are_added_before_all_else(
+    row: list[float],
+    biases: dict[int, float],
+    temperature: float,
+    penalty: float,
+    allowed: set[int],
+    constrained: bool,
+    seed: int,
+) -> None:
+    """Against numpy: the token of the biased logits, of those that the constraint allows."""
+    scores = np.array(row, np.float32)
+    for token, bias in biases.items():
+        if token < SIZE:
+            scores[token] += np.float32(bias)
+    if constrained:
+        scores[sorted(set(range(SIZE)) - allowed)] = -np.inf
+    scores[3] = scores[3] / penalty if scores[3] > 0 else scores[3] * penalty
+    chosen: dict[str, Any] = {"temperature": temperature, "repetition_penalty": penalty}
+    if constrained:
+        chosen["regex"] = "|".join(f"{token},{token}" for token in sorted(allowed))
+    plain = spec([3], **chosen, seed=seed, logit_bias=tuple(biases.items()))
+    state = Sampler(ListGrammars()).open(plain)
+    (token,) = tokens(logits(row), state)
+    if temperature:
+        shares = np.exp((scores - scores.max()).astype(np.float64) / temperature)
+        target, below = uniform(seed, 0) * shares.sum(), shares[:token].sum()
+        assert below - 1e-3 <= target <= below + shares[token] + 1e-3
+    else:
+        assert scores[token] == scores.max()
+
+
 MIXED: Sequence[dict[str, Any]] = (
     {},
     {"temperature": 0.7, "seed": 1},
@@ -139,6 +181,8 @@ MIXED: Sequence[dict[str, Any]] = (
     {"temperature": 1.0, "min_p": 0.3, "seed": 4, "presence_penalty": 0.4},
     {"repetition_penalty": 1.8, "frequency_penalty": 0.2},
     {"temperature": 0.9, "repetition_penalty": 0.6, "logprobs": True, "top_logprobs": 3},
+    {"logit_bias": ((3, 2.5), (5, -100.0)), "min_p": 0.01, "temperature": 1.0, "seed": 5},
+    {"logit_bias": ((4, 1.5), (99, 9.0)), "logprobs": True, "top_logprobs": 1},
     {"min_tokens": 20, "stop_token_ids": frozenset({1, 2})},
     {"temperature": 1.2, "regex": "1,2,3|3,2,1,1,1,1,1,1,1|5", "logprobs": True, "top_logprobs": 2},
 )
