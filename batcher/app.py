@@ -14,6 +14,7 @@ from opentelemetry.trace import Tracer
 
 from batcher.core.row import checked_task
 from batcher.core.workers import Peers
+from batcher.drains import Drained, Drains
 from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
@@ -21,6 +22,8 @@ from batcher.spans import RowSpans
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.reload import refuse_changes, reloading
+from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
 from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import connect, disconnect
@@ -69,6 +72,8 @@ class Batcher:
         self._gateways = Gateways(nats_client, batcher)
         self._peers = Peers(batcher)
         self._reporter = Reporter(nats_client, batcher, self._report)
+        self._drains = Drains(nats_client, settings.nats.replicas, self._on_drains)
+        self._drained: Drained = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._process = Process(
             nats_client,
@@ -82,7 +87,15 @@ class Batcher:
         self._loops = {model.name: self._new_loop(model) for model in settings.models}
 
     def _new_loop(self, model: ModelSettings) -> ModelLoop:
-        return ModelLoop(self._process, model, addresses(self._settings, model), self._settings)
+        urls = addresses(self._settings, model)
+        loop = ModelLoop(self._process, model, urls, self._settings)
+        loop.drain_workers(self._drained.get(model.name, frozenset()))
+        return loop
+
+    def _on_drains(self, drained: Drained) -> None:
+        self._drained = drained
+        for model, loop in self._loops.items():
+            loop.drain_workers(drained.get(model, frozenset()))
 
     def apply(self, settings: Settings) -> None:
         """Activates policies, weights and limits of ``settings``; see `sluice.settings.reload.Apply`."""
@@ -108,6 +121,8 @@ class Batcher:
         """Cancels rows, answers which of them this batcher has, or reports to a new gateway."""
         if message.HasField("announce"):
             self._reporter.changed()
+        if message.HasField("drains_changed"):
+            self._drains.read_now()
         for loop in self._loops.values():
             loop.on_cancel(message.cancel.rows)
         unknown = [
@@ -135,6 +150,7 @@ class Batcher:
 
     def on_loss(self) -> None:
         """NATS was reconnected, or messages were dropped: open pulls may be lost."""
+        self._drains.read_now()
         for loop in self._loops.values():
             loop.inbox.restart()
 
@@ -143,9 +159,10 @@ class Batcher:
         await self._gateways.listen(self)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._reporter.run())
+            draining = group.create_task(self._drains.run())
             running = [group.create_task(self._serve(model)) for model in self._settings.models]
             await stop.wait()
-            await _end(reporting)
+            await _end(reporting, draining)
             await self._reporter.leave()
             await self._drain()
             await _end(*running)
@@ -227,6 +244,7 @@ async def _connected(
 
     nats_client = await connect(settings.nats, f"batcher {batcher}", on_loss, PING_INTERVAL_S)
     try:
+        await MetricsExchange(SERVICE_BATCHER, batcher, registry).start(nats_client)
         processes.append(Batcher(nats_client, settings, batcher, tracer, registry))
         yield processes[0]
     finally:

@@ -74,6 +74,7 @@ class _ModelView:
     workers: dict[str, WorkerState] = field(default_factory=dict)
     oldest: Callable[[], dict[str, float]] = dict
     """Since when the oldest task of each class waits, monotonic seconds."""
+    drained: frozenset[str] = frozenset()
 
 
 class BatcherMetrics:
@@ -98,6 +99,7 @@ class BatcherMetrics:
             registry.observe(metric, partial(self._by_class, of_class))
         for metric, of_worker in _WORKER_GAUGES:
             registry.observe(metric, partial(self._by_worker, of_worker))
+        registry.observe(catalog.WORKER_DRAINED, self._drained)
         registry.observe(catalog.OLDEST, self._ages)
         registry.observe(catalog.IN_FLIGHT, self._in_flight)
         registry.observe(catalog.STEP_TIME, self._steps)
@@ -114,7 +116,7 @@ class BatcherMetrics:
         """A model was reported; nobody changes ``report`` any more."""
         view = self._models[report.model]
         view.report, view.workers = report, requests.known_workers()
-        view.oldest = requests.queue.oldest
+        view.oldest, view.drained = requests.queue.oldest, requests.drained
 
     def moved(self, move: Move) -> None:
         """A row has changed its state."""
@@ -158,6 +160,11 @@ class BatcherMetrics:
         for model, view in self._models.items():
             for name in view.names:
                 yield (model, name), value(view.workers.get(name))
+
+    def _drained(self) -> Iterator[Point]:
+        for model, view in self._models.items():
+            for name in view.names:
+                yield (model, name), int(name in view.drained)
 
     def _ages(self) -> Iterator[Point]:
         now = time.monotonic()

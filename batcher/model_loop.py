@@ -142,6 +142,12 @@ class ModelLoop:
         self._requests.change_policy(settings.batcher.policy_of(self._model), settings.weights)
         self.wake()
 
+    def drain_workers(self, names: frozenset[str]) -> None:
+        """Only these workers get no new rows."""
+        self._requests.drained = names
+        self._process.on_readiness()
+        self.wake()
+
     def report(self) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue

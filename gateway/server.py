@@ -18,7 +18,7 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission
 from gateway.admission.usage import UsageAccounting
-from gateway.api.admin_service import ADMIN_SERVICE, AdminService
+from gateway.api.admin_service import ADMIN_SERVICE, AdminService, MeshControl
 from gateway.api.generate import Generator, RequestObservers
 from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
@@ -34,8 +34,10 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
+from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
+from gateway.shared.running import RunningRequests
 from gateway.shared.spending import SharedSpending
 from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.idempotency import ReplayCache
@@ -52,6 +54,8 @@ from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
 from sluice.settings import Settings, SettingsError
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import listen_problem, split_address
+from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -111,6 +115,8 @@ class Gateway:
         self.policies = Bucket(jetstream.policies_bucket(), settings.nats.replicas)
         self.before_serving: list[Callable[[], Awaitable[None]]] = []
         self._secrets = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
+        self._drains = Drains(gateway_id, Bucket(jetstream.drains_bucket(), settings.nats.replicas))
+        self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
         self._resume_key = ResumeKey(limits.resume_key or "")
         self._key_bucket = Bucket(jetstream.keys_bucket(), settings.nats.replicas)
         keep_s = limits.replay_s if limits.replay_entries else 0.0
@@ -221,6 +227,7 @@ class Gateway:
         except BaseException:
             await disconnect(client)
             raise
+        await self._exchange.start(client)
         await self._transport.start(client)
         for prepare in self.before_serving:
             await prepare()
@@ -326,6 +333,7 @@ class Gateway:
 
     async def _open_store(self, client: Client) -> None:
         await self._store.start(client)
+        await self._drains.start(client)
         for bucket in (self._key_bucket, self._spending_bucket, self.policies, self._secrets):
             await bucket.start(client)
         await self._shared_spending.read()
@@ -354,7 +362,10 @@ class Gateway:
         )
         add_InferenceServiceServicer_to_server(self._service, server)
         allowed = self._settings.gateway.allow_remote_outcomes
-        admin = AdminService(self._store, self._drift, self.peers, allow_remote_outcomes=allowed)
+        mesh = MeshControl(RunningRequests(self.registry, self.peers), self._drains, self._exchange)
+        admin = AdminService(
+            self._store, self._drift, self.peers, mesh, allow_remote_outcomes=allowed
+        )
         add_AdminServiceServicer_to_server(admin, server)
         safety = SafetyService(self._admission, self._limiter, self.peers)
         add_SafetyServiceServicer_to_server(safety, server)

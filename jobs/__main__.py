@@ -14,6 +14,7 @@ from jobs.app import new_id, serve
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
 from sluice.startup import freeze_heap, log_to_stderr, stop_event
+from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_JOBS
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
@@ -34,12 +35,14 @@ def main() -> int:
 
 async def _serve(settings: Settings, process: str) -> None:
     stop = stop_event()
-    provider = start_tracing(SERVICE_JOBS)
-    freeze_heap()
-    try:
-        await serve(settings, process, tracer(SERVICE_JOBS), stop)
-    finally:
-        await asyncio.to_thread(provider.shutdown)
+    page = settings.telemetry.prometheus.jobs
+    with measuring(SERVICE_JOBS, process, page, "telemetry.prometheus.jobs") as metrics:
+        provider = start_tracing(SERVICE_JOBS, metrics.registry)
+        freeze_heap()
+        try:
+            await serve(settings, process, tracer(SERVICE_JOBS), stop, metrics.registry)
+        finally:
+            await asyncio.to_thread(provider.shutdown)
 
 
 def _arguments() -> argparse.Namespace:

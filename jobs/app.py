@@ -15,6 +15,7 @@ from nats.errors import Error as NatsError
 from opentelemetry.trace import Tracer
 
 from jobs.gateways import Gateways
+from jobs.metrics import JobMetrics
 from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
@@ -24,6 +25,9 @@ from sluice.defaults import AUTO
 from sluice.errors import SettingsError, SetupError, TransportUnavailable
 from sluice.settings import Settings
 from sluice.startup import listen_problem, reachable, split_address
+from sluice.telemetry.exchange import MetricsExchange
+from sluice.telemetry.names import SERVICE_JOBS
+from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from sluice.wire.connection import connect, disconnect
@@ -42,7 +46,13 @@ def new_id() -> str:
     return f"jobs-{secrets.token_hex(4)}"
 
 
-async def serve(settings: Settings, process: str, tracer: Tracer, stop: asyncio.Event) -> None:
+async def serve(
+    settings: Settings,
+    process: str,
+    tracer: Tracer,
+    stop: asyncio.Event,
+    registry: MetricRegistry | None = None,
+) -> None:
     """Runs jobs and answers calls until ``stop``.
 
     Raises:
@@ -57,7 +67,10 @@ async def serve(settings: Settings, process: str, tracer: Tracer, stop: asyncio.
     try:
         store = await _started_store(settings, client)
         outside = Outside.of(settings.jobs)
-        scheduler = Scheduler(settings.jobs, store, gateways, outside, process, tracer)
+        registry = registry or MetricRegistry()
+        metrics = JobMetrics(registry)
+        scheduler = Scheduler(settings.jobs, store, gateways, outside, process, tracer, metrics)
+        await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
         service = JobService(store, outside, _ModelNames(gateways))
         async with _serving(settings.jobs.address, service):

@@ -18,6 +18,7 @@ from jobs.answers import AnswerCache
 from jobs.core.leases import BEAT_S
 from jobs.core.pace import Speed
 from jobs.gateways import Gateways
+from jobs.metrics import JobMetrics
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
@@ -64,6 +65,8 @@ class JobRunner:
     Attributes:
         job: its id.
         tenant: its owner.
+        concurrency: items that it may have in flight.
+        beat_at: when its record was written last, monotonic seconds.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class JobRunner:
         outside: Outside,
         process: str,
         tracer: Tracer,
+        metrics: JobMetrics,
         record: JobRecord,
         revision: int,
     ) -> None:
@@ -81,19 +85,25 @@ class JobRunner:
         self._outside = outside
         self._process = process
         self._tracer = tracer
+        self._metrics = metrics
         self._record = record
         self._revision = revision
         self.job = record.job.id
         self.tenant = record.job.tenant
         self._epoch = record.epoch
-        self._concurrency = 1
+        self.concurrency = 1
         self._pass: StagePass | None = None
         self._source: InputSource | None = None
         self._earlier = _Totals()
         self._speed = Speed()
-        self._beat_at = time.monotonic()
+        self.beat_at = time.monotonic()
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
+
+    @property
+    def in_flight(self) -> int:
+        """Items that were sent and not answered yet."""
+        return 0 if self._pass is None else self._pass.window.in_flight
 
     def stop(self) -> None:
         """Leaves the job to another process."""
@@ -102,9 +112,9 @@ class JobRunner:
     def share(self, concurrency: int) -> None:
         """How many items it may have in flight."""
         most = self._record.job.spec.limits.concurrency
-        self._concurrency = min(concurrency, most) if most else concurrency
+        self.concurrency = min(concurrency, most) if most else concurrency
         if self._pass is not None:
-            self._pass.set_concurrency(self._concurrency)
+            self._pass.set_concurrency(self.concurrency)
 
     async def run(self) -> None:
         """Runs the job until it ends, is paused, is lost, or `stop`."""
@@ -195,10 +205,11 @@ class JobRunner:
     async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> None:
         record, stage = self._record, self._record.stage
         self._earlier = await _totals(self._store, record, stage)
-        context = PassContext(self._store, self._gateways, self._process, metadata, record, stage)
+        whose = self._process, metadata, record, stage, self._metrics
+        context = PassContext(self._store, self._gateways, *whose)
         with AnswerCache() as cache:
             running = StagePass(context, cache)
-            running.set_concurrency(self._concurrency)
+            running.set_concurrency(self.concurrency)
             await running.load()
             self._pass = running
             await running.run(await self._blocks(record, stage))
@@ -254,8 +265,8 @@ class JobRunner:
 
     def _note_progress(self, record: JobRecord) -> None:
         now = time.monotonic()
-        record.running_ms += round((now - self._beat_at) * 1e3)
-        self._beat_at = now
+        record.running_ms += round((now - self.beat_at) * 1e3)
+        self.beat_at = now
         progress = self._progress(record, now)
         record.job.progress.CopyFrom(progress)
         if record.job.state == JOB_STATE_RUNNING:

@@ -12,6 +12,7 @@ from opentelemetry.trace import Tracer
 
 from jobs.core.leases import BEAT_S, Leases, shares, urgency
 from jobs.gateways import Gateways
+from jobs.metrics import JobMetrics
 from jobs.notify import Notifier
 from jobs.runner import JobRunner
 from jobs.store import JobStore
@@ -43,6 +44,7 @@ class Scheduler:
         outside: Outside,
         process: str,
         tracer: Tracer,
+        metrics: JobMetrics,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -51,10 +53,12 @@ class Scheduler:
         self._notifier = Notifier(store, outside.outbound)
         self._process = process
         self._tracer = tracer
+        self._metrics = metrics
         self._leases = Leases(process)
         self._live: set[str] = set()
         self._runners: dict[str, JobRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        metrics.show(self._runners.values())
         self._heard = asyncio.Event()
         self._scanned_at = float("-inf")
 
@@ -150,6 +154,7 @@ class Scheduler:
             self._outside,
             self._process,
             self._tracer,
+            self._metrics,
             record,
             taken,
         )

@@ -20,6 +20,7 @@ from jobs.core.pace import Rate
 from jobs.core.retry import Failure, RetryPolicy, failure_of
 from jobs.core.window import BLOCK, Entry, Window
 from jobs.gateways import Gateways, ItemCalls, error_in
+from jobs.metrics import JobMetrics
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
@@ -80,6 +81,7 @@ class PassContext:
     metadata: tuple[tuple[str, str], ...]
     record: JobRecord
     stage: int
+    metrics: JobMetrics
 
 
 class StagePass:
@@ -338,6 +340,7 @@ class StagePass:
         self._done.add(outcome.place for outcome in outcomes)
         for outcome in outcomes:
             self._add_counts(outcome)
+            self._context.metrics.settled(outcome)
         self._complete = self._at_end and not self._unwritten
         assert self._done.is_whole or not self._complete, "no place is left out"
         segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())

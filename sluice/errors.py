@@ -8,6 +8,8 @@
 | `InputInvalid` | INVALID_ARGUMENT | INPUT_INVALID | |
 | `UnknownModel` | NOT_FOUND | MODEL_UNKNOWN | metadata models |
 | `RecordUnknown` | NOT_FOUND | RECORD_UNKNOWN | |
+| `RequestUnknown` | NOT_FOUND | REQUEST_UNKNOWN | |
+| `WorkerUnknown` | NOT_FOUND | WORKER_UNKNOWN | |
 | `JobUnknown` | NOT_FOUND | JOB_UNKNOWN | |
 | `UploadUnknown` | NOT_FOUND | UPLOAD_UNKNOWN | |
 | `WrongJobState` | FAILED_PRECONDITION | JOB_STATE_WRONG | |
@@ -152,6 +154,20 @@ class RecordUnknown(SluiceError):
 
     code = grpc.StatusCode.NOT_FOUND
     reason = "RECORD_UNKNOWN"
+
+
+class RequestUnknown(SluiceError):
+    """No request of that id runs now."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "REQUEST_UNKNOWN"
+
+
+class WorkerUnknown(SluiceError):
+    """The model has no worker of that name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "WORKER_UNKNOWN"
 
 
 class JobUnknown(SluiceError):

@@ -200,7 +200,8 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     if settings.jobs.replicas and settings.jobs.address.endswith(":0"):
         addresses = {"address": running.jobs.address, "gateways": running.jobs.gateways}
         update["jobs"] = settings.jobs.model_copy(update=addresses)
-    if (settings.telemetry.prometheus.gateway or "").endswith(":0"):
+    asked = settings.telemetry.prometheus
+    if any((page or "").endswith(":0") for page in (asked.gateway, asked.batcher, asked.jobs)):
         pages = {"prometheus": running.telemetry.prometheus}
         update["telemetry"] = settings.telemetry.model_copy(update=pages)
     return settings.model_copy(update=update)

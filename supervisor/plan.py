@@ -81,10 +81,12 @@ class JobsConfig:
     Attributes:
         name: of its process: "jobs", then "jobs.1".
         address: host and port of gRPC.
+        page: its metrics; None: none.
     """
 
     name: str
     address: str
+    page: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,8 @@ def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
     spec = _python_spec(JOBS, plan.state, port, plan.settings.jobs.drain_s)
     argv = (*spec.argv, "--id", config.name.replace(".", "-"))
     env = {**spec.env, "SLUICE_JOBS__ADDRESS": config.address}
+    if config.page is not None:
+        env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
     return replace(spec, name=config.name, argv=argv, env=env, log=plan.state.log(config.name))
 
 
@@ -267,25 +271,29 @@ def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:
     if not count:
         return ()
     addresses = _own_addresses("jobs.address", settings.jobs.address, count, taken)
+    pages = _pages("jobs", settings.telemetry.prometheus.jobs, count, taken)
     names = [JOBS, *(f"{JOBS}.{number}" for number in range(1, count))]
-    return tuple(map(JobsConfig, names, addresses))
+    return tuple(map(JobsConfig, names, addresses, pages))
 
 
 def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
     count, page = settings.gateway.replicas, settings.telemetry.prometheus.gateway
     addresses = _own_addresses("gateway.address", settings.gateway.address, count, taken)
-    pages: list[str | None] = [None] * count
-    if page is not None:
-        pages = [*_own_addresses("telemetry.prometheus.gateway", page, count, taken)]
+    pages = _pages("gateway", page, count, taken)
     names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
     return tuple(map(GatewayConfig, names, addresses, pages))
 
 
 def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
     """Where a process has its metrics."""
+    return _pages(process, address, 1, taken)[0]
+
+
+def _pages(process: str, address: str | None, count: int, taken: set[int]) -> list[str | None]:
+    """The same of several processes."""
     if address is None:
-        return None
-    return _own_addresses(f"telemetry.prometheus.{process}", address, 1, taken)[0]
+        return [None] * count
+    return [*_own_addresses(f"telemetry.prometheus.{process}", address, count, taken)]
 
 
 def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
@@ -364,6 +372,7 @@ def _resolve(
 ) -> Settings:
     first = gateways[0]
     pages = {"gateway": first.page, "batcher": batcher_page}
+    pages["jobs"] = jobs[0].page if jobs else None
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": first.address}),
         "telemetry": settings.telemetry.model_copy(

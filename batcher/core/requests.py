@@ -56,6 +56,7 @@ class Requests:
         queue: read-only for others; only the table changes it.
         active: rows that have not ended.
         size: of their tasks, bytes.
+        drained: workers that get no new rows.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Requests:
         self._wake_at: float | None = None
         self._probe_at: float | None = None
         self._draining = False
+        self.drained: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Rows held."""
@@ -174,7 +176,11 @@ class Requests:
 
     def active_workers(self) -> dict[str, WorkerState]:
         """Workers that batches may be sent to, by name."""
-        live = {name: state for name, state in self._workers.items() if state.live}
+        live = {
+            name: state
+            for name, state in self._workers.items()
+            if state.live and name not in self.drained
+        }
         if not self._standby:
             return live
         # One that fails is replaced too, and tried again beside the standby.

@@ -1,18 +1,27 @@
 """``sluice.v1.AdminService`` over grpc.aio."""
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.metadata import is_local
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
+from gateway.shared.drains import Drains
 from gateway.shared.peers import Peers
+from gateway.shared.running import LIST_MAX, RunningRequests
 from gateway.shared.sums import sum_router_health
 from gateway.telemetry.drift import DriftMonitor
-from sluice.errors import InvalidRequest, PermissionDenied
+from sluice.errors import InvalidRequest, PermissionDenied, RequestUnknown, WorkerUnknown
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, RouterHealthQuestion
+from sluice.telemetry import catalog
+from sluice.telemetry.exchange import MetricsExchange
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
+    CancelRequestsRequest,
+    CancelRequestsResponse,
+    DrainWorkerRequest,
+    DrainWorkerResponse,
     GetAuditEntryRequest,
     GetAuditEntryResponse,
     GetRequestRecordRequest,
@@ -20,6 +29,11 @@ from sluice.v1.admin_pb2 import (
     GetRouterHealthRequest,
     GetRouterHealthResponse,
     Grade,
+    ListRequestsRequest,
+    ListRequestsResponse,
+    ProcessMetrics,
+    ReadMetricsRequest,
+    ReadMetricsResponse,
     StreamOutcomesRequest,
     SubmitFeedbackRequest,
     SubmitFeedbackResponse,
@@ -31,17 +45,77 @@ from sluice.wire.subjects import is_token
 ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
+@dataclass(frozen=True)
+class MeshControl:
+    """What operators see and change while the mesh runs."""
+
+    requests: RunningRequests
+    drains: Drains
+    metrics: MetricsExchange
+
+
 class AdminService(AdminServiceServicer):
-    """Records, grades, audit entries, outcomes and the health of routers."""
+    """What runs; records, grades, audit entries, outcomes and the health of routers."""
 
     def __init__(
-        self, store: RecordStore, drift: DriftMonitor, peers: Peers, *, allow_remote_outcomes: bool
+        self,
+        store: RecordStore,
+        drift: DriftMonitor,
+        peers: Peers,
+        mesh: MeshControl,
+        *,
+        allow_remote_outcomes: bool,
     ) -> None:
         self._store = store
+        self._mesh = mesh
         self._allow_remote_outcomes = allow_remote_outcomes
         self._drift = drift
         self._peers = peers
         peers.answer("router_health", self._own_health)
+
+    async def ListRequests(
+        self, request: ListRequestsRequest, context: Any
+    ) -> ListRequestsResponse:
+        """See the proto."""
+        if request.limit > LIST_MAX:
+            raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
+        return await self._mesh.requests.listed(request)
+
+    async def CancelRequests(
+        self, request: CancelRequestsRequest, context: Any
+    ) -> CancelRequestsResponse:
+        """See the proto."""
+        if bool(request.request_ids) == bool(request.tenant):
+            raise InvalidRequest.of("request_ids", "name requests, or a tenant")
+        cancelled = await self._mesh.requests.cancel(request)
+        if request.request_ids and not cancelled.request_ids:
+            raise RequestUnknown(f"{', '.join(request.request_ids)}: no such request runs now")
+        return cancelled
+
+    async def DrainWorker(self, request: DrainWorkerRequest, context: Any) -> DrainWorkerResponse:
+        """See the proto."""
+        live = _live_workers(await self._mesh.metrics.read_all((catalog.WORKER_LIVE.name,)))
+        # One that was taken out of the configuration can still be taken out of the record.
+        if not request.undo and (request.model, request.worker) not in live:
+            known = ", ".join(" ".join(one) for one in sorted(live)) or "none"
+            raise WorkerUnknown(
+                f"no batcher knows a worker {request.worker!r} of {request.model!r}; there are: {known}"
+            )
+        change = self._mesh.drains.change
+        record = await change(request.model, request.worker, drained=not request.undo)
+        drained = {(one.model, one.worker) for one in record.workers}
+        others = {one for one, reached in live.items() if reached and one[0] == request.model}
+        return DrainWorkerResponse(
+            others=len(others - drained - {(request.model, request.worker)}),
+            drained=[" ".join(one) for one in sorted(drained)],
+        )
+
+    async def ReadMetrics(self, request: ReadMetricsRequest, context: Any) -> ReadMetricsResponse:
+        """See the proto."""
+        unknown = sorted(set(request.names) - {one.name for one in catalog.METRICS})
+        if unknown:
+            raise InvalidRequest.of("names", f"no metrics of the mesh: {', '.join(unknown)}")
+        return ReadMetricsResponse(processes=await self._mesh.metrics.read_all(request.names))
 
     async def GetRequestRecord(
         self, request: GetRequestRecordRequest, context: Any
@@ -93,6 +167,16 @@ class AdminService(AdminServiceServicer):
 
     async def _own_health(self, _: GatewayQuestion) -> GatewayAnswer:
         return GatewayAnswer(router_health=self._drift.health())
+
+
+def _live_workers(processes: list[ProcessMetrics]) -> dict[tuple[str, str], bool]:
+    """Whether a batcher reaches it, of each worker, by model and name."""
+    found: dict[tuple[str, str], bool] = {}
+    points = (point for one in processes for series in one.metrics for point in series.points)
+    for point in points:
+        model, worker = point.labels
+        found[model, worker] = bool(point.value) or found.get((model, worker), False)
+    return found
 
 
 def _request_id(given: str) -> str:

@@ -80,6 +80,8 @@ class StreamSpec:
     """On the clock of ``now``, seconds."""
     with_logprobs: bool
     timings: RequestTimings
+    tenant: str = ""
+    priority_class: str = ""
     key: str = ""
     """Idempotency key, empty without one."""
     fingerprint: bytes = b""

@@ -74,6 +74,8 @@ class RequestContext:
             deadline=self.deadline,
             with_logprobs=request.sampling.HasField("logprobs"),
             timings=self.timings,
+            tenant=request.tenant,
+            priority_class=request.priority_class,
             key=request.key,
             fingerprint=request.fingerprint,
             resume_token=lambda model: resume_key.token(request.fingerprint, model, seed),
@@ -216,7 +218,9 @@ class InternalRow:
         self._ended = asyncio.Event()
         self.attempt = upstream.new_attempt(request, prepared, row_id)
         started = Started(request_id=row_id, model=prepared.model.name)
-        spec = StreamSpec(started, deadline, False, RequestTimings(time.monotonic()))
+        timings = RequestTimings(time.monotonic())
+        whose = request.tenant, request.priority_class
+        spec = StreamSpec(started, deadline, False, timings, *whose)
         self.stream = upstream.registry.open(spec, self.attempt, on_end=lambda _: self._ended.set())
         self._task = upstream.task_of(self.attempt, request, prepared)
         self._task.gather_ms = WHOLE_MS

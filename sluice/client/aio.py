@@ -217,6 +217,65 @@ class AsyncClient(AsyncCaller):
         request = admin_pb2.GetRequestRecordRequest(request_id=request_id)
         return await self._lookup(self._admin.GetRequestRecord, request, timeout_s)
 
+    async def requests(
+        self,
+        *,
+        tenant: str = "",
+        model: str = "",
+        limit: int = 100,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> admin_pb2.ListRequestsResponse:
+        """The requests that all gateways answer now, the oldest first; `limit` is at most 1000.
+
+        Raises:
+            SluiceError: they cannot be listed.
+        """
+        request = admin_pb2.ListRequestsRequest(tenant=tenant, model=model, limit=limit)
+        return await self._lookup(self._admin.ListRequests, request, timeout_s)
+
+    async def cancel_requests(
+        self,
+        *request_ids: str,
+        tenant: str = "",
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> admin_pb2.CancelRequestsResponse:
+        """Ends running requests, or all of a tenant, whoever has sent them: their callers get `Cancelled`.
+
+        Raises:
+            RequestUnknown: none of `request_ids` runs.
+            SluiceError: they cannot be cancelled.
+        """
+        request = admin_pb2.CancelRequestsRequest(request_ids=request_ids, tenant=tenant)
+        return await self._lookup(self._admin.CancelRequests, request, timeout_s)
+
+    async def drain_worker(
+        self,
+        model: str,
+        worker: str,
+        *,
+        undo: bool = False,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> admin_pb2.DrainWorkerResponse:
+        """A worker gets no new rows until `undo`; those in it run to their end.
+
+        Raises:
+            WorkerUnknown: the model has no such worker.
+            SluiceError: it cannot be drained.
+        """
+        request = admin_pb2.DrainWorkerRequest(model=model, worker=worker, undo=undo)
+        return await self._lookup(self._admin.DrainWorker, request, timeout_s)
+
+    async def metrics(
+        self, *names: str, timeout_s: float = channel.LOOKUP_S
+    ) -> admin_pb2.ReadMetricsResponse:
+        """What all processes have counted: the metrics of these `names`, or all; docs/telemetry.md lists them.
+
+        Raises:
+            SluiceError: they cannot be read.
+        """
+        request = admin_pb2.ReadMetricsRequest(names=names)
+        return await self._lookup(self._admin.ReadMetrics, request, timeout_s)
+
     async def audit(
         self, request_id: str, *, timeout_s: float = channel.LOOKUP_S
     ) -> admin_pb2.GetAuditEntryResponse:

@@ -180,6 +180,8 @@ class PrometheusSettings(Section):
     """"HOST:PORT", such as 127.0.0.1:9464; port 0 takes a free one, and the log says which."""
     batcher: str | None = None
     """The same; metrics of the workers are on this page too."""
+    jobs: str | None = None
+    """The same; the further ones of ``jobs.replicas`` take the next ports."""
     triton: str | None = None
     """The page of the first embedded Triton; the others follow on the next ports."""
     nats: str | None = None

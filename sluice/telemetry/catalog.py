@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from sluice.telemetry import names
-from sluice.telemetry.names import SERVICE_BATCHER, SERVICE_GATEWAY
+from sluice.telemetry.names import SERVICE_BATCHER, SERVICE_GATEWAY, SERVICE_JOBS
 
 
 class Kind(Enum):
@@ -88,6 +88,7 @@ _OF_ROUTER: Final = (names.ROUTER_POLICY, names.ROUTER_VERSION, names.ROUTER_HEA
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _GATEWAY: Final = (SERVICE_GATEWAY,)
 _BATCHER: Final = (SERVICE_BATCHER,)
+_JOBS: Final = (SERVICE_JOBS,)
 
 REQUESTS: Final = Metric(
     "sluice.requests", _COUNTER, "{request}", (_MODEL, _CLASS, names.OUTCOME),
@@ -207,7 +208,11 @@ DEAD_LETTERS: Final = Metric(
 )  # fmt: skip
 
 WORKER_LIVE: Final = Metric(
-    "sluice.worker.live", _GAUGE, "", _OF_WORKER, "1 while batches may be sent to it, else 0", _BATCHER,
+    "sluice.worker.live", _GAUGE, "", _OF_WORKER, "1 while its engine answers, else 0", _BATCHER,
+)  # fmt: skip
+WORKER_DRAINED: Final = Metric(
+    "sluice.worker.drained", _GAUGE, "", _OF_WORKER, "1 while it gets no new rows because an operator drained it",
+    _BATCHER,
 )  # fmt: skip
 WORKER_SLOTS: Final = Metric(
     "sluice.worker.slots", _GAUGE, "{row}", _OF_WORKER, "rows it can compute at once", _BATCHER,
@@ -246,6 +251,24 @@ DRAFTS: Final = Metric(
 )  # fmt: skip
 DRAFTS_ACCEPTED: Final = Metric(
     "sluice.worker.drafts.accepted", _COUNTER, "{token}", _OF_WORKER, "drafted tokens that were accepted", _BATCHER,
+)  # fmt: skip
+
+JOBS_RUNNING: Final = Metric(
+    "sluice.jobs.running", _GAUGE, "{job}", (), "jobs that this process runs", _JOBS,
+)  # fmt: skip
+JOB_ITEMS: Final = Metric(
+    "sluice.jobs.items", _COUNTER, "{item}", (names.OUTCOME,),
+    "items with an outcome: `succeeded`, `deduplicated` (answered with that of an identical item), `dead`", _JOBS,
+)  # fmt: skip
+JOB_WINDOW: Final = Metric(
+    "sluice.jobs.window", _GAUGE, "{item}", (), "items that its jobs may have in flight", _JOBS,
+)  # fmt: skip
+JOB_IN_FLIGHT: Final = Metric(
+    "sluice.jobs.in_flight", _GAUGE, "{item}", (), "items that were sent to gateways and are not answered", _JOBS,
+)  # fmt: skip
+OLDEST_LEASE: Final = Metric(
+    "sluice.jobs.oldest_lease", _GAUGE, "s", (),
+    "since the record of a running job was written, the longest of all: after 3 s another process takes the job", _JOBS,
 )  # fmt: skip
 
 SPANS: Final = Metric(

@@ -7,7 +7,7 @@ may happen on different threads: numbers are read one by one, and collections ar
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from opentelemetry.trace import SpanContext
@@ -94,9 +94,11 @@ class MetricRegistry:
         """What this process may emit."""
         return list(self._read)
 
-    def collect(self) -> Iterator[tuple[Metric, list[Point]]]:
-        """The values of every metric that has some."""
+    def collect(self, names: Collection[str] = ()) -> Iterator[tuple[Metric, list[Point]]]:
+        """The values of the metrics of these ``names``, without any of all, that have some."""
         for metric, readers in list(self._read.items()):
+            if names and metric.name not in names:
+                continue
             points = [point for read in readers for point in read()]
             if points:
                 yield metric, points

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Explains and grades requests. Errors as in InferenceService.
+    """Shows and changes what runs, explains and grades requests. Errors as in InferenceService.
     """
 
     def __init__(self, channel):
@@ -35,6 +35,26 @@ class AdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.ListRequests = channel.unary_unary(
+                '/sluice.v1.AdminService/ListRequests',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.CancelRequests = channel.unary_unary(
+                '/sluice.v1.AdminService/CancelRequests',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.CancelRequestsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.CancelRequestsResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/sluice.v1.AdminService/DrainWorker',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/sluice.v1.AdminService/ReadMetrics',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
+                _registered_method=True)
         self.GetRequestRecord = channel.unary_unary(
                 '/sluice.v1.AdminService/GetRequestRecord',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordRequest.SerializeToString,
@@ -63,8 +83,37 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Explains and grades requests. Errors as in InferenceService.
+    """Shows and changes what runs, explains and grades requests. Errors as in InferenceService.
     """
+
+    def ListRequests(self, request, context):
+        """The requests that all gateways answer now, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequests(self, request, context):
+        """Ends running requests: their callers get the error CANCELLED. Items of offline jobs are tried again by their job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Takes a worker out of service, or puts it back: while it is drained it gets no new rows, and those in it run to their
+        end. It stays drained when processes restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMetrics(self, request, context):
+        """What the processes of the mesh have counted so far; docs/telemetry.md lists the metrics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetRequestRecord(self, request, context):
         """All decisions about one request, without any text of prompt or answer. Records are kept for a bounded time and are
@@ -106,6 +155,26 @@ class AdminServiceServicer:
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'CancelRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequests,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.CancelRequestsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.CancelRequestsResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ReadMetricsResponse.SerializeToString,
+            ),
             'GetRequestRecord': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequestRecord,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.GetRequestRecordRequest.FromString,
@@ -140,8 +209,116 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Explains and grades requests. Errors as in InferenceService.
+    """Shows and changes what runs, explains and grades requests. Errors as in InferenceService.
     """
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/ListRequests',
+            sluice_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/CancelRequests',
+            sluice_dot_v1_dot_admin__pb2.CancelRequestsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.CancelRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/DrainWorker',
+            sluice_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/ReadMetrics',
+            sluice_dot_v1_dot_admin__pb2.ReadMetricsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ReadMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetRequestRecord(request,

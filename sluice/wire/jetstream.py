@@ -37,6 +37,7 @@ SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
 SPENDING_MAX_AGE_S: Final = 3660.0
 POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
 SECRETS_MAX_BYTES: Final = 1024 * 1024
+DRAINS_MAX_BYTES: Final = 1024 * 1024
 JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
@@ -105,6 +106,11 @@ def policies_bucket() -> StreamConfig:
 def secrets_bucket() -> StreamConfig:
     """Secrets that gateways share, and that no setting names."""
     return _bucket(subjects.SECRETS_BUCKET, SECRETS_MAX_BYTES)
+
+
+def drains_bucket() -> StreamConfig:
+    """The workers that operators have drained."""
+    return _bucket(subjects.DRAINS_BUCKET, DRAINS_MAX_BYTES)
 
 
 def jobs_bucket() -> StreamConfig:

@@ -9,6 +9,7 @@
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
 | ``sluice.reports`` | batcher, all gateways and batchers | ``BatcherReport`` |
+| ``sluice.metrics`` | gateway, all processes (request) | ``ReadMetricsRequest`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway and batcher, operators (JetStream) | the task, reason in headers |
@@ -21,6 +22,7 @@
 | ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
+| ``$KV.SLUICE_DRAINS.workers`` | gateway, batchers (JetStream) | ``DrainRecord`` |
 | ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
 | ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
 | ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file |
@@ -53,13 +55,17 @@ FRAMES: Final = "sluice.frames"
 CONTROL: Final = "sluice.control"
 REPORTS: Final = "sluice.reports"
 GATEWAYS: Final = "sluice.gateways"
+METRICS: Final = "sluice.metrics"
 
 KEYS_BUCKET: Final = "KV_SLUICE_KEYS"
 SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
 POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
 SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
+DRAINS_BUCKET: Final = "KV_SLUICE_DRAINS"
 JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
 """Streams of the key-value buckets; the prefix is JetStream's."""
+DRAINED_WORKERS: Final = "workers"
+"""The one key of `DRAINS_BUCKET`."""
 
 BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"

@@ -101,7 +101,9 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
         triton=TritonSettings(start_s=90.0),
         telemetry=TelemetrySettings(
             otlp_http_endpoint=otlp_http_endpoint,
-            prometheus=PrometheusSettings(gateway="127.0.0.1:0", batcher="127.0.0.1:0"),
+            prometheus=PrometheusSettings(
+                gateway="127.0.0.1:0", batcher="127.0.0.1:0", jobs="127.0.0.1:0"
+            ),
         ),
     )
 

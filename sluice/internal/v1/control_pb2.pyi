@@ -30,6 +30,7 @@ class ControlMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     ANNOUNCE_FIELD_NUMBER: _builtins.int
+    DRAINS_CHANGED_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """The gateway that sends it."""
@@ -45,19 +46,24 @@ class ControlMessage(_message.Message):
     def announce(self) -> Global___Announce:
         """A gateway has started: report at once."""
 
+    @_builtins.property
+    def drains_changed(self) -> Global___DrainsChanged:
+        """Workers were drained or put back."""
+
     def __init__(
         self,
         *,
         cancel: Global___Cancel | None = ...,
         query: Global___RowsQuery | None = ...,
         announce: Global___Announce | None = ...,
+        drains_changed: Global___DrainsChanged | None = ...,
         gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "message", b"message", "query", b"query"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "message", b"message", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announce", b"announce", "cancel", b"cancel", "drains_changed", b"drains_changed", "gateway", b"gateway", "message", b"message", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["cancel", "query", "announce", "drains_changed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -103,6 +109,23 @@ class Announce(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Announce: _TypeAlias = Announce  # noqa: Y015
+
+@_typing.final
+class DrainsChanged(_message.Message):
+    """The record of drained workers has changed: read it now. Sent to all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainsChanged: _TypeAlias = DrainsChanged  # noqa: Y015
 
 @_typing.final
 class RowsQuery(_message.Message):

@@ -307,6 +307,8 @@ class GatewayQuestion(_message.Message):
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def who(self) -> Global___WhoQuestion:
         """Is a gateway with this id running?"""
@@ -331,6 +333,14 @@ class GatewayQuestion(_message.Message):
     def take(self) -> Global___TakeQuestion:
         """Take the policies of the last reload."""
 
+    @_builtins.property
+    def running(self) -> _admin_pb2.ListRequestsRequest:
+        """Which requests run?"""
+
+    @_builtins.property
+    def cancel(self) -> _admin_pb2.CancelRequestsRequest:
+        """Cancel these requests."""
+
     def __init__(
         self,
         *,
@@ -340,12 +350,14 @@ class GatewayQuestion(_message.Message):
         router_health: Global___RouterHealthQuestion | None = ...,
         dry_run: Global___DryRunQuestion | None = ...,
         take: Global___TakeQuestion | None = ...,
+        running: _admin_pb2.ListRequestsRequest | None = ...,
+        cancel: _admin_pb2.CancelRequestsRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "take", b"take", "who", b"who"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "take", b"take", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take"]  # noqa: Y015
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take", "running", "cancel"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 
@@ -485,6 +497,8 @@ class GatewayAnswer(_message.Message):
     POLICIES_FIELD_NUMBER: _builtins.int
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
     """The process that answers."""
     problem: _builtins.str
@@ -499,6 +513,14 @@ class GatewayAnswer(_message.Message):
     def dry_run(self) -> _safety_pb2.GetDryRunResponse:
         """To DryRunQuestion; unset when no policy is under trial."""
 
+    @_builtins.property
+    def running(self) -> _admin_pb2.ListRequestsResponse:
+        """To the question which requests run."""
+
+    @_builtins.property
+    def cancelled(self) -> _admin_pb2.CancelRequestsResponse:
+        """To the question to cancel requests."""
+
     def __init__(
         self,
         *,
@@ -507,11 +529,63 @@ class GatewayAnswer(_message.Message):
         policies: _builtins.str = ...,
         router_health: _admin_pb2.GetRouterHealthResponse | None = ...,
         dry_run: _safety_pb2.GetDryRunResponse | None = ...,
+        running: _admin_pb2.ListRequestsResponse | None = ...,
+        cancelled: _admin_pb2.CancelRequestsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "router_health", b"router_health"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dry_run", b"dry_run", "router_health", b"router_health", "running", b"running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "instance", b"instance", "policies", b"policies", "problem", b"problem", "router_health", b"router_health"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dry_run", b"dry_run", "instance", b"instance", "policies", b"policies", "problem", b"problem", "router_health", b"router_health", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayAnswer: _TypeAlias = GatewayAnswer  # noqa: Y015
+
+@_typing.final
+class DrainRecord(_message.Message):
+    """The workers that operators have drained; in the bucket SLUICE_DRAINS."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainedWorker]:
+        """Each once."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___DrainedWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRecord: _TypeAlias = DrainRecord  # noqa: Y015
+
+@_typing.final
+class DrainedWorker(_message.Message):
+    """A worker that gets no new rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model."""
+    worker: _builtins.str
+    """The worker, as batchers call it."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainedWorker: _TypeAlias = DrainedWorker  # noqa: Y015

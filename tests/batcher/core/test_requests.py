@@ -588,3 +588,13 @@ def test_another_policy_takes_over_what_waits_and_what_runs(desk: Desk) -> None:
     desk.cancel("lost", "waits", "runs")
     assert len(desk.requests) == 0
     assert len(desk.requests.queue) == 0
+
+
+def test_a_drained_worker_gets_no_rows_and_a_standby_takes_its_place() -> None:
+    requests = Requests("b", policy=Policy(), ranked=("first", "standby"), standby=1)
+    for name in ("first", "standby"):
+        requests.worker(name).live = True
+    requests.drained = frozenset({"first"})
+    assert [one.worker for one in requests.capacities(WorkerShare(), 0.0)] == ["standby"]
+    requests.drained = frozenset()
+    assert list(requests.active_workers()) == ["first"]

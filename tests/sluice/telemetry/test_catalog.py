@@ -7,11 +7,13 @@ import pytest
 from batcher.metrics import BatcherMetrics
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
+from jobs.metrics import JobMetrics
 from sluice.telemetry import catalog, names
 from sluice.telemetry.catalog import METRICS, Kind
 from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import start_tracing
 
+SERVICES = (names.SERVICE_GATEWAY, names.SERVICE_BATCHER, names.SERVICE_JOBS)
 PAGE = Path(__file__).parents[3] / "docs" / "telemetry.md"
 
 
@@ -26,7 +28,7 @@ def table(*services: str) -> str:
     return "\n".join(["| metric | kind | labels | what |", "|---|---|---|---|", *rows])
 
 
-@pytest.mark.parametrize("services", [(names.SERVICE_GATEWAY,), (names.SERVICE_BATCHER,), ()])
+@pytest.mark.parametrize("services", [(one,) if one else () for one in (*SERVICES, "")])
 def test_the_page_lists_the_metrics_of_each_process(services: tuple[str, ...]) -> None:
     assert table(*services) in PAGE.read_text(encoding="utf-8")
 
@@ -35,13 +37,12 @@ def test_every_metric_is_emitted_by_the_process_that_the_page_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    emitted = {
-        service: MetricRegistry() for service in (names.SERVICE_GATEWAY, names.SERVICE_BATCHER)
-    }
+    emitted = {service: MetricRegistry() for service in SERVICES}
     gateway = emitted[names.SERVICE_GATEWAY]
     RequestMetrics(gateway).show_running(lambda: 0)
     DriftMonitor("gw", lambda _: None, gateway)
     BatcherMetrics(emitted[names.SERVICE_BATCHER])
+    JobMetrics(emitted[names.SERVICE_JOBS]).show([])
     for service, registry in emitted.items():
         start_tracing(service, registry).shutdown()
         wanted = {one.name for one in METRICS if not one.services or service in one.services}

@@ -1,0 +1,82 @@
+"""Metrics over NATS: each process answers who asks for its own, so `sluice top` needs no port but the gateway's."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from sluice.telemetry.registry import MetricRegistry, Series
+from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
+from sluice.wire import subjects
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+
+_log = logging.getLogger(__name__)
+
+GATHER_S: Final = 0.25
+"""How long answers are waited for, seconds: nobody knows how many processes there are."""
+
+
+class MetricsExchange:
+    """The metrics of this process for others, and those of all for this one."""
+
+    def __init__(self, service: str, instance: str, registry: MetricRegistry) -> None:
+        self._service = service
+        self._instance = instance
+        self._registry = registry
+        self._client: Client | None = None
+
+    async def start(self, client: Client) -> None:
+        """Answers from now on."""
+        self._client = client
+        await client.subscribe(subjects.METRICS, cb=self._answer)
+
+    async def read_all(self, names: Collection[str]) -> list[ProcessMetrics]:
+        """The metrics of these ``names`` (all without any) of every process that answers within `GATHER_S`."""
+        found: list[ProcessMetrics] = []
+
+        async def take(message: Msg) -> None:
+            found.append(unpack(ProcessMetrics, message.data))
+
+        assert self._client is not None, "started"
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox, cb=take)
+        try:
+            question = ReadMetricsRequest(names=names)
+            await self._client.publish(subjects.METRICS, pack(question), inbox)
+            await asyncio.sleep(GATHER_S)
+        finally:
+            await subscription.unsubscribe()
+        return sorted(found, key=lambda one: (one.service, one.instance))
+
+    async def _answer(self, message: Msg) -> None:
+        assert self._client is not None, "started"
+        try:
+            names = unpack(ReadMetricsRequest, message.data).names
+            await self._client.publish(message.reply, pack(self._own(set(names))))
+        except (MalformedMessage, OversizedMessage, NatsError) as error:
+            _log.warning("metrics are not sent: %s", error)
+
+    def _own(self, names: Collection[str]) -> ProcessMetrics:
+        return ProcessMetrics(
+            service=self._service,
+            instance=self._instance,
+            metrics=[
+                MetricSeries(
+                    name=metric.name,
+                    labels=metric.labels,
+                    bounds=metric.bounds,
+                    points=[_point(labels, value) for labels, value in points],
+                )
+                for metric, points in self._registry.collect(names)
+            ],
+        )
+
+
+def _point(labels: tuple[str, ...], value: float | Series) -> MetricPoint:
+    if isinstance(value, Series):
+        return MetricPoint(labels=labels, value=value.total, buckets=value.counts)
+    return MetricPoint(labels=labels, value=value)
