@@ -102,13 +102,19 @@ def _load(path: Path) -> Settings:
     settings = configuration.load(path)
     if settings.nats.url is None:
         raise SettingsError(f"{path}: nats.url: a gateway by itself needs a running NATS")
-    host, _ = split_address(settings.gateway.address, "gateway.address")
+    _check_reach(settings, "gateway.address", settings.gateway.address)
+    if settings.http.address is not None:
+        _check_reach(settings, "http.address", settings.http.address)
+    return settings
+
+
+def _check_reach(settings: Settings, key: str, address: str) -> None:
+    host, _ = split_address(address, key)
     if not (settings.gateway.allow_remote or is_loopback(host)):
         raise SettingsError(
-            f"gateway.address: {host} can be reached from other machines and there are no credentials; use "
+            f"{key}: {host} can be reached from other machines and there are no credentials; use "
             f"{LOOPBACK}, or set gateway.allow_remote in a closed network"
         )
-    return settings
 
 
 def _id(name: str | None) -> str:

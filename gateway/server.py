@@ -27,6 +27,8 @@ from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
+from gateway.http.app import make_app
+from gateway.http.server import HttpServer
 from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
@@ -87,6 +89,7 @@ class Gateway:
 
     Attributes:
         address: where gRPC is served, "host:port".
+        http: OpenAI's API, unless it is off.
         registry: the live requests.
         peers: the other gateways.
         spending: of the tenants.
@@ -186,6 +189,10 @@ class Gateway:
             self._loads, catalog, lambda: self._transport.connected, self._transport.stores
         )
         self._reread = asyncio.Event()
+        self.http: HttpServer | None = None
+        if settings.http.address is not None:
+            app = make_app(generator, catalog, self._loads, lambda: self._health.serving)
+            self.http = HttpServer(settings.http.address, app)
         self._server = self._make_server(limits.max_message_bytes)
 
     @asynccontextmanager
@@ -207,10 +214,10 @@ class Gateway:
             await self.close()
 
     async def start(self) -> None:
-        """Opens the port, connects to NATS, then accepts calls: a gateway that answers can publish.
+        """Opens the ports, connects to NATS, then accepts calls: a gateway that answers can publish.
 
         Raises:
-            SetupError: the port or the id is taken.
+            SetupError: a port or the id is taken.
             NatsUnreachable: NATS does not answer.
         """
         self._bind()
@@ -233,7 +240,11 @@ class Gateway:
             await prepare()
         await self._health.refresh(time.monotonic())
         await self._server.start()
+        if self.http is not None:
+            await self.http.start()
         _log.info("gateway %s serves on %s", self._transport.gateway_id, self.address)
+        if self.http is not None:
+            _log.info("HTTP is served on %s", self.http.address)
 
     async def use_routing(self, router: Router, routing: RoutingSettings) -> None:
         """Later requests are routed by ``router``.
@@ -311,7 +322,9 @@ class Gateway:
         await self.peers.close()
 
     async def close(self) -> None:
-        """Closes the port, then NATS."""
+        """Closes the ports, then NATS."""
+        if self.http is not None:
+            await self.http.close()
         await self._server.stop(_CLOSE_S)
         await self._jobs.close()
         self._admission.close()
@@ -390,3 +403,5 @@ class Gateway:
         except RuntimeError as error:
             raise SetupError(f"{key}: {self.address} cannot be served: {error}") from error
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
+        if self.http is not None:
+            self.http.bind()

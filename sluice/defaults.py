@@ -5,6 +5,9 @@ from typing import Final
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 """Where the gateway listens."""
 
+DEFAULT_HTTP_ADDRESS: Final = "127.0.0.1:8000"
+"""Where the gateway of `sluice up` listens for HTTP."""
+
 AUTO: Final = "auto"
 """The model name that means: route."""
 

@@ -197,6 +197,9 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
         address = {"address": running.gateway.address}
         update["gateway"] = settings.gateway.model_copy(update=address)
+    http = settings.http
+    if "address" not in http.model_fields_set or (http.address or "").endswith(":0"):
+        update["http"] = running.http
     if settings.jobs.replicas and settings.jobs.address.endswith(":0"):
         addresses = {"address": running.jobs.address, "gateways": running.jobs.gateways}
         update["jobs"] = settings.jobs.model_copy(update=addresses)

@@ -24,7 +24,9 @@ START_S: Final = 120.0
 _LOG: Final = "supervisor"
 
 
-def start_detached(state: StateDir, config: Path | None, address: str | None) -> float:
+def start_detached(
+    state: StateDir, config: Path | None, address: str | None, http: str | None = None
+) -> float:
     """Starts a supervisor in a session of its own; returns the seconds its mesh took until it was ready.
 
     Raises:
@@ -36,7 +38,7 @@ def start_detached(state: StateDir, config: Path | None, address: str | None) ->
     state.create()
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
-        process, log_start = _spawn_detached(state, config, address, writing)
+        process, log_start = _spawn_detached(state, config, address, http, writing)
         os.close(writing)
         try:
             bound_s = load(config).triton.start_s + START_S
@@ -49,12 +51,18 @@ def start_detached(state: StateDir, config: Path | None, address: str | None) ->
 
 
 def _spawn_detached(
-    state: StateDir, config: Path | None, address: str | None, descriptor: int
+    state: StateDir,
+    config: Path | None,
+    address: str | None,
+    http: str | None,
+    descriptor: int,
 ) -> tuple[subprocess.Popen[bytes], int]:
     command = [*module_command("supervisor.serve", config and config.resolve())]
     command += ["--state-dir", str(state.root), "--report-fd", str(descriptor)]
     if address is not None:
         command += ["--address", address]
+    if http is not None:
+        command += ["--http", http]
     with state.log(_LOG).open("ab") as log:
         process = subprocess.Popen(
             command,

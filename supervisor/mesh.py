@@ -75,6 +75,11 @@ class Mesh:
         return ",".join(reachable(one.address) for one in self._plan.gateways)
 
     @property
+    def http(self) -> str | None:
+        """Where clients call OpenAI's API, in the same order; None: nowhere."""
+        return ",".join(reachable(one.http) for one in self._plan.gateways if one.http) or None
+
+    @property
     def nats_url(self) -> str:
         """Of the embedded or the external server."""
         assert self.settings.nats.url is not None
@@ -95,6 +100,7 @@ class Mesh:
             ready=self._ready,
             stop_s=self.supervisor.stop_s,
             address=self.address,
+            http=self.http,
             nats_url=self.nats_url,
             processes=self.supervisor.states,
         )

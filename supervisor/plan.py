@@ -66,11 +66,13 @@ class GatewayConfig:
     Attributes:
         name: of its process: "gateway", then "gateway.1".
         address: host and port of gRPC.
+        http: host and port of OpenAI's API, if it has one.
         page: host and port of its page of metrics, if it has one.
     """
 
     name: str
     address: str
+    http: str | None
     page: str | None
 
 
@@ -249,6 +251,8 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
     own = {RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key()}
     if config is not plan.gateways[0]:
         own["SLUICE_GATEWAY__ADDRESS"] = config.address
+        if config.http is not None:
+            own["SLUICE_HTTP__ADDRESS"] = config.http
         if config.page is not None:
             own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
     log = plan.state.log(config.name)
@@ -277,11 +281,13 @@ def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:
 
 
 def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
-    count, page = settings.gateway.replicas, settings.telemetry.prometheus.gateway
+    count = settings.gateway.replicas
     addresses = _own_addresses("gateway.address", settings.gateway.address, count, taken)
+    page = settings.telemetry.prometheus.gateway
+    https = _optional_addresses("http.address", settings.http.address, count, taken)
     pages = _pages("gateway", page, count, taken)
     names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
-    return tuple(map(GatewayConfig, names, addresses, pages))
+    return tuple(map(GatewayConfig, names, addresses, https, pages))
 
 
 def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
@@ -291,9 +297,13 @@ def _own_page(process: str, address: str | None, taken: set[int]) -> str | None:
 
 def _pages(process: str, address: str | None, count: int, taken: set[int]) -> list[str | None]:
     """The same of several processes."""
-    if address is None:
-        return [None] * count
-    return [*_own_addresses(f"telemetry.prometheus.{process}", address, count, taken)]
+    return _optional_addresses(f"telemetry.prometheus.{process}", address, count, taken)
+
+
+def _optional_addresses(
+    key: str, address: str | None, count: int, taken: set[int]
+) -> list[str | None]:
+    return [None] * count if address is None else [*_own_addresses(key, address, count, taken)]
 
 
 def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
@@ -375,6 +385,7 @@ def _resolve(
     pages["jobs"] = jobs[0].page if jobs else None
     update: dict[str, object] = {
         "gateway": settings.gateway.model_copy(update={"address": first.address}),
+        "http": settings.http.model_copy(update={"address": first.http}),
         "telemetry": settings.telemetry.model_copy(
             update={"prometheus": settings.telemetry.prometheus.model_copy(update=pages)}
         ),

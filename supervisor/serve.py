@@ -14,11 +14,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
-from sluice.settings import Settings, SettingsError, load
+from sluice.settings import HttpSettings, Settings, SettingsError, load
 from sluice.startup import log_to_stderr
 from supervisor.mesh import Mesh, running_mesh
 
+HTTP_OFF: Final = "off"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,8 +60,10 @@ async def until_signal(body: Awaitable[None]) -> None:
         running.result()
 
 
-def settings_of(config: Path | None, address: str | None) -> Settings:
-    """The file's settings, with the gateway's address replaced when one is given.
+def settings_of(config: Path | None, address: str | None, http: str | None = None) -> Settings:
+    """The file's settings, with the gateway's addresses replaced when they are given; ``http`` may be "off".
+
+    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`.
 
     Raises:
         SettingsError: they cannot work.
@@ -67,10 +71,14 @@ def settings_of(config: Path | None, address: str | None) -> Settings:
     settings = load(config)
     if settings.safety:
         check_policies(settings, config)
-    if address is None:
-        return settings
-    gateway = settings.gateway.model_copy(update={"address": address})
-    return settings.model_copy(update={"gateway": gateway})
+    update: dict[str, object] = {}
+    if address is not None:
+        update["gateway"] = settings.gateway.model_copy(update={"address": address})
+    if http is not None:
+        update["http"] = HttpSettings(address=None if http == HTTP_OFF else http)
+    elif "address" not in settings.http.model_fields_set:
+        update["http"] = HttpSettings(address=DEFAULT_HTTP_ADDRESS)
+    return settings.model_copy(update=update)
 
 
 def check_policies(settings: Settings, config: Path | None) -> None:
@@ -86,11 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m supervisor.serve")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--address")
+    parser.add_argument("--http")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--report-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     try:
-        settings = settings_of(options.config, options.address)
+        settings = settings_of(options.config, options.address, options.http)
         log_to_stderr(settings.telemetry.log_level)
         on_ready = _reporter(options.report_fd)
         asyncio.run(serve(settings, options.state_dir, on_ready))

@@ -65,6 +65,7 @@ class MeshState:
         stop_s: how long a stop may take, seconds.
         address: of the gateway, or of several with commas between them.
         processes: in the order of their start.
+        http: where HTTP is served, like ``address``; None: nowhere.
     """
 
     pid: int
@@ -74,6 +75,7 @@ class MeshState:
     address: str
     nats_url: str
     processes: tuple[ProcessState, ...]
+    http: str | None = None
 
     def to_json(self) -> str:
         """One JSON object."""

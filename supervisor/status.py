@@ -49,6 +49,7 @@ class MeshReport:
     state_dir: str
     pid: int | None = None
     address: str | None = None
+    http: str | None = None
     nats_url: str | None = None
     processes: tuple[ProcessReport, ...] = ()
     models: tuple[Model, ...] = ()
@@ -75,6 +76,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         state_dir=str(directory.root),
         pid=state.pid if locked else None,
         address=state.address,
+        http=state.http,
         nats_url=state.nats_url,
         processes=processes,
         models=gateway.models,

@@ -37,6 +37,12 @@ class GatewayHealth:
         self._connected = connected
         self._stores = stores
         self._statuses: dict[str, bool] = {}
+        self._leaving = False
+
+    @property
+    def serving(self) -> bool:
+        """Whether the gateway can answer something."""
+        return self._statuses.get(SERVICE, False) and not self._leaving
 
     async def refresh(self, now: float) -> None:
         """Sets the statuses that have changed."""
@@ -55,4 +61,5 @@ class GatewayHealth:
 
     async def leave(self) -> None:
         """Sets every status to NOT_SERVING, for good."""
+        self._leaving = True
         await self.servicer.enter_graceful_shutdown()

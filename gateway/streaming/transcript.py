@@ -229,15 +229,17 @@ class Transcript:
         self._show(*tokens[-1], text)
 
     def _show(self, token_id: VisibleToken, logprobs: Logprobs | None, text: str) -> None:
-        if logprobs is None or self._alternatives is None:
+        if token_id is None or logprobs is None or self._alternatives is None:
             self.visible.append(token_id, text)
         else:
-            self.visible.append(token_id, text, self._public(logprobs, self._alternatives))
+            public = self._public(token_id, logprobs, self._alternatives)
+            self.visible.append(token_id, text, public)
 
-    def _public(self, logprobs: Logprobs, alternatives: int) -> TokenLogprobs:
+    def _public(self, token_id: int, logprobs: Logprobs, alternatives: int) -> TokenLogprobs:
         pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=False)
         return TokenLogprobs(
             logprob=logprobs.logprob,
+            text=self._token_text(token_id),
             top=[
                 TokenLogprob(token_id=token_id, text=self._token_text(token_id), logprob=value)
                 for token_id, value in islice(pairs, alternatives)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO, Final
 
-from jobs.input import fields, stream, tables
-from jobs.input.fields import BadField
+from jobs.input import stream, tables
 from jobs.input.seen import SeenIds
 from jobs.input.template import Template
 from jobs.items import BadLine, Item
 from sluice.errors import InputInvalid
+from sluice.openai import requests
+from sluice.openai.requests import BadField
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
@@ -163,12 +164,12 @@ class _Reader:
         try:
             custom_id, rest = self._id_of(row, number)
             if template is not None:
-                request = fields.with_prompt(_rendered(template, row), self.defaults)
+                request = requests.with_prompt(_rendered(template, row), self.defaults)
             elif "body" in rest or "url" in rest:
-                request = fields.request_of_openai(rest, self.defaults)
+                request = requests.request_of_openai(rest, self.defaults)
                 return Item(custom_id, number, request, "POST", rest["url"])
             else:
-                request = fields.request_of_plain(rest, self.defaults)
+                request = requests.request_of_plain(rest, self.defaults)
         except BadField as error:
             return BadLine(number, custom_id, str(error))
         return Item(custom_id, number, request)

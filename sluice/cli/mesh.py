@@ -23,6 +23,10 @@ def up(
     address: Annotated[
         str | None, typer.Option(help="HOST:PORT of the gateway; port 0 takes a free one.")
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of OpenAI's API, default 127.0.0.1:8000; or off."),
+    ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Logs, state and tasks; default $SLUICE_STATE_DIR.")
     ] = None,
@@ -34,7 +38,7 @@ def up(
     if detach:
         from supervisor.detach import start_detached
 
-        ready_s = start_detached(state, config, address)
+        ready_s = start_detached(state, config, address, http)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
         _write_started(mesh, ready_s, as_json)
@@ -44,7 +48,7 @@ def up(
     from sluice.startup import log_to_stderr
     from supervisor.serve import serve, settings_of
 
-    settings = settings_of(config, address)
+    settings = settings_of(config, address, http)
     log_to_stderr(settings.telemetry.log_level)
 
     def on_ready(mesh: "Mesh") -> None:
@@ -128,7 +132,7 @@ def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
         return
     rows = [(p.name, str(p.pid), str(p.port or "-"), p.log or "-") for p in state.processes]
     output.write_table(("process", "pid", "port", "log"), rows)
-    print(f"ready in {ready_s:.1f} s at {state.address}", flush=True)
+    print(f"ready in {ready_s:.1f} s at {state.address}{_http(state.http)}", flush=True)
 
 
 def _write_report(report: "MeshReport") -> None:
@@ -143,7 +147,7 @@ def _write_report(report: "MeshReport") -> None:
     for router in report.routers:
         print(line_of(router))
     if report.ready:
-        print(f"ready at {report.address}, supervisor {report.pid}")
+        print(f"ready at {report.address}{_http(report.http)}, supervisor {report.pid}")
 
 
 def _process_row(process: "ProcessReport") -> tuple[str, ...]:
@@ -169,6 +173,10 @@ def _write_models(listed: Iterable[Model]) -> None:
             for m in listed
         ],
     )
+
+
+def _http(addresses: str | None) -> str:
+    return "".join(f", http://{one}/v1" for one in (addresses or "").split(",") if one)
 
 
 def _yes_no(value: bool) -> str:

@@ -91,6 +91,8 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[TokenLogprob, ...]
+    text: str = ""
+    """Of the drawn token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,9 @@ def delta_of(message: pb.Delta) -> Delta:
     """The event in `message`."""
     logprobs = tuple(
         TokenLogprobs(
-            entry.logprob, tuple(TokenLogprob(t.token_id, t.text, t.logprob) for t in entry.top)
+            entry.logprob,
+            tuple(TokenLogprob(t.token_id, t.text, t.logprob) for t in entry.top),
+            entry.text,
         )
         for entry in message.logprobs
     )

@@ -4,37 +4,15 @@ An answer has ``response`` with status 200. A request that failed has the HTTP s
 body. A line of the input that was no item has no ``response``, and ``error``.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import grpc
+from typing import Any
 
 from sluice.client.answer import Answer
 from sluice.errors import SluiceError
+from sluice.openai.answers import SHAPES, choice, finish_reason, whole_answer
+from sluice.openai.errors import error_body, http_status
+from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2, jobs_pb2
 from sluice.wire.enums import value_of
-
-COMPLETIONS: Final = "/v1/completions"
-
-_HTTP: Final[Mapping[int, int]] = {
-    code.value[0]: status
-    for code, status in {
-        grpc.StatusCode.INVALID_ARGUMENT: 400,
-        grpc.StatusCode.FAILED_PRECONDITION: 400,
-        grpc.StatusCode.PERMISSION_DENIED: 403,
-        grpc.StatusCode.NOT_FOUND: 404,
-        grpc.StatusCode.ALREADY_EXISTS: 409,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-        grpc.StatusCode.CANCELLED: 499,
-        grpc.StatusCode.UNAVAILABLE: 503,
-        grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-    }.items()
-}
-_FINISH: Final = {
-    inference_pb2.FINISH_REASON_LENGTH: "length",
-    inference_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
-}
-_FILTERED: Final = ("SAFETY_BLOCKED",)
 
 
 def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
@@ -50,9 +28,9 @@ def output_line(job_id: str, result: jobs_pb2.JobResult) -> dict[str, Any]:
         line["response"] = _response(200, answer.request_id, _body(result.url, answer))
     elif result.error.request_id or result.attempts:
         error = result.error
-        line["response"] = _response(
-            _HTTP.get(error.code, 500), error.request_id, _error_body(error)
-        )
+        status = http_status(error.code, error.reason)
+        body = error_body(status, error.reason, error.message)
+        line["response"] = _response(status, error.request_id, body)
     else:
         message = f"line {result.line}: {result.error.message}"
         line["error"] = {"code": result.error.reason, "message": message}
@@ -87,7 +65,7 @@ def result_of(
             inference_pb2.TokenLogprob(token_id=t.token_id, text=t.text, logprob=t.logprob)
             for t in one.top
         ]
-        result.answer.logprobs.add(logprob=one.logprob, top=top)
+        result.answer.logprobs.add(logprob=one.logprob, top=top, text=one.text)
     return result
 
 
@@ -96,50 +74,8 @@ def _response(status: int, request_id: str, body: dict[str, Any]) -> dict[str, A
 
 
 def _body(url: str, answer: jobs_pb2.JobAnswer) -> dict[str, Any]:
-    is_chat = url != COMPLETIONS
-    finish = _FINISH.get(answer.finish_reason, "stop")
-    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-    if is_chat:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        choice["message"] = message
-        if answer.logprobs:
-            choice["logprobs"] = {"content": _logprobs(answer.logprobs)}
-    else:
-        choice["text"] = answer.text
-    return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{answer.request_id}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": answer.finish_time.seconds,
-        "model": answer.model,
-        "choices": [choice],
-        "usage": _usage(answer.usage),
-    }
-
-
-def _usage(usage: inference_pb2.Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
-    }
-
-
-def _logprobs(entries: Sequence[inference_pb2.TokenLogprobs]) -> list[dict[str, Any]]:
-    """The text of a drawn token is known where it is among the most probable ones."""
-    described = []
-    for entry in entries:
-        top = [{"token": one.text, "logprob": one.logprob, "bytes": None} for one in entry.top]
-        drawn = next((one.text for one in entry.top if one.logprob == entry.logprob), "")
-        described.append(
-            {"token": drawn, "logprob": entry.logprob, "bytes": None, "top_logprobs": top}
-        )
-    return described
-
-
-def _error_body(error: jobs_pb2.JobItemError) -> dict[str, Any]:
-    status = _HTTP.get(error.code, 500)
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    code = "content_filter" if error.reason in _FILTERED else error.reason.lower()
-    described = {"message": error.message, "type": kind, "param": None, "code": code}
-    return {"error": described}
+    shape = SHAPES.get(url, SHAPES[CHAT])
+    parts = shape.message(answer.text, answer.logprobs)
+    choices = [choice(0, parts, finish_reason(answer.finish_reason))]
+    created = answer.finish_time.seconds
+    return whole_answer(shape, answer.request_id, created, answer.model, choices, answer.usage)

@@ -77,6 +77,14 @@ class GatewaySettings(Section):
     """Gateways that `sluice up` starts; the first has ``address``, the others the ports behind it. docs/gateways.md."""
 
 
+class HttpSettings(Section):
+    """OpenAI's HTTP API, in the gateway; see docs/http.md."""
+
+    address: str | None = None
+    """Unset: 127.0.0.1:8000 in `sluice up`, and no HTTP in a gateway by itself. Null: no HTTP. Of several gateways the
+    first has it, the others have the ports behind it."""
+
+
 class BatcherSettings(Section):
     """Batch formation and the channel to the workers."""
 
@@ -223,6 +231,7 @@ class Settings(BaseSettings):
         fallbacks={"large": ("small",)},
     )
     gateway: GatewaySettings = GatewaySettings()
+    http: HttpSettings = HttpSettings()
     batcher: BatcherSettings = BatcherSettings()
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()

@@ -1,8 +1,8 @@
 """Items of an input on their way to the gateways."""
 
-from jobs.input.fields import with_prompt
 from jobs.items import Item
 from jobs.sources import WHOLE_S, defaults_of, entry_of
+from sluice.openai.requests import with_prompt
 from sluice.v1.inference_pb2 import PRIORITY_BULK
 from sluice.v1.jobs_pb2 import JobSpec
 

@@ -53,7 +53,8 @@ def test_a_server_is_named_alike_at_each_start_in_a_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [("gateway", "address"), ("nats", "port"), ("triton", "port")]
+    ("section", "key"),
+    [("gateway", "address"), ("http", "address"), ("nats", "port"), ("triton", "port")],
 )
 def test_a_port_in_use_names_setting_and_holder(
     tmp_path: Path, taken_port: int, section: str, key: str
@@ -175,15 +176,18 @@ def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_
     made = plan(
         tmp_path,
         gateway={"address": address, "replicas": 2},
+        http={"address": "127.0.0.1:0"},
         telemetry={"prometheus": page},
     )
     first, second = made.gateways
     assert (first.name, second.name) == ("gateway", "gateway.1")
     assert (first.address, second.address) == (address, f"127.0.0.1:{port + 1}")
     assert made.settings.gateway.address == address
+    assert made.settings.http.address == first.http != second.http
     one, two = gateway_spec(made, first), gateway_spec(made, second)
     assert two.env.items() - one.env.items() == {
         ("SLUICE_GATEWAY__ADDRESS", second.address),
+        ("SLUICE_HTTP__ADDRESS", second.http),
         ("SLUICE_TELEMETRY__PROMETHEUS__GATEWAY", second.page),
     }
     assert (two.name, two.port, two.log) == ("gateway.1", port + 1, made.state.log("gateway.1"))

@@ -28,7 +28,14 @@ from gateway.streaming.resume_token import ResumeKey
 from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import GatewaySettings, ModelSettings, NatsSettings, RecordsSettings, Settings
+from sluice.settings import (
+    GatewaySettings,
+    HttpSettings,
+    ModelSettings,
+    NatsSettings,
+    RecordsSettings,
+    Settings,
+)
 from sluice.settings.routing import RoutingSettings
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -48,12 +55,14 @@ def settings_for(
     records: RecordsSettings | None = None,
     routing: dict[str, Any] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
+    http: str | None = None,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
     return Settings(
         models=tuple(_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS),
         gateway=GatewaySettings(**values),
+        http=HttpSettings(address=http),
         nats=NatsSettings(url=url),
         safety=safety or {},
         records=records or RecordsSettings(),
@@ -87,6 +96,12 @@ class Wire:
     @property
     def stub(self) -> Any:
         return InferenceServiceStub(self.channel)
+
+    @property
+    def http(self) -> str:
+        """Where HTTP is served."""
+        assert self.gateway.http is not None, "opened with http"
+        return self.gateway.http.address
 
     @property
     def safety(self) -> Any:
@@ -153,9 +168,10 @@ async def open_wire(
     records: RecordsSettings | None = None,
     routing: dict[str, Any] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
+    http: str | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, safety, records, routing, prices, **gateway)
+    settings = settings_for(folder, url, safety, records, routing, prices, http, **gateway)
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)

@@ -1,8 +1,8 @@
-"""One line of JSON becomes a `GenerateRequest`: the plain form, and that of OpenAI's batch files.
+"""A body of OpenAI's API becomes a `GenerateRequest`; so does a line of a batch file, and one in the plain form.
 
 The plain form has the names of the proto: ``{"id", "prompt" | "messages", "model", "max_tokens", ...}``. OpenAI's body
-is turned into it first. A field that is not served is an error that names it: an option that silently does nothing
-would spoil a job of a million items.
+is turned into it first, so it may have fields of `SamplingParams` that OpenAI has not, such as top_k. A field that is
+not served is an error that names it: an option that silently does nothing would spoil a job of a million items.
 """
 
 import json
@@ -13,7 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from sluice.v1 import inference_pb2 as pb
 
-URLS: Final = ("/v1/chat/completions", "/v1/completions")
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+URLS: Final = (CHAT, COMPLETIONS)
 
 _INPUTS: Final = ("prompt", "messages")
 _ROLES: Final = {
@@ -40,7 +42,7 @@ _NO_EFFECT: Final[Mapping[str, Any]] = {
 
 
 class BadField(ValueError):
-    """A field that cannot be served; the message names it and says what to do."""
+    """A field that cannot be served; the message is "FIELD: what to do"."""
 
 
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -81,13 +83,29 @@ def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> 
         raise BadField(f"url: {url!r} is not served, only {' and '.join(URLS)}")
     if not isinstance(body, dict):
         raise BadField("body: is no object")
-    plain = _plain_of(body)
-    if url == URLS[1]:
-        plain |= {"raw_prompt": True, "prompt": _one_prompt(body.get("prompt"))}
     try:
-        return request_of_plain(plain, defaults)
+        return request_of_body(url, body, defaults)
     except BadField as error:
         raise BadField(f"body.{error}") from error
+
+
+def request_of_body(
+    url: str, body: Mapping[str, Any], defaults: pb.GenerateRequest
+) -> pb.GenerateRequest:
+    """The request of a body that was sent to ``url``, one of `URLS`.
+
+    Raises:
+        BadField: a field is not served, or its value does not fit.
+    """
+    wanted, other = _INPUTS if url == COMPLETIONS else reversed(_INPUTS)
+    if body.get(other) is not None:
+        raise BadField(f"{other}: is no field of {url}")
+    if body.get(wanted) is None:
+        raise BadField(f"{wanted}: must be there")
+    plain = _plain_of(body)
+    if url == COMPLETIONS:
+        plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
+    return request_of_plain(plain, defaults)
 
 
 def with_prompt(prompt: str, defaults: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -101,24 +119,41 @@ def with_prompt(prompt: str, defaults: pb.GenerateRequest) -> pb.GenerateRequest
 
 def _plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's body with the names of the plain form."""
-    plain = {key: value for key, value in body.items() if _NO_EFFECT.get(key, ...) != value}
-    if (most := plain.pop("max_completion_tokens", None)) is not None:
-        plain["max_tokens"] = most
+    plain = {
+        key: value
+        for key, value in body.items()
+        if value is not None and _NO_EFFECT.get(key, ...) != value
+    }
+    most = plain.pop("max_completion_tokens", None)
+    if most is not None and plain.setdefault("max_tokens", most) != most:
+        raise BadField("max_completion_tokens: differs from max_tokens; leave that out")
     if isinstance(plain.get("stop"), str):
         plain["stop"] = [plain["stop"]]
-    if isinstance(asked := plain.pop("logprobs", None), bool):
-        top = plain.pop("top_logprobs", None)
-        asked = (top or 0) if asked else None
-    if asked is not None:
-        plain["logprobs"] = asked
+    if "logprobs" in plain or "top_logprobs" in plain:
+        plain["logprobs"] = _logprobs_of(plain)
     if (shape := plain.pop("response_format", None)) is not None:
         plain["json_schema"] = _schema_of(shape)
-    labels = plain.pop("metadata", None) or {}
-    if not isinstance(labels, dict):
-        raise BadField("body.metadata: is no object")
-    if (user := plain.pop("user", None)) is not None:
-        labels = {**labels, "user": user}
-    return {**plain, "labels": labels}
+    plain["labels"] = _labels_of(plain)
+    return plain
+
+
+def _logprobs_of(plain: dict[str, Any]) -> Any:
+    """How many alternatives a token has. In chats ``logprobs`` says whether, in completions how many."""
+    asked, top = plain.pop("logprobs", False), plain.pop("top_logprobs", None)
+    if asked is True:
+        return top or 0
+    if top is not None:
+        raise BadField("top_logprobs: needs logprobs: true")
+    return None if asked is False else asked
+
+
+def _labels_of(plain: dict[str, Any]) -> Any:
+    labels = plain.pop("labels", {})
+    metadata = plain.pop("metadata", {})
+    if not isinstance(metadata, dict) or not isinstance(labels, dict):
+        raise BadField("metadata: is no object")
+    user = {"user": plain.pop("user")} if "user" in plain else {}
+    return {**metadata, **labels, **user}
 
 
 def _schema_of(shape: Any) -> Any:
@@ -129,14 +164,14 @@ def _schema_of(shape: Any) -> Any:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return schema
-    raise BadField("body.response_format: is none of text, json_object, json_schema with a schema")
+    raise BadField("response_format: is none of text, json_object, json_schema with a schema")
 
 
 def _one_prompt(given: Any) -> Any:
     if isinstance(given, list) and len(given) == 1:
         return given[0]
     if isinstance(given, list):
-        raise BadField("body.prompt: is a list; write one line a prompt")
+        raise BadField("prompt: is a list; send a request for each prompt")
     return given
 
 

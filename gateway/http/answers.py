@@ -1,0 +1,140 @@
+"""The events of an answer become OpenAI's objects: a whole one, or the chunks of a stream of server-sent events."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.http.requests import field_name
+from sluice.errors import InvalidRequest, SluiceError, UnknownModel
+from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
+from sluice.openai.errors import error_body, http_status
+from sluice.v1.inference_pb2 import (
+    NOTICE_KIND_ESCALATED,
+    Delta,
+    Finished,
+    GenerateResponse,
+    GenerateTextResponse,
+    Usage,
+)
+
+DONE: Final = b"data: [DONE]\n\n"
+_RETRIED: Final = (408, 409, 429)
+"""Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """JSON as short as it can be."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def sse(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def whole(shape: Shape, created: int, answer: GenerateTextResponse) -> bytes:
+    """The body of an answer that is complete."""
+    parts, finished = shape.message(answer.text, answer.logprobs), answer.finished
+    choices = [choice(0, parts, finish_reason(finished.reason))]
+    request_id = answer.started.request_id
+    return encode(whole_answer(shape, request_id, created, finished.model, choices, finished.usage))
+
+
+class Chunks:
+    """The chunks of one stream.
+
+    Attributes:
+        request_id: of the request; empty until it is known.
+    """
+
+    def __init__(self, shape: Shape, created: int, *, include_usage: bool) -> None:
+        """``created``: in seconds since 1970."""
+        self.request_id = ""
+        self._shape = shape
+        self._created = created
+        self._include_usage = include_usage
+        self._model = ""
+        self._offsets: dict[int, int] = {}
+        """Characters sent of each choice that has begun."""
+        self._usage = Usage()
+
+    def take(self, event: GenerateResponse) -> bytes:
+        """What the next ``event`` adds to the stream; may be empty."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.request_id, self._model = event.started.request_id, event.started.model
+            case "delta":
+                return self._delta(event.answer_index, event.delta)
+            case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
+                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
+                self._model = event.notice.model
+            case "finished":
+                return self._finish(event.answer_index, event.finished)
+        return b""
+
+    def end(self) -> bytes:
+        """The end of a stream whose answers are all complete."""
+        if not self._include_usage:
+            return DONE
+        return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
+
+    def _delta(self, index: int, delta: Delta) -> bytes:
+        if not (delta.text or delta.logprobs):
+            return b""
+        first = self._begin(index)
+        parts = self._shape.delta(delta.text, delta.logprobs, self._offsets[index])
+        self._offsets[index] += len(delta.text)
+        return first + self._chunk(index, parts)
+
+    def _finish(self, index: int, finished: Finished) -> bytes:
+        first, usage = self._begin(index), finished.usage
+        self._usage.prompt_tokens = usage.prompt_tokens
+        self._usage.cached_prompt_tokens = usage.cached_prompt_tokens
+        self._usage.completion_tokens += usage.completion_tokens
+        return first + self._chunk(index, self._shape.last(), finish_reason(finished.reason))
+
+    def _begin(self, index: int) -> bytes:
+        if index in self._offsets:
+            return b""
+        self._offsets[index] = 0
+        first = self._shape.first()
+        return b"" if first is None else self._chunk(index, first)
+
+    def _chunk(self, index: int, parts: dict[str, Any], finish: str | None = None) -> bytes:
+        chunk = self._frame([choice(index, parts, finish)])
+        return sse({**chunk, "usage": None} if self._include_usage else chunk)
+
+    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{self._shape.prefix}-{self.request_id}",
+            "object": self._shape.chunk,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+
+def error_answer(error: SluiceError) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers and body of an answer that is an error."""
+    status = http_status(error.code.value[0], error.reason)
+    headers = {}
+    if "request_id" in error.metadata:
+        headers["x-request-id"] = error.metadata["request_id"]
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, -int(-error.retry_after_s // 1)))
+        headers["retry-after-ms"] = str(round(1000 * error.retry_after_s))
+    elif status >= 500 or status in _RETRIED:
+        headers["x-should-retry"] = "false"
+    message, param = _described(error)
+    return status, headers, error_body(status, error.reason, message, param)
+
+
+def _described(error: SluiceError) -> tuple[str, str | None]:
+    """Message and field, with OpenAI's names."""
+    if isinstance(error, UnknownModel):
+        return error.message, "model"
+    if not isinstance(error, InvalidRequest) or not error.violations:
+        return error.message, None
+    named = [(field_name(one.field), one.description) for one in error.violations]
+    message = "; ".join(f"{field}: {description}" for field, description in named)
+    return message, named[0][0]

@@ -1,0 +1,60 @@
+"""The routes of the HTTP API."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.admission.load_table import ModelLoadTable
+from gateway.api.generate import Generator
+from gateway.http.call import Behaviour, Endpoint
+from gateway.http.completions import Completions
+from gateway.http.headers import class_of
+from gateway.http.models import Models
+from gateway.models.catalog import Catalog
+from gateway.validation.requests import UNSTATED_CLASS
+from sluice.openai.errors import error_body
+from sluice.openai.requests import URLS
+
+
+def make_app(
+    generator: Generator, catalog: Catalog, loads: ModelLoadTable, serving: Callable[[], bool]
+) -> Starlette:
+    """The application; ``serving``: whether the gateway can answer."""
+    models = Models(catalog, loads, int(time.time()), time.monotonic)
+
+    def route(
+        method: str,
+        path: str,
+        behaviour: Behaviour,
+        class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
+    ) -> Route:
+        limit = generator.settings.max_message_bytes
+        endpoint = Endpoint(behaviour, generator.limiter, class_of, limit)
+        return Route(path, endpoint, methods=[method])
+
+    async def health(request: Request) -> Response:
+        ready = serving()
+        return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
+
+    return Starlette(
+        routes=[
+            *(route("POST", url, Completions(generator, url), class_of) for url in URLS),
+            route("GET", "/v1/models", models.list),
+            route("GET", "/v1/models/{name:path}", models.get),
+            Route("/health", health),
+        ],
+        exception_handlers={HTTPException: _no_route},
+    )
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not served"
+    body = error_body(error.status_code, "unknown_url", message)
+    return JSONResponse(body, error.status_code, error.headers)

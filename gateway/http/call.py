@@ -1,0 +1,210 @@
+"""One HTTP call: its body within its limits, its answer, and the end of its work when the client has gone.
+
+`Endpoint` is what every route passes: the limits of class and tenant, as gRPC's interceptor has them, and errors.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.http.answers import encode, error_answer, sse
+from gateway.http.headers import headers_of
+from gateway.http.requests import parse_json
+from gateway.validation.requests import tenant_of
+from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.openai.errors import error_body
+
+_log = logging.getLogger(__name__)
+
+BODY_S: Final = 30.0
+"""How long a client may take to send its body, seconds."""
+FAIL_S: Final = 5.0
+"""How long a client that does not read may keep the last event of its stream, seconds."""
+ABORT: Final = "sluice.abort"
+"""In the scope: closes the connection at once, whatever has not been sent."""
+_JSON: Final = "application/json"
+_SSE: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+class BodyTooSlow(Exception):
+    """The body did not arrive in time."""
+
+
+class HttpCall:
+    """One call.
+
+    Attributes:
+        headers: names in lower case.
+        tenant: who pays for it.
+        path: the parameters of its path.
+        streams: the head of a stream has been sent.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self.headers: Mapping[str, str] = headers_of(scope["headers"])
+        self.path: Mapping[str, str] = scope.get("path_params", {})
+        self.streams = False
+        self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+
+    @property
+    def tenant(self) -> str:
+        """Who pays for it. The only place where a call of HTTP gets its tenant.
+
+        Raises:
+            InvalidRequest: the headers name no valid tenant.
+        """
+        return tenant_of(self.headers)
+
+    async def json(self) -> dict[str, Any]:
+        """The body, a JSON object.
+
+        Raises:
+            InvalidRequest, MessageTooLarge, BodyTooSlow, ClientGone: there is none.
+        """
+        # Browsers send other types to other origins unasked; see docs/http.md.
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != _JSON:
+            raise InvalidRequest.of("content-type", f"must be {_JSON}")
+        return parse_json(await self._body())
+
+    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
+        """Sends a whole answer of JSON."""
+        length = {"content-type": _JSON, "content-length": str(len(body))}
+        await self._start(status, {**headers, **length})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def write(self, events: bytes, request_id: str) -> None:
+        """Sends ``events`` of a stream, the head before the first; blocks while the client does not read."""
+        if not self.streams:
+            self.streams = True
+            await self._start(200, {**_SSE, "x-request-id": request_id})
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, events: bytes) -> None:
+        """Sends the last ``events`` of a stream."""
+        await self._send({"type": "http.response.body", "body": events})
+
+    async def fail(self, error: SluiceError) -> None:
+        """Ends the answer with ``error``: as its status, or as an event when a stream has begun."""
+        status, headers, body = error_answer(error)
+        if not self.streams:
+            await self.answer(status, encode(body), headers)
+            return
+        try:
+            async with asyncio.timeout(FAIL_S):
+                await self.end(sse(body))
+        except TimeoutError:
+            self._abort()
+            await asyncio.sleep(0)  # the server hears of it
+
+    @contextmanager
+    def while_connected(self) -> Iterator[None]:
+        """Cancels the block when the client closes the connection. The body must have been read.
+
+        Raises:
+            ClientGone: it has.
+        """
+        task, gone = asyncio.current_task(), False
+        assert task is not None
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        watching = asyncio.ensure_future(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            watching.cancel()
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _body(self) -> bytes:
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_body_bytes:
+            raise self._too_large(length)
+        body, more = bytearray(), True
+        try:
+            async with asyncio.timeout(BODY_S):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message["body"]
+                    more = message["more_body"]
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large(f"more than {self._max_body_bytes}")
+        except TimeoutError:
+            raise BodyTooSlow from None
+        return bytes(body)
+
+    def _too_large(self, size: str) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"the body has {size} bytes, the limit is {self._max_body_bytes}",
+            metadata={"limit_bytes": str(self._max_body_bytes)},
+        )
+
+
+Behaviour = Callable[[HttpCall], Awaitable[None]]
+
+
+class Endpoint:
+    """A route as an ASGI application.
+
+    ``class_of`` says the class of a call by its headers, for the limits that come before all other work.
+    """
+
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        limiter: ClassLimiter,
+        class_of: Callable[[Mapping[str, str]], str],
+        max_body_bytes: int,
+    ) -> None:
+        self._behaviour = behaviour
+        self._limiter = limiter
+        self._class_of = class_of
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one call."""
+        call = HttpCall(scope, receive, send, self._max_body_bytes)
+        with suppress(ClientGone):
+            try:
+                with self._limiter.call(self._class_of(call.headers), call.tenant):
+                    await self._behaviour(call)
+            except SluiceError as error:
+                await call.fail(error)
+            except BodyTooSlow:
+                message = f"the body did not arrive within {BODY_S:g} s"
+                await call.answer(408, encode(error_body(408, "BODY_TOO_SLOW", message)))
+            except ClientGone:
+                raise
+            except Exception:  # the text of an exception is not for the caller
+                _log.exception("a call failed")
+                await call.fail(InternalError("the gateway failed; its log has the reason"))

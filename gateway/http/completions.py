@@ -1,0 +1,51 @@
+"""/v1/chat/completions and /v1/completions."""
+
+import time
+
+from gateway.api.generate import Generator
+from gateway.api.inference_service import add_event
+from gateway.http.answers import Chunks, whole
+from gateway.http.call import HttpCall
+from gateway.http.requests import GenerateCall, generate_call
+from sluice.openai.answers import SHAPES
+from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
+
+
+class Completions:
+    """Answers the calls of one URL."""
+
+    def __init__(self, generator: Generator, url: str) -> None:
+        self._generator = generator
+        self._url = url
+        self._shape = SHAPES[url]
+
+    async def __call__(self, call: HttpCall) -> None:
+        """Answers one call.
+
+        Raises:
+            SluiceError, ClientGone: it ends with that.
+        """
+        asked = generate_call(self._url, await call.json(), call.headers)
+        with call.while_connected():
+            await (self._stream if asked.streams else self._whole)(call, asked)
+
+    async def _whole(self, call: HttpCall, asked: GenerateCall) -> None:
+        answer = GenerateTextResponse()
+
+        async def collect(event: GenerateResponse) -> None:
+            add_event(answer, event)
+
+        await self._generator.answer(asked.request, collect, asked.timeout_s, call.headers)
+        headers = {"x-request-id": answer.started.request_id}
+        await call.answer(200, whole(self._shape, int(time.time()), answer), headers)
+
+    async def _stream(self, call: HttpCall, asked: GenerateCall) -> None:
+        chunks = Chunks(self._shape, int(time.time()), include_usage=asked.include_usage)
+
+        # The head is sent with the first text: an error before it has a status of its own.
+        async def write(event: GenerateResponse) -> None:
+            if events := chunks.take(event):
+                await call.write(events, chunks.request_id)
+
+        await self._generator.answer(asked.request, write, asked.timeout_s, call.headers)
+        await call.end(chunks.end())

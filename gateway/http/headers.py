@@ -1,0 +1,77 @@
+"""What the headers of a call say: class, labels, idempotency key, deadline. Names are in lower case, as ASGI has them.
+
+The tenant and the trace context are read from the same mapping as from a gRPC call's metadata: `sluice-tenant`,
+`traceparent`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sluice.errors import InvalidRequest
+from sluice.v1.inference_pb2 import GenerateRequest, Priority
+from sluice.wire.enums import value_of
+from sluice.wire.subjects import CLASSES
+
+PRIORITY: Final = "x-sluice-priority"
+LABEL: Final = "x-sluice-label-"
+TIMEOUT: Final = "x-sluice-timeout"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_OURS: Final = "x-sluice-"
+_CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
+"""How long OpenAI's clients wait for a response, seconds."""
+
+
+def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of an ASGI scope; of one that comes twice the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+
+
+def class_of(headers: Mapping[str, str]) -> str:
+    """The class of the call.
+
+    Raises:
+        InvalidRequest: it is none of the classes.
+    """
+    name = headers.get(PRIORITY, CLASSES[0])
+    if name not in CLASSES:
+        raise InvalidRequest.of(PRIORITY, f"must be one of {', '.join(CLASSES)}")
+    return name
+
+
+def timeout_s(headers: Mapping[str, str], *, streams: bool) -> float | None:
+    """Seconds that the request may take; None: the gateway's default.
+
+    Without our header it is as long as OpenAI's client waits; a client that streams waits that long for each piece.
+
+    Raises:
+        InvalidRequest: it is no time.
+    """
+    names = (TIMEOUT,) if streams else (TIMEOUT, *_CLIENT_TIMEOUTS)
+    name = next((name for name in names if name in headers), None)
+    if name is None:
+        return None
+    try:
+        seconds = float(headers[name])
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds < math.inf:
+        return seconds
+    if name in _CLIENT_TIMEOUTS:  # "None" of a client that waits for ever
+        return None
+    raise InvalidRequest.of(TIMEOUT, "must be a number of seconds above 0")
+
+
+def apply(headers: Mapping[str, str], request: GenerateRequest) -> None:
+    """Adds what ``headers`` say to ``request``.
+
+    Raises:
+        InvalidRequest: a header of ours is unknown or has a wrong value.
+    """
+    request.priority = value_of(Priority, class_of(headers))
+    request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
+    for name, value in headers.items():
+        if name.startswith(LABEL):
+            request.labels[name.removeprefix(LABEL)] = value
+        elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT):
+            raise InvalidRequest.of(name, "is no header of this API")

@@ -1,0 +1,97 @@
+"""A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from gateway.http import headers as header_fields
+from sluice.errors import InvalidRequest
+from sluice.openai.requests import BadField, request_of_body
+from sluice.v1.inference_pb2 import GenerateRequest
+
+_NAMES: Final = {
+    "sampling.json_schema": "response_format",
+    "idempotency_key": header_fields.IDEMPOTENCY_KEY,
+}
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """One call of /v1/chat/completions or /v1/completions.
+
+    Attributes:
+        streams: the answer is to be sent as server-sent events.
+        include_usage: the last of them has the usage.
+        timeout_s: seconds that the caller gives it; None: the gateway's default.
+    """
+
+    request: GenerateRequest
+    streams: bool
+    include_usage: bool
+    timeout_s: float | None
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of ``body``.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body is no JSON object")
+    return value
+
+
+def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
+    """What a call of ``url`` asks for.
+
+    Raises:
+        InvalidRequest: a field or a header is not served, or its value does not fit.
+    """
+    asked = dict(body)
+    try:
+        streams, include_usage = _streaming(asked)
+        request = request_of_body(url, asked, GenerateRequest())
+    except BadField as error:
+        field, _, description = str(error).partition(": ")
+        raise InvalidRequest.of(field, description) from None
+    header_fields.apply(headers, request)
+    timeout_s = header_fields.timeout_s(headers, streams=streams)
+    return GenerateCall(request, streams, include_usage, timeout_s)
+
+
+def field_name(path: str) -> str:
+    """What OpenAI, or our header, calls the field at ``path`` of a `GenerateRequest`."""
+    if path in _NAMES:
+        return _NAMES[path]
+    return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
+
+
+def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
+    """Takes ``stream`` and ``stream_options`` out of ``body``."""
+    streams, options = body.pop("stream", None) or False, body.pop("stream_options", None)
+    if not isinstance(streams, bool):
+        raise BadField("stream: is not true or false")
+    if options is None:
+        return streams, False
+    if not streams:
+        raise BadField("stream_options: needs stream: true")
+    if not isinstance(options, dict):
+        raise BadField("stream_options: is no object")
+    for name, value in options.items():
+        if name == "include_usage" and isinstance(value, bool):
+            continue
+        if name != "include_obfuscation" or value:
+            raise BadField(f"stream_options.{name}: is not served, or not true or false")
+    return streams, bool(options.get("include_usage"))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

@@ -1,0 +1,151 @@
+"""Answers as OpenAI's objects: whole ones, and choices of the chunks of a stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from sluice.openai.requests import CHAT, COMPLETIONS
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
+    FinishReason,
+    TokenLogprobs,
+    Usage,
+)
+
+Json = dict[str, Any]
+_REPLACEMENT: Final = "\ufffd"
+_FINISH: Final = {
+    FINISH_REASON_LENGTH: "length",
+    FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+
+class Shape(Protocol):
+    """How the answers of one URL look.
+
+    Attributes:
+        prefix: of the ids.
+        whole: "object" of a whole answer.
+        chunk: "object" of a chunk.
+    """
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        """What a choice of a whole answer has beside index and finish_reason."""
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+        """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
+
+    def first(self) -> Json | None:
+        """The same of the chunk that begins an answer, where there is one."""
+
+    def last(self) -> Json:
+        """The same of the chunk with the finish_reason."""
+
+
+class _Chat:
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": _chat_logprobs(logprobs)}
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+        return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs)}
+
+    def first(self) -> Json | None:
+        return {"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}
+
+    def last(self) -> Json:
+        return {"delta": {}, "logprobs": None}
+
+
+class _Text:
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        return self.delta(text, logprobs, 0)
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
+        return {"text": text, "logprobs": _text_logprobs(logprobs, offset)}
+
+    def first(self) -> Json | None:
+        return None
+
+    def last(self) -> Json:
+        return {"text": "", "logprobs": None}
+
+
+SHAPES: Final[Mapping[str, Shape]] = {CHAT: _Chat(), COMPLETIONS: _Text()}
+"""By URL."""
+
+
+def choice(index: int, parts: Json, finish_reason: str | None) -> Json:
+    """A choice; ``parts`` is of a `Shape`."""
+    return {"index": index, **parts, "finish_reason": finish_reason}
+
+
+def whole_answer(
+    shape: Shape, request_id: str, created: int, model: str, choices: list[Json], usage: Usage
+) -> Json:
+    """A whole answer; ``created`` in seconds since 1970."""
+    return {
+        "id": f"{shape.prefix}-{request_id}",
+        "object": shape.whole,
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage_of(usage),
+    }
+
+
+def finish_reason(reason: FinishReason.ValueType) -> str:
+    """OpenAI's word; stop strings are no reason of their own."""
+    return _FINISH.get(reason, "stop")
+
+
+def usage_of(usage: Usage) -> Json:
+    """The tokens used."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+    }
+
+
+def _chat_logprobs(entries: Sequence[TokenLogprobs]) -> Json | None:
+    if not entries:
+        return None
+    content = [
+        {
+            **_token(entry.text, entry.logprob),
+            "top_logprobs": [_token(one.text, one.logprob) for one in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> Json:
+    """A token that is no whole character has no bytes: its text does not tell them."""
+    known = None if _REPLACEMENT in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": known}
+
+
+def _text_logprobs(entries: Sequence[TokenLogprobs], offset: int) -> Json | None:
+    if not entries:
+        return None
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.text)
+    return {
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [{one.text: one.logprob for one in entry.top} for entry in entries],
+        "text_offset": offsets,
+    }

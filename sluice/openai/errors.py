@@ -1,0 +1,46 @@
+"""Errors as OpenAI's API says them: HTTP status, type and code."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.rpc import code_pb2
+
+_STATUS: Final[Mapping[int, int]] = {
+    code_pb2.INVALID_ARGUMENT: 400,
+    code_pb2.FAILED_PRECONDITION: 400,
+    code_pb2.UNAUTHENTICATED: 401,
+    code_pb2.PERMISSION_DENIED: 403,
+    code_pb2.NOT_FOUND: 404,
+    code_pb2.ALREADY_EXISTS: 409,
+    code_pb2.RESOURCE_EXHAUSTED: 429,
+    code_pb2.CANCELLED: 499,
+    code_pb2.UNIMPLEMENTED: 501,
+    code_pb2.UNAVAILABLE: 503,
+    code_pb2.DEADLINE_EXCEEDED: 504,
+}
+_STATUS_OF_REASON: Final[Mapping[str, int]] = {"MESSAGE_TOO_LARGE": 413}
+_CODES: Final[Mapping[str, str]] = {
+    "MODEL_UNKNOWN": "model_not_found",
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "SAFETY_BLOCKED": "content_filter",
+    "OVERLOADED": "rate_limit_exceeded",
+    "BUDGET_SPENT": "insufficient_quota",
+}
+"""OpenAI's code where it has one for the reason; the others are the reason in lower case."""
+
+
+def http_status(code: int, reason: str) -> int:
+    """The HTTP status of an error with the gRPC ``code`` and the ``reason`` of `sluice.errors`."""
+    return _STATUS_OF_REASON.get(reason) or _STATUS.get(code, 500)
+
+
+def error_body(status: int, reason: str, message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an error; ``param`` names the field that is wrong."""
+    code = _CODES.get(reason, reason.lower())
+    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

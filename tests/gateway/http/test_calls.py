@@ -1,0 +1,172 @@
+"""What the HTTP API refuses, and how; models, health, the end of a gateway."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from sluice.errors import SetupError
+from tests.gateway.kit.batcher import last
+from tests.gateway.kit.http import CHAT, Connection, ask, chat
+from tests.gateway.kit.wire import Wire, open_wire
+
+WRONG_BODIES: list[tuple[Any, str | None, str]] = [
+    (b"{", None, "is not JSON"),
+    (b"[1]", None, "no JSON object"),
+    (b'{"model": "\xff"}', None, "UTF-8"),
+    (b'{"a":' * 100_000, None, "is not JSON"),
+    (chat(temperature=float("nan")), None, "NaN"),
+    ({"model": "small"}, "messages", "must be there"),
+    (chat(prompt="x"), "prompt", "no field"),
+    (chat(colour=1), "colour", "not served"),
+    (chat(temperature="hot"), "temperature", "a number"),
+    (chat(temperature=3), "temperature", "[0, 2]"),
+    (chat(max_tokens=0), "max_tokens", "between 1"),
+    (chat(n=2), "n", "served"),
+    (chat(tools=[{"type": "function"}]), "tools", "served"),
+    (chat(top_logprobs=1), "top_logprobs", "needs logprobs"),
+    (chat(logprobs=True, top_logprobs=20), "logprobs", "at most 8"),
+    (chat(stream="yes"), "stream", "true or false"),
+    (chat(stream_options={}), "stream_options", "needs stream"),
+    (chat(stream=True, stream_options={"a": 1}), "stream_options.a", "served"),
+    (chat(response_format={"type": "xml"}), "response_format", "json_schema"),
+    (
+        chat(response_format={"type": "json_schema", "json_schema": {"schema": {"type": 5}}}),
+        "response_format",
+        "type must be",
+    ),
+    (chat(messages=[]), "messages", "1 to"),
+    (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "none of"),
+    (chat(messages=[{"role": "user", "content": ""}]), "messages[0].content", "empty"),
+    (chat("\ud800"), "messages[0].content", "UTF-8"),
+    (
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        "messages[0].content",
+        "no text",
+    ),
+]
+WRONG_HEADERS = [
+    ({"x_sluice_priority": "high"}, "x-sluice-priority"),
+    ({"x_sluice_timeout": "soon"}, "x-sluice-timeout"),
+    ({"x_sluice_prority": "bulk"}, "x-sluice-prority"),
+    ({"sluice_tenant": "a b"}, "sluice-tenant"),
+    ({"content_type": "text/plain"}, "content-type"),
+    ({"idempotency_key": "k" * 129}, "idempotency-key"),
+]
+
+
+async def test_what_is_wrong_is_refused_by_its_name(http: Wire) -> None:
+    for body, param, says in WRONG_BODIES:
+        reply = await ask(http.http, body=body)
+        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error"), body
+        assert reply.error["param"] == param, body
+        assert says in reply.error["message"], body
+    for headers, named in WRONG_HEADERS:
+        reply = await ask(http.http, body=chat(), **headers)
+        assert (reply.status, reply.error["param"]) == (400, named)
+    assert http.gateway.active == 0
+
+
+async def test_an_unknown_model_is_not_found(openai: AsyncOpenAI) -> None:
+    with pytest.raises(sdk.NotFoundError) as caught:
+        await openai.chat.completions.create(model="x", messages=[{"role": "user", "content": "a"}])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+async def test_a_prompt_that_is_too_long_has_openais_code(http: Wire) -> None:
+    reply = await ask(http.http, body=chat("hello " * 500))
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert reply.headers["x-request-id"].startswith("req-")
+
+
+async def test_paths_and_methods_that_are_not_there(http: Wire) -> None:
+    assert (await ask(http.http, "/v1/nope", {})).error["code"] == "unknown_url"
+    reply = await ask(http.http, CHAT, method="GET")
+    assert (reply.status, reply.error["code"]) == (405, "unknown_url")
+
+
+async def test_models_and_health(http: Wire, openai: AsyncOpenAI) -> None:
+    listed = [model async for model in openai.models.list()]
+    assert [model.id for model in listed] == ["auto", "small", "large"]
+    assert (await openai.models.retrieve("small")).owned_by == "sluice"
+    with pytest.raises(sdk.NotFoundError):
+        await openai.models.retrieve("nope")
+    await http.until(lambda: http.gateway._health.serving)
+    assert (await ask(http.http, "/health", method="GET")).status == 200
+    await http.gateway._health.leave()
+    assert (await ask(http.http, "/health", method="GET")).status == 503
+
+
+async def test_a_body_that_is_too_large_is_not_read(http: Wire) -> None:
+    """What the head says is refused at once; what comes unannounced when the limit is reached."""
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, b"", content_length="100000000")
+    assert (await connection.reply()).status == 413
+    connection.close()
+    connection = await Connection.to(http.http)
+    await connection.send(CHAT, b"", content_length="", transfer_encoding="chunked")
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    for _ in range(20):
+        connection.writer.write(chunk)
+    reply = await connection.reply()
+    assert (reply.status, reply.error["code"]) == (413, "message_too_large")
+    connection.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(
+    http: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.call.BODY_S", 0.05)
+    reply = await ask(http.http, body=b"{", content_length="2")
+    assert (reply.status, reply.error["code"]) == (408, "body_too_slow")
+
+
+async def test_a_head_without_an_end_is_cut_off(http: Wire) -> None:
+    connection = await Connection.to(http.http)
+    connection.writer.write(b"GET / HTTP/1.1\r\nx: ")
+    for _ in range(20):
+        connection.writer.write(b"a" * 65536)
+    with pytest.raises(ConnectionError):
+        await connection.reader.read()
+
+
+async def test_calls_above_the_limit_are_told_when_to_retry(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(
+        nats_url, model_folder, http="127.0.0.1:0", max_concurrent_requests=1
+    ) as wire:
+        asking = asyncio.ensure_future(ask(wire.http, body=chat()))
+        task = await wire.batcher.task()
+        reply = await ask(wire.http, body=chat())
+        assert (reply.status, reply.error["type"]) == (429, "rate_limit_error")
+        assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("1", "1000")
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        assert (await asking).status == 200
+
+
+async def test_a_gateway_that_drains_refuses_and_lets_calls_end(http: Wire) -> None:
+    asking = asyncio.ensure_future(ask(http.http, body=chat()))
+    task = await http.batcher.task()
+    draining = asyncio.ensure_future(http.gateway.drain())
+    await http.until(lambda: http.gateway._limiter.draining)
+    reply = await ask(http.http, body=chat())
+    assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+    assert "retry-after" in reply.headers
+    await http.batcher.send(task, last(0, http.tokens("hello")))
+    assert (await asking).status == 200
+    await draining
+
+
+async def test_a_port_in_use_is_a_setup_error(nats_url: str, model_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SetupError, match=f"http.address: {address} is in use"):
+            async with open_wire(nats_url, model_folder, http=address):
+                pass
