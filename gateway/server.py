@@ -36,6 +36,7 @@ from gateway.routing.breaker import Breakers
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
+from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
 from gateway.shared.peers import HELLO_S, Peers
@@ -124,6 +125,11 @@ class Gateway:
         self._key_bucket = Bucket(jetstream.keys_bucket(), settings.nats.replicas)
         keep_s = limits.replay_s if limits.replay_entries else 0.0
         self._keys = SharedKeys(self.registry, self._key_bucket, self.peers, keep_s)
+        answers = jetstream.answers_bucket(
+            settings.cache.max_mib * 1024 * 1024, settings.cache.max_age_s
+        )
+        self._answer_bucket = Bucket(answers, settings.nats.replicas)
+        self._answers = AnswerCache(settings.cache, self._answer_bucket, self.peers)
         self._store = RecordStore(
             settings.records, settings.routing.outcomes, settings.nats.replicas
         )
@@ -179,6 +185,7 @@ class Gateway:
             escalations=EscalationLimiter(),
             guards=GuardClient(upstream),
             keys=self._keys,
+            answers=self._answers,
             observers=observers,
             tracer=tracer,
         )
@@ -318,6 +325,7 @@ class Gateway:
         await self._shadows.close()
         await self._store.flush(_RECORDS_S)
         await self._keys.close()
+        await self._answers.close(_RECORDS_S)
         await self._shared_spending.write()
         await self.peers.close()
 
@@ -347,7 +355,10 @@ class Gateway:
     async def _open_store(self, client: Client) -> None:
         await self._store.start(client)
         await self._drains.start(client)
-        for bucket in (self._key_bucket, self._spending_bucket, self.policies, self._secrets):
+        buckets = [self._key_bucket, self._spending_bucket, self.policies, self._secrets]
+        if self._settings.cache.enabled:
+            buckets.append(self._answer_bucket)
+        for bucket in buckets:
             await bucket.start(client)
         await self._shared_spending.read()
         if self._settings.gateway.resume_key is None:
@@ -377,7 +388,12 @@ class Gateway:
         allowed = self._settings.gateway.allow_remote_outcomes
         mesh = MeshControl(RunningRequests(self.registry, self.peers), self._drains, self._exchange)
         admin = AdminService(
-            self._store, self._drift, self.peers, mesh, allow_remote_outcomes=allowed
+            self._store,
+            self._drift,
+            self.peers,
+            mesh,
+            self._answers,
+            allow_remote_outcomes=allowed,
         )
         add_AdminServiceServicer_to_server(admin, server)
         safety = SafetyService(self._admission, self._limiter, self.peers)

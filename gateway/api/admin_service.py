@@ -7,6 +7,7 @@ from typing import Any, Final
 from gateway.api.metadata import is_local
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
+from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.peers import Peers
 from gateway.shared.running import LIST_MAX, RunningRequests
@@ -20,6 +21,8 @@ from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2 import (
     CancelRequestsRequest,
     CancelRequestsResponse,
+    ClearAnswersRequest,
+    ClearAnswersResponse,
     DrainWorkerRequest,
     DrainWorkerResponse,
     GetAuditEntryRequest,
@@ -63,6 +66,7 @@ class AdminService(AdminServiceServicer):
         drift: DriftMonitor,
         peers: Peers,
         mesh: MeshControl,
+        answers: AnswerCache,
         *,
         allow_remote_outcomes: bool,
     ) -> None:
@@ -71,6 +75,7 @@ class AdminService(AdminServiceServicer):
         self._allow_remote_outcomes = allow_remote_outcomes
         self._drift = drift
         self._peers = peers
+        self._answers = answers
         peers.answer("router_health", self._own_health)
 
     async def ListRequests(
@@ -164,6 +169,12 @@ class AdminService(AdminServiceServicer):
         return sum_router_health(
             self._drift.health(), [one.router_health for one in others if one is not None]
         )
+
+    async def ClearAnswers(
+        self, request: ClearAnswersRequest, context: Any
+    ) -> ClearAnswersResponse:
+        """See the proto."""
+        return ClearAnswersResponse(unreached_gateways=await self._answers.clear(request))
 
     async def _own_health(self, _: GatewayQuestion) -> GatewayAnswer:
         return GatewayAnswer(router_health=self._drift.health())

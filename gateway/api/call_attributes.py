@@ -63,6 +63,8 @@ def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) ->
         attributes[names.GEN_AI_FINISH_REASONS] = [word_of(FinishReason, finished.reason)]
         attributes[names.GEN_AI_OUTPUT_TOKENS] = finished.usage.completion_tokens
         attributes[names.MODELS_TRIED] = [one.model for one in finished.attempts]
+        if finished.usage.cached:
+            attributes[names.CACHED] = True
         attributes |= _answering(finished.model, models)
     if isinstance(answer, Stream):
         attributes[names.MODELS_TRIED] = [one.model for one in answer.attempts]

@@ -20,6 +20,7 @@ from gateway.api.call_attributes import (
 )
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
+from gateway.shared.answers import AnswerCache
 from gateway.shared.keys import SharedKeys
 from gateway.streaming.delivery import Reader
 from gateway.streaming.idempotency import Replay
@@ -36,6 +37,7 @@ from gateway.upstream.rows import RequestContext, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
 from gateway.validation.requests import ValidRequest, tenant_of, validate
 from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
+from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.v1.inference_pb2 import (
@@ -68,6 +70,11 @@ class RequestObservers:
         record.finish_with_error(error)
         self.metrics.count_refusal(request.priority_class, error.reason, record.record)
 
+    def kept(self, context: RequestContext, answer: Replay) -> None:
+        """An admitted request gets the answer of an earlier one."""
+        context.record.finish_kept(answer.finished)
+        self.metrics.count_kept(context.request, answer.finished, context.record.record)
+
     def ended(self, context: RequestContext, cascade: Escalation | None, stream: Stream) -> None:
         """The stream of an admitted request ended."""
         score, plan = None if cascade is None else cascade.monitor.score, context.admitted.plan
@@ -91,6 +98,7 @@ class Generator:
     escalations: EscalationLimiter
     guards: GuardClient
     keys: SharedKeys
+    answers: AnswerCache
     observers: RequestObservers
     tracer: Tracer
 
@@ -175,25 +183,51 @@ class _Call:
     async def _begin_in_slot(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
         async with self._shared.limiter.slot(request.priority_class):
             # Another call with the same key may have come while this one waited.
-            return self._find(request) or await self._begin_new(request, record)
+            found = self._find(request)
+            if found is not None:
+                return found
+            admission = self._upstream.admission
+            admitted = await admission.admit(request, self._spans, self._timings, record)
+        context = RequestContext(request, admitted, record, self._spans, self._timings)
+        try:
+            return await self._begin_admitted(context)
+        except BaseException:
+            admitted.reservation.release()
+            raise
 
-    async def _begin_new(self, request: ValidRequest, record: RecordBuilder) -> Stream | Replay:
-        """A new stream, or the one that another call with the same key opened meanwhile."""
-        admission = self._upstream.admission
-        admitted = await admission.admit(request, self._spans, self._timings, record)
+    async def _begin_admitted(self, context: RequestContext) -> Stream | Replay:
+        """A kept answer, the stream that another call with the same key opened meanwhile, or a new one."""
+        request, answers = context.request, self._shared.answers
+        key = answers.key_of(context)
+        if key:
+            context.record.keep_answer(key)
+            kept = await answers.find(context, key)
+            if kept is not None:
+                return self._kept(context, kept)
         try:
             found = self._find(request)
             if found is None and request.key_is_shared:
                 self._shared.keys.check(request.key)
-        except SluiceError:
-            admitted.reservation.release()
+            stream = self._open(context, key) if found is None else None
+        except BaseException:
+            answers.given_up(key, context.request_id)
             raise
-        if found is not None:
-            admitted.reservation.release()
-            return found
-        for score in admitted.plan.scores:
-            self._shared.observers.drift.scored(score)
-        return self._open(RequestContext(request, admitted, record, self._spans, self._timings))
+        if stream is not None:
+            return stream
+        answers.given_up(key, context.request_id)
+        context.admitted.reservation.release()
+        assert found is not None
+        return found
+
+    def _kept(self, context: RequestContext, kept: Replay) -> Replay:
+        """The answer of an earlier equal request, as that to this one."""
+        context.admitted.reservation.release()
+        spec, now = context.stream_spec(self._shared.resume_key), time.monotonic()
+        assert spec.resume_token is not None, "callers read it"
+        token = spec.resume_token(kept.finished.model)
+        answer = kept.answer_to(spec.started, self._timings.with_row(RowTimings(), now, now), token)
+        self._shared.observers.kept(context, answer)
+        return answer
 
     def _find(self, request: ValidRequest) -> Stream | Replay | None:
         now = time.monotonic()
@@ -220,9 +254,11 @@ class _Call:
         if self._timeout.when() is not None and not self._timeout.expired():
             self._timeout.reschedule(0.0)
 
-    def _open(self, context: RequestContext) -> Stream:
+    def _open(self, context: RequestContext, answer_key: str) -> Stream:
         """A new stream, its task on the way. Nothing is awaited after it is open: the caller's `leave` closes it."""
         request, admitted = context.request, context.admitted
+        for score in admitted.plan.scores:
+            self._shared.observers.drift.scored(score)
         cascade = guards = None
         if admitted.second is not None:
             cascade = Escalation(self._upstream, self._shared.escalations, context)
@@ -231,7 +267,7 @@ class _Call:
         first = self._upstream.new_attempt(
             request, admitted.first, context.request_id, request.resume
         )
-        on_end = partial(self._ended, context, cascade, guards)
+        on_end = partial(self._ended, context, answer_key, cascade, guards)
         stream = self._registry.open(
             context.stream_spec(self._shared.resume_key), first, cascade, guards, on_end
         )
@@ -248,6 +284,7 @@ class _Call:
     def _ended(
         self,
         context: RequestContext,
+        answer_key: str,
         cascade: Escalation | None,
         guards: GuardRunner | None,
         stream: Stream,
@@ -259,6 +296,8 @@ class _Call:
         self._upstream.usage.record_stream(context.request.tenant, stream, now)
         context.admitted.reservation.release()
         self._shared.keys.ended(context.request.key, stream)
+        if answer_key:
+            self._shared.answers.ended(answer_key, stream)
         self._shared.observers.ended(context, cascade, stream)
 
     async def _read(self, request: ValidRequest, stream: Stream) -> None:
@@ -307,7 +346,8 @@ class _Call:
         """Writes the events of an answer that is complete."""
         try:
             await self._write_started(replay.started(request.resume_model))
-            await self._write(_REPLAYED)
+            if not replay.finished.usage.cached:
+                await self._write(_REPLAYED)
             for event in replay.events(len(request.resume), request.resume_model):
                 await self._write(event)
         finally:

@@ -1,5 +1,6 @@
 """The models of a configuration: their tokenizers, templates and limits, read from folders in Hugging Face layout."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +28,11 @@ _CONTEXT_KEYS: Final = (
     "max_seq_len",
     "seq_length",
 )
+SAMPLES: Final = 64
+SAMPLE_BYTES: Final = 16 * 1024
+_VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
+_NO_VERSION: Final = {"triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots"}
+"""Settings that no answer depends on."""
 _TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -36,7 +42,7 @@ def load_catalog(settings: Settings) -> Catalog:
     Raises:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
     """
-    models = {m.name: ServedModel(m, load_tokenizer(m)) for m in settings.models}
+    models = {m.name: ServedModel(m, load_tokenizer(m), version_of(m)) for m in settings.models}
     return Catalog(models, settings.routing.default)
 
 
@@ -60,6 +66,26 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
     )
+
+
+def version_of(model: ModelSettings) -> str:
+    """A hash over settings and files of ``model``: of large files their size and a sample of `SAMPLES` places.
+
+    Of a hub id the gateway has no weights; the folder's name is the commit.
+    """
+    folder = model_folder(model.path)
+    digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
+    digest.update(folder.name.encode())
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _VERSIONED and file.is_file():
+            size = file.stat().st_size
+            digest.update(f"\n{file.name} {size}\n".encode())
+            with file.open("rb") as opened:
+                step = max(SAMPLE_BYTES, size // SAMPLES)
+                for place in range(0, size, step):
+                    opened.seek(place)
+                    digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def labels_for(model: ModelSettings) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ class ServedModel:
 
     settings: ModelSettings
     tokenizer: ModelTokenizer
+    version: str = ""
+    """Changes with the files and settings of the model."""
 
     @property
     def name(self) -> str:

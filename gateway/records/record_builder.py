@@ -38,7 +38,7 @@ from sluice.v1.admin_pb2 import (
     SafetyDecision,
     ShadowRun,
 )
-from sluice.v1.inference_pb2 import Priority, RouteStrategy
+from sluice.v1.inference_pb2 import Finished, Priority, RouteStrategy
 from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
 from sluice.wire.clock import duration, timestamp, unix_ms
 from sluice.wire.enums import value_of
@@ -127,6 +127,17 @@ class RecordBuilder:
     def finish_with_error(self, error: SluiceError) -> None:
         """The request ended before it had a stream."""
         self._record.error_reason = error.reason
+        self._shared.store.write_record(self._record)
+
+    def keep_answer(self, key: str) -> None:
+        """The answer is kept, or was found, under ``key``."""
+        self._record.answer_key = key
+
+    def finish_kept(self, finished: Finished) -> None:
+        """The request got the answer of an earlier one, which ended as ``finished``."""
+        self._record.cached = True
+        self._record.finish_reason = finished.reason
+        self._record.timings.CopyFrom(finished.timings)
         self._shared.store.write_record(self._record)
 
     def finish(self, stream: Stream) -> None:

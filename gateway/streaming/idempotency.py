@@ -6,14 +6,15 @@ JetStream bucket that all gateways share.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import accumulate
 from typing import Final
 
+from gateway.streaming.resume_token import ResumeToken
 from sluice.errors import IdempotencyConflict
 from sluice.internal.v1.gateway_pb2 import KeyRecord, StoredAnswer
-from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Started
+from sluice.v1.inference_pb2 import Delta, Finished, GenerateResponse, Started, Timings
 from sluice.wire.tokens import VisibleToken, put_tokens, tokens_of
 
 REPLAY_BYTES_MAX: Final = 256 * 1024
@@ -56,6 +57,29 @@ class Replay:
             if one.model == model:
                 started.model, started.prompt_tokens = one.model, one.prompt_tokens
         return started
+
+    def answer_to(self, started: Started, timings: Timings, token: ResumeToken) -> "Replay":
+        """The same answer to another request: nothing was computed for it.
+
+        Args:
+            started: its first event, as if the model were asked; the one that answered stays.
+            timings: of its own hops.
+            token: the resume token of the answer to it.
+        """
+        record = KeyRecord()
+        record.answer.CopyFrom(self._stored)
+        answer, given = record.answer, self._stored.started
+        for field in ("notices", "restart_notice", "replaced", "escalation_reason"):
+            answer.ClearField(field)
+        answer.started.CopyFrom(started)
+        answer.started.model, answer.started.seed = given.model, given.seed
+        answer.started.prompt_tokens = given.prompt_tokens
+        answer.first_token_s = timings.total.ToTimedelta().total_seconds()
+        answer.delta.resume_token = token.after(self._token_ids)
+        answer.finished.timings.CopyFrom(timings)
+        answer.finished.usage.cached = True
+        answer.finished.ClearField("attempts")
+        return Replay(record)
 
     def matches(self, held: Sequence[VisibleToken], model: str) -> bool:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
@@ -117,6 +141,11 @@ class ReplayCache:
         """The answer kept under ``key``, or None."""
         packed, expires_at = self._entries.get(key, (b"", 0.0))
         return Replay(KeyRecord.FromString(packed)) if expires_at > now else None
+
+    def drop(self, matches: Callable[[str], bool]) -> None:
+        """Evicts the answers whose key ``matches``."""
+        for key in [key for key in self._entries if matches(key)]:
+            self._remove(key)
 
     def expire(self, now: float) -> None:
         """Evicts what is too old. All are kept equally long, so the oldest entry expires first."""

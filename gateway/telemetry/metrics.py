@@ -12,7 +12,7 @@ from gateway.validation.requests import ValidRequest
 from sluice.telemetry import catalog
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2 import RequestRecord
-from sluice.v1.inference_pb2 import FinishReason
+from sluice.v1.inference_pb2 import Finished, FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
 from sluice.wire.enums import word_of
 
@@ -27,6 +27,7 @@ class RequestMetrics:
         self._requests = registry.counter(catalog.REQUESTS)
         self._tokens = registry.counter(catalog.TOKENS)
         self._cost = registry.counter(catalog.COST)
+        self._cached = registry.counter(catalog.CACHED)
         self._first_token = registry.histogram(catalog.FIRST_TOKEN)
         self._token_time = registry.histogram(catalog.TOKEN_TIME)
         self._duration = registry.histogram(catalog.DURATION)
@@ -42,6 +43,13 @@ class RequestMetrics:
     def count_refusal(self, priority_class: str, reason: str, record: RequestRecord) -> None:
         """A valid request ended before it had a stream."""
         self._requests["", priority_class, reason] += 1
+        self._count_decisions(record)
+
+    def count_kept(self, request: ValidRequest, finished: Finished, record: RequestRecord) -> None:
+        """``request`` got the answer of an earlier one."""
+        outcome = word_of(FinishReason, finished.reason)
+        self._requests[finished.model, request.priority_class, outcome] += 1
+        self._cached[finished.model, request.priority_class] += 1
         self._count_decisions(record)
 
     def count_stream(

@@ -201,4 +201,5 @@ def _times(timings: Timings) -> str:
 def _end(record: RequestRecord) -> str:
     if record.error_reason:
         return f"error {record.error_reason}"
-    return word_of(FinishReason, record.finish_reason)
+    kept = f", {'found' if record.cached else 'kept'} as {record.answer_key}"
+    return word_of(FinishReason, record.finish_reason) + (kept if record.answer_key else "")

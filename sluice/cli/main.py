@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "cancel": ("requests", "cancel", ""),
     "drain": ("requests", "drain", ""),
     "batch": ("batch", "batch", "jobs"),
+    "cache": ("cache", "cache", ""),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
     "drift": ("drift", "drift", ""),

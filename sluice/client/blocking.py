@@ -345,6 +345,26 @@ class Client(Caller):
         response = self._lookup(self._admin.GetRouterHealth, request, timeout_s)
         return lookups.routers_of(response)
 
+    def clear_answers(
+        self,
+        tenant: str = "",
+        model: str = "",
+        answer_key: str = "",
+        *,
+        timeout_s: float = channel.LOOKUP_S,
+    ) -> list[str]:
+        """Forgets answers that are kept for equal requests: of a tenant, of a model, one of them, or all.
+
+        Returns:
+            The gateways that did not answer: they may give out what they have in memory until it is too old.
+
+        Raises:
+            SluiceError: nothing is forgotten.
+        """
+        request = admin_pb2.ClearAnswersRequest(tenant=tenant, model=model, answer_key=answer_key)
+        response = self._lookup(self._admin.ClearAnswers, request, timeout_s)
+        return list(response.unreached_gateways)
+
     def close(self) -> None:
         """Closes the connection; what still runs is cancelled."""
         self._channel.close()

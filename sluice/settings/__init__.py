@@ -3,6 +3,7 @@
 from sluice.errors import SettingsError
 from sluice.settings.mesh import (
     BatcherSettings,
+    CacheSettings,
     CallShares,
     GatewaySettings,
     HttpSettings,
@@ -22,6 +23,7 @@ from sluice.settings.models import ModelSettings, resolve_model_path
 
 __all__ = [
     "BatcherSettings",
+    "CacheSettings",
     "CallShares",
     "GatewaySettings",
     "HttpSettings",

@@ -156,6 +156,19 @@ class RecordsSettings(Section):
     """Tenants that want the text of their prompts in the audit."""
 
 
+class CacheSettings(Section):
+    """Answers that are kept for equal requests; see docs/cache.md."""
+
+    enabled: bool = False
+    tenants: frozenset[Name] = frozenset()
+    """Whose answers are kept; empty: every tenant's."""
+    across_tenants: bool = False
+    """A tenant may get what another one's request computed; how fast an answer comes then tells that it was asked."""
+    max_age_s: float = Field(3600.0, ge=1, le=30 * 24 * 3600)
+    max_mib: int = Field(256, ge=1)
+    """Of all answers in JetStream; the oldest make room."""
+
+
 class JobsSettings(Section):
     """Offline jobs; see docs/jobs.md."""
 
@@ -236,6 +249,7 @@ class Settings(BaseSettings):
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()
     jobs: JobsSettings = JobsSettings()
+    cache: CacheSettings = CacheSettings()
     records: RecordsSettings = RecordsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)

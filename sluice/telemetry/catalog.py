@@ -103,6 +103,10 @@ COST: Final = Metric(
     "sluice.cost", _COUNTER, "", (_MODEL, names.CURRENCY),
     "what those tokens cost by the prices of the configuration", _GATEWAY,
 )  # fmt: skip
+CACHED: Final = Metric(
+    "sluice.cached_answers", _COUNTER, "{request}", _OF_CLASS,
+    "requests that got the answer of an earlier equal one; they count as requests too, and not as tokens", _GATEWAY,
+)  # fmt: skip
 FIRST_TOKEN: Final = Metric(
     names.GEN_AI_TTFT, _HISTOGRAM, "s", _GEN_AI,
     "from the arrival of a request to its first token", _GATEWAY, SECONDS,

@@ -1009,6 +1009,8 @@ class RequestRecord(_message.Message):
     GUARDS_FIELD_NUMBER: _builtins.int
     SHADOWS_FIELD_NUMBER: _builtins.int
     CURRENCY_FIELD_NUMBER: _builtins.int
+    ANSWER_KEY_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     trace_id: _builtins.str
@@ -1031,6 +1033,10 @@ class RequestRecord(_message.Message):
     """The gateway that answered."""
     currency: _builtins.str
     """The currency of every cost in this record, ISO 4217."""
+    answer_key: _builtins.str
+    """The name under which the answer is kept for equal requests; empty: it is not."""
+    cached: _builtins.bool
+    """Whether the answer is that of an earlier equal request."""
     @_builtins.property
     def arrival_time(self) -> _timestamp_pb2.Timestamp:
         """When it arrived."""
@@ -1080,10 +1086,12 @@ class RequestRecord(_message.Message):
         guards: _abc.Iterable[Global___GuardCheck] | None = ...,
         shadows: _abc.Iterable[Global___ShadowRun] | None = ...,
         currency: _builtins.str = ...,
+        answer_key: _builtins.str = ...,
+        cached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "route", b"route", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "attempts", b"attempts", "currency", b"currency", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "policy", b"policy", "priority", b"priority", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_key", b"answer_key", "arrival_time", b"arrival_time", "attempts", b"attempts", "cached", b"cached", "currency", b"currency", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "policy", b"policy", "priority", b"priority", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1717,3 +1725,57 @@ class RouterDriftEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterDriftEvent: _TypeAlias = RouterDriftEvent  # noqa: Y015
+
+@_typing.final
+class ClearAnswersRequest(_message.Message):
+    """Which answers to forget; nothing set: all of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ANSWER_KEY_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Those of this tenant."""
+    model: _builtins.str
+    """Those of this model."""
+    answer_key: _builtins.str
+    """One answer: answer_key of a RequestRecord. Instead of the others."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        answer_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_key", b"answer_key", "model", b"model", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearAnswersRequest: _TypeAlias = ClearAnswersRequest  # noqa: Y015
+
+@_typing.final
+class ClearAnswersResponse(_message.Message):
+    """The answers are forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNREACHED_GATEWAYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def unreached_gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Gateways that did not answer: they may give out what they have in memory until it is too old."""
+
+    def __init__(
+        self,
+        *,
+        unreached_gateways: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unreached_gateways", b"unreached_gateways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearAnswersResponse: _TypeAlias = ClearAnswersResponse  # noqa: Y015

@@ -80,6 +80,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.FromString,
                 _registered_method=True)
+        self.ClearAnswers = channel.unary_unary(
+                '/sluice.v1.AdminService/ClearAnswers',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ClearAnswersRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ClearAnswersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -152,6 +157,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearAnswers(self, request, context):
+        """Forgets answers that are kept for equal requests (settings: cache).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -199,6 +211,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetRouterHealth,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.SerializeToString,
+            ),
+            'ClearAnswers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearAnswers,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ClearAnswersRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ClearAnswersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +462,33 @@ class AdminService:
             '/sluice.v1.AdminService/GetRouterHealth',
             sluice_dot_v1_dot_admin__pb2.GetRouterHealthRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.GetRouterHealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearAnswers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/ClearAnswers',
+            sluice_dot_v1_dot_admin__pb2.ClearAnswersRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ClearAnswersResponse.FromString,
             options,
             channel_credentials,
             insecure,

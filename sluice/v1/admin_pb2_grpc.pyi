@@ -59,6 +59,8 @@ class AdminServiceStub:
     """
     GetRouterHealth: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]
     """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
+    ClearAnswers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearAnswersRequest, _admin_pb2.ClearAnswersResponse]
+    """Forgets answers that are kept for equal requests (settings: cache)."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -89,6 +91,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetRouterHealth: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRouterHealthRequest, _admin_pb2.GetRouterHealthResponse]  # type: ignore[assignment]
     """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
+    ClearAnswers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearAnswersRequest, _admin_pb2.ClearAnswersResponse]  # type: ignore[assignment]
+    """Forgets answers that are kept for equal requests (settings: cache)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Shows and changes what runs, explains and grades requests. Errors as in InferenceService."""
@@ -170,5 +174,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetRouterHealthResponse, _abc.Awaitable[_admin_pb2.GetRouterHealthResponse]]:
         """Input and accuracy drift of the active learned routers, measured on the traffic of all gateways."""
+
+    @_abc_1.abstractmethod
+    def ClearAnswers(
+        self,
+        request: _admin_pb2.ClearAnswersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ClearAnswersResponse, _abc.Awaitable[_admin_pb2.ClearAnswersResponse]]:
+        """Forgets answers that are kept for equal requests (settings: cache)."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

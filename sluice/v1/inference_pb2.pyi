@@ -1015,6 +1015,7 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Of the prompt, template included."""
     completion_tokens: _builtins.int
@@ -1023,6 +1024,8 @@ class Usage(_message.Message):
     """Of prompt_tokens, those that the worker found in its prefix cache."""
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`. They cost nothing again."""
+    cached: _builtins.bool
+    """Whether the answer is that of an earlier equal request: no model worked on it, and it cost nothing."""
     def __init__(
         self,
         *,
@@ -1030,10 +1033,11 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         resumed_tokens: _builtins.int = ...,
+        cached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

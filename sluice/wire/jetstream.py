@@ -93,6 +93,11 @@ def keys_bucket() -> StreamConfig:
     return _bucket(subjects.KEYS_BUCKET, KEYS_MAX_BYTES).evolve(allow_msg_ttl=True)
 
 
+def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
+    """Answers for requests that are equal; the oldest make room."""
+    return _bucket(subjects.ANSWERS_BUCKET, max_bytes, max_age_s)
+
+
 def spending_bucket() -> StreamConfig:
     """What each gateway's requests have cost in each minute of the last hour; the oldest make room."""
     return _bucket(subjects.SPENDING_BUCKET, SPENDING_MAX_BYTES, SPENDING_MAX_AGE_S)

@@ -20,6 +20,7 @@
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
 | ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
+| ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
 | ``$KV.SLUICE_DRAINS.workers`` | gateway, batchers (JetStream) | ``DrainRecord`` |
@@ -63,6 +64,7 @@ POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
 SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 DRAINS_BUCKET: Final = "KV_SLUICE_DRAINS"
 JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
+ANSWERS_BUCKET: Final = "KV_SLUICE_ANSWERS"
 """Streams of the key-value buckets; the prefix is JetStream's."""
 DRAINED_WORKERS: Final = "workers"
 """The one key of `DRAINS_BUCKET`."""

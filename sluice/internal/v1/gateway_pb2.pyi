@@ -309,6 +309,7 @@ class GatewayQuestion(_message.Message):
     TAKE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    CLEAR_ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def who(self) -> Global___WhoQuestion:
         """Is a gateway with this id running?"""
@@ -341,6 +342,10 @@ class GatewayQuestion(_message.Message):
     def cancel(self) -> _admin_pb2.CancelRequestsRequest:
         """Cancel these requests."""
 
+    @_builtins.property
+    def clear_answers(self) -> _admin_pb2.ClearAnswersRequest:
+        """Forget answers that are kept for equal requests."""
+
     def __init__(
         self,
         *,
@@ -352,12 +357,13 @@ class GatewayQuestion(_message.Message):
         take: Global___TakeQuestion | None = ...,
         running: _admin_pb2.ListRequestsRequest | None = ...,
         cancel: _admin_pb2.CancelRequestsRequest | None = ...,
+        clear_answers: _admin_pb2.ClearAnswersRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take", "running", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take", "running", "cancel", "clear_answers"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 

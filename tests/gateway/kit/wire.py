@@ -29,6 +29,7 @@ from gateway.validation.requests import fingerprint_of
 from sluice.errors import SluiceError, from_status
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import (
+    CacheSettings,
     GatewaySettings,
     HttpSettings,
     ModelSettings,
@@ -56,6 +57,7 @@ def settings_for(
     routing: dict[str, Any] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     http: str | None = None,
+    cache: CacheSettings | None = None,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -66,6 +68,7 @@ def settings_for(
         nats=NatsSettings(url=url),
         safety=safety or {},
         records=records or RecordsSettings(),
+        cache=cache or CacheSettings(),
         **({} if routing is None else {"routing": RoutingSettings(**routing)}),
     )
 
@@ -169,9 +172,10 @@ async def open_wire(
     routing: dict[str, Any] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     http: str | None = None,
+    cache: CacheSettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, safety, records, routing, prices, http, **gateway)
+    settings = settings_for(folder, url, safety, records, routing, prices, http, cache, **gateway)
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)

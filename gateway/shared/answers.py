@@ -1,0 +1,244 @@
+"""Answers that are kept for equal requests, in each gateway's memory and in a JetStream bucket of all (docs/cache.md).
+
+Kept are complete answers that would come out the same again: of greedy requests, and of those that name a seed. Their
+names are hashes over all that they depend on: the files and settings of the models, the tokens of the prompt, the
+sampling, the text before the safety rules changed it, and the version of their policy. What a policy with guard models
+decides is decided and recorded for every request: those are computed each time.
+
+Requests that ask the same at the same time share one row. The others wait for its end, but not for a row that is less
+urgent than they are, and never for one that has failed.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.shared.peers import Peers
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
+from gateway.streaming.stream import Stream
+from gateway.upstream.rows import RequestContext
+from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
+from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, KeyRecord
+from sluice.internal.v1.task_pb2 import Sampling
+from sluice.settings import CacheSettings
+from sluice.v1.admin_pb2 import ClearAnswersRequest
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    FINISH_REASON_STOP_SEQUENCE,
+)
+from sluice.wire.bucket import Bucket
+from sluice.wire.subjects import RANKS, is_token
+
+ENTRIES_MAX: Final = 65_536
+"""Answers in the memory of one gateway; their bytes are bounded too."""
+PAUSE_S: Final = 5.0
+"""JetStream is not asked for so long after it did not answer, seconds: requests are computed instead."""
+STORING_MAX: Final = 256
+"""Answers on their way to JetStream; more are kept in memory alone."""
+EVERYONE: Final = "$all"
+"""Stands for the tenant when answers go across tenants."""
+
+_WHOLE: Final = frozenset({FINISH_REASON_STOP, FINISH_REASON_LENGTH, FINISH_REASON_STOP_SEQUENCE})
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Computation:
+    """The request that computes an answer for all that ask the same meanwhile."""
+
+    request_id: str
+    rank: int
+    is_for_all: asyncio.Future[bool] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Whether to look again: the answer is kept, or another request has to compute it. False: it cannot be kept."""
+
+
+class AnswerCache:
+    """The answers that this gateway keeps."""
+
+    def __init__(self, settings: CacheSettings, bucket: Bucket, peers: Peers) -> None:
+        self._settings = settings
+        self._bucket = bucket
+        self._peers = peers
+        self._memory = ReplayCache(ENTRIES_MAX, settings.max_age_s)
+        self._computations: dict[str, _Computation] = {}
+        self._storing: set[asyncio.Task[None]] = set()
+        self._paused_until = 0.0
+        peers.answer("clear_answers", self._on_clear)
+
+    def key_of(self, context: RequestContext) -> str:
+        """The name of the answer to a request; empty when none is kept."""
+        request, settings = context.request, self._settings
+        if not settings.enabled or (settings.tenants and request.tenant not in settings.tenants):
+            return ""
+        sampling = request.sampling
+        certain = sampling.temperature == 0 or sampling.HasField("seed")
+        # A key that the caller named belongs to one request, and its answer is kept under it.
+        if not certain or request.resume or request.key_is_shared or context.admitted.guards:
+            return ""
+        scope = EVERYONE if settings.across_tenants else request.tenant
+        digest = hashlib.sha256(b"".join(_sized(_parts(context)))).hexdigest()
+        return f"{scope}.{context.admitted.plan.model}.{digest}"
+
+    async def find(self, context: RequestContext, key: str) -> Replay | None:
+        """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
+
+        Waits while an equal request is computed; the caller limits that.
+        """
+        rank = RANKS[context.request.priority_class]
+        while (kept := self._memory.get(key, time.monotonic())) is None:
+            running = self._computations.get(key)
+            if running is None:
+                return await self._lead(key, _Computation(context.request_id, rank))
+            if rank < running.rank or not await asyncio.shield(running.is_for_all):
+                return None
+        return kept
+
+    def ended(self, key: str, stream: Stream) -> None:
+        """The stream of a request that was computed has ended."""
+        finished, error = stream.finished, stream.error
+        record = None
+        if finished is not None and finished.reason in _WHOLE:
+            record = stream.record()
+            if record.ByteSize() > REPLAY_BYTES_MAX:
+                record = None
+        if record is not None:
+            self._memory.put(key, record, time.monotonic())
+            self._store(key, record)
+        # The next one computes it when only this caller did not wait for it.
+        left = isinstance(error, Cancelled | DeadlinePassed)
+        self._release(key, stream.request_id, is_for_all=record is not None or left)
+
+    def given_up(self, key: str, request_id: str) -> None:
+        """A request that `find` left to be computed has no stream."""
+        self._release(key, request_id, is_for_all=True)
+
+    async def clear(self, request: ClearAnswersRequest) -> list[str]:
+        """Forgets answers at all gateways; returns those that did not answer.
+
+        Raises:
+            InvalidRequest: the request names no tenant, model or answer that can be.
+            TransportUnavailable: JetStream does not answer; nothing is forgotten.
+        """
+        pattern = _pattern(request)
+        if self._settings.enabled:
+            await self._bucket.purge(pattern)
+        self._forget(pattern)
+        answers = await self._peers.ask_all(GatewayQuestion(clear_answers=request))
+        return [name for name, answer in answers.items() if answer is None]
+
+    async def close(self, timeout_s: float) -> None:
+        """Returns when everything is stored, or after ``timeout_s`` seconds."""
+        if self._storing:
+            await asyncio.wait(self._storing, timeout=timeout_s)
+
+    async def _lead(self, key: str, computation: _Computation) -> Replay | None:
+        """This request computes the answer, unless another gateway has it."""
+        self._computations[key] = computation
+        try:
+            record = await self._read(key)
+        except BaseException:
+            self.given_up(key, computation.request_id)
+            raise
+        if record is None:
+            return None
+        self._memory.put(key, record, time.monotonic())
+        self.given_up(key, computation.request_id)
+        return Replay(record)
+
+    async def _read(self, key: str) -> KeyRecord | None:
+        if time.monotonic() < self._paused_until:
+            return None
+        try:
+            found = await self._bucket.read(key, KeyRecord)
+        except SluiceError as error:
+            self._pause(error)
+            return None
+        return None if found is None else found[0]
+
+    def _store(self, key: str, record: KeyRecord) -> None:
+        if len(self._storing) >= STORING_MAX or time.monotonic() < self._paused_until:
+            return
+        task = asyncio.ensure_future(self._write(key, record))
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
+    async def _write(self, key: str, record: KeyRecord) -> None:
+        try:
+            await self._bucket.write(key, record)
+        except SluiceError as error:
+            self._pause(error)
+
+    def _pause(self, error: SluiceError) -> None:
+        if time.monotonic() >= self._paused_until:
+            _log.warning("answers are kept in memory alone for %g s: %s", PAUSE_S, error)
+        self._paused_until = time.monotonic() + PAUSE_S
+
+    def _release(self, key: str, request_id: str, *, is_for_all: bool) -> None:
+        running = self._computations.get(key)
+        if running is not None and running.request_id == request_id:
+            del self._computations[key]
+            running.is_for_all.set_result(is_for_all)
+
+    async def _on_clear(self, question: GatewayQuestion) -> GatewayAnswer:
+        self._forget(_pattern(question.clear_answers))
+        return GatewayAnswer()
+
+    def _forget(self, pattern: str) -> None:
+        wanted = pattern.split(".")
+        self._memory.drop(
+            lambda key: all(
+                w in ("*", given) for w, given in zip(wanted, key.split("."), strict=True)
+            )
+        )
+
+
+def _parts(context: RequestContext) -> Iterator[bytes]:
+    """All that the answer depends on."""
+    request, admitted = context.request, context.admitted
+    yield admitted.policy.encode()
+    yield request.sampling.SerializeToString(deterministic=True)
+    yield b"raw" if request.conversation.raw else b""
+    for turn in request.conversation.turns:
+        yield turn.role.encode()
+        yield turn.content.encode(errors="surrogatepass")
+    for prepared in (admitted.first, admitted.second):
+        if prepared is not None:
+            sampling = Sampling()
+            sampling.CopyFrom(prepared.sampling)
+            sampling.ClearField(
+                "seed"
+            )  # drawn for each request; one that the caller names is in its own sampling
+            yield prepared.model.version.encode()
+            yield sampling.SerializeToString(deterministic=True)
+            yield array("I", prepared.prompt_token_ids).tobytes()
+
+
+def _sized(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """No two lists of parts are the same bytes."""
+    for part in parts:
+        yield len(part).to_bytes(8, "big")
+        yield part
+
+
+def _pattern(request: ClearAnswersRequest) -> str:
+    """The keys to forget, as a pattern of NATS."""
+    if request.answer_key:
+        parts = request.answer_key.split(".")
+        known = len(parts) == 3 and (parts[0] == EVERYONE or is_token(parts[0]))
+        if request.tenant or request.model or not (known and all(map(is_token, parts[1:]))):
+            raise InvalidRequest.of(
+                "answer_key", "must be one that `sluice explain` shows, without tenant and model"
+            )
+        return request.answer_key
+    for name, value in (("tenant", request.tenant), ("model", request.model)):
+        if value and not is_token(value):
+            raise InvalidRequest.of(name, "is not the name of one")
+    return f"{request.tenant or '*'}.{request.model or '*'}.*"
