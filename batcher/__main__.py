@@ -14,8 +14,9 @@ from nats.errors import Error as NatsError
 from batcher.app import new_id, serve
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
-from sluice.startup import freeze_heap, log_to_stderr, stop_event
+from sluice.startup import freeze_heap, stop_event
 from sluice.telemetry import names
+from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.tracing import start_tracing, tracer
 from sluice.wire.connection import NatsUnreachable
@@ -26,7 +27,7 @@ def main() -> int:
     arguments = _arguments()
     try:
         settings = load(arguments.config)
-        log_to_stderr(settings.telemetry.log_level)
+        log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         uvloop.run(_serve(settings, arguments.id or new_id(), arguments.config))
     except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"batcher: {error}", file=sys.stderr)

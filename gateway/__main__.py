@@ -31,10 +31,10 @@ from sluice.startup import (
     LOOPBACK,
     freeze_heap,
     is_loopback,
-    log_to_stderr,
     split_address,
     stop_event,
 )
+from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         settings, gateway_id = _load(options.config), _id(options.id)
-        log_to_stderr(settings.telemetry.log_level)
+        log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         uvloop.run(_serve(settings, gateway_id, options.config))
     except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"gateway: {error}", file=sys.stderr)

@@ -13,7 +13,8 @@ import uvloop
 from jobs.app import new_id, serve
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError, load
-from sluice.startup import freeze_heap, log_to_stderr, stop_event
+from sluice.startup import freeze_heap, stop_event
+from sluice.telemetry.logs import log_to_stderr
 from sluice.telemetry.metrics import measuring
 from sluice.telemetry.names import SERVICE_JOBS
 from sluice.telemetry.tracing import start_tracing, tracer
@@ -25,7 +26,7 @@ def main() -> int:
     arguments = _arguments()
     try:
         settings = load(arguments.config)
-        log_to_stderr(settings.telemetry.log_level)
+        log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         uvloop.run(_serve(settings, arguments.id or new_id()))
     except (SettingsError, SetupError, NatsUnreachable) as error:
         print(f"jobs: {error}", file=sys.stderr)

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import ipaddress
-import logging
 import os
 import random
 import signal
@@ -32,15 +31,6 @@ _ONE_THREAD: Final[Mapping[str, str]] = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
-
-
-def log_to_stderr(level: str) -> None:
-    """Starts the log of a process: one line an event."""
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def stop_event() -> asyncio.Event:

@@ -17,7 +17,7 @@ from typing import Final
 from sluice.defaults import DEFAULT_HTTP_ADDRESS
 from sluice.errors import SetupError
 from sluice.settings import HttpSettings, Settings, SettingsError, load
-from sluice.startup import log_to_stderr
+from sluice.telemetry.logs import log_to_stderr
 from supervisor.mesh import Mesh, running_mesh
 
 HTTP_OFF: Final = "off"
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         settings = settings_of(options.config, options.address, options.http)
-        log_to_stderr(settings.telemetry.log_level)
+        log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         on_ready = _reporter(options.report_fd)
         asyncio.run(serve(settings, options.state_dir, on_ready))
     except (SetupError, SettingsError) as error:

@@ -1,6 +1,7 @@
 """One call of Generate, from the request to its last event."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+import grpc
 from opentelemetry.trace import Tracer
 
 from gateway.admission.class_limiter import ClassLimiter
@@ -40,6 +42,7 @@ from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
+from sluice.telemetry.logs import about_request
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
     GenerateRequest,
@@ -47,6 +50,8 @@ from sluice.v1.inference_pb2 import (
     Notice,
     Started,
 )
+
+_log = logging.getLogger(__name__)
 
 _REPLAYED: Final = GenerateResponse(
     notice=Notice(
@@ -146,6 +151,7 @@ class _Call:
         timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
         timeout_s = min(timeout_s, settings.max_timeout_s)
         self._spans.describe(call_attributes, wire, tenant, self._request_id)
+        about_request(self._request_id, self._spans.trace_id)
         request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
         self._spans.describe(request_attributes, request)
         try:
@@ -154,6 +160,7 @@ class _Call:
         except TimeoutError:
             raise (self._error or _deadline_passed()).of_request(self._request_id) from None
         except SluiceError as error:
+            _log.log(_level_of(error), "%s of %s: %s", error.reason, request.tenant, error.message)
             raise error.of_request(self._request_id) from error
 
     async def _answer(self, request: ValidRequest) -> None:
@@ -355,6 +362,11 @@ class _Call:
 
     def _record_end(self, answer: Stream | Replay) -> None:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)
+
+
+def _level_of(error: SluiceError) -> int:
+    """Callers hear of every error; the log has those that somebody has to look at."""
+    return logging.WARNING if error.code is grpc.StatusCode.INTERNAL else logging.DEBUG
 
 
 def _deadline_passed() -> DeadlinePassed:

@@ -21,6 +21,11 @@ from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, Sluice
 _log = logging.getLogger(__name__)
 
 _OURS: Final = "/sluice."
+_OPERATORS: Final = frozenset(
+    f"/sluice.v1.AdminService/{name}"
+    for name in ("ListRequests", "CancelRequests", "DrainWorker", "ReadMetrics")
+)
+"""Needed most when the limits are reached."""
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 ABORT_S: Final = 5.0
 
@@ -57,7 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
         behaviour = handler.unary_stream if streams else handler.unary_unary
         made = self._handlers[method] = make(
-            _guarded(behaviour, self._limiter),
+            _guarded(behaviour, None if method in _OPERATORS else self._limiter),
             request_deserializer=self._deserializer(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -77,11 +82,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return deserialize
 
 
-def _guarded(behaviour: Behaviour, limiter: ClassLimiter) -> Behaviour:
+def _guarded(behaviour: Behaviour, limiter: ClassLimiter | None) -> Behaviour:
+    """``behaviour`` with its errors as statuses; without ``limiter`` it has no limits."""
+
     async def guarded(request: Message | SluiceError, context: Any) -> Any:
         try:
             if isinstance(request, SluiceError):
                 raise request
+            if limiter is None:
+                return await behaviour(request, context)
             with limiter.call(class_of(request), tenant_of(metadata_of(context))):
                 return await behaviour(request, context)
         except SluiceError as error:

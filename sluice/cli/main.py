@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "requests": ("requests", "requests", ""),
     "cancel": ("requests", "cancel", ""),
     "drain": ("requests", "drain", ""),
+    "logs": ("logs", "logs", "mesh"),
     "batch": ("batch", "batch", "jobs"),
     "cache": ("cache", "cache", ""),
     "feedback": ("explain", "feedback", ""),

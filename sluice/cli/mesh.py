@@ -45,11 +45,11 @@ def up(
         return
     import asyncio
 
-    from sluice.startup import log_to_stderr
+    from sluice.telemetry.logs import log_to_stderr
     from supervisor.serve import serve, settings_of
 
     settings = settings_of(config, address, http)
-    log_to_stderr(settings.telemetry.log_level)
+    log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
         _write_started(mesh.state, mesh.ready_s, as_json)

@@ -52,12 +52,12 @@ def worker(
     import asyncio
 
     from sluice.settings import load
-    from sluice.startup import log_to_stderr
+    from sluice.telemetry.logs import log_to_stderr
     from supervisor.mesh import running_worker
     from supervisor.serve import until_signal
 
     settings = load(config)
-    log_to_stderr(settings.telemetry.log_level)
+    log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
     wanted = settings.triton.port if port is None else port
 
     async def body() -> None:

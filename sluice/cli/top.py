@@ -26,7 +26,6 @@ _RATE_S: Final = 10.0
 _QUANTILE_S: Final = 60.0
 """Percentiles are of this time, seconds."""
 _ONCE_S: Final = 1.0
-_KEYS: Final = "q quit  s sort  r reverse  / filter  1 2 3 tables  p pause"
 
 
 def top(
@@ -162,10 +161,8 @@ class _Live:
             return self._problem
         if self._typing:
             return f"/{self._choice.text}_"
-        chosen = f"  sort: {self._choice.sort}" + f"  filter: {self._choice.text}" * bool(
-            self._choice.text
-        )
-        return _KEYS + ("  PAUSED" if self._paused else chosen)
+        pause, text = "PAUSED" if self._paused else "pause", self._choice.text or "filter"
+        return f"q quit  s sort: {self._choice.sort}  r reverse  / {text}  1 2 3 hide  p {pause}"
 
 
 @contextlib.contextmanager

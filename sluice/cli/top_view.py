@@ -263,9 +263,8 @@ _MODELS: Final = (
     *(("REQ/S", 6), ("ERR/S", 5), ("TTFT50", 6), ("TTFT95", 6), ("ITL50", 6)),
 )
 _WORKERS: Final = (
-    *(("WORKER", 21), ("MODEL", 10), ("STATE", 7), ("ROWS", 4), ("SLOTS", 5), ("WAIT", 4)),
-    *(("CACHE%", 6), ("HITS%", 5), ("STEP_MS", 7)),
-    ("TOK/S", 6),
+    *(("WORKER", 21), ("MODEL", 9), ("STATE", 7), ("ROWS", 4), ("SLOTS", 5), ("WAIT", 4)),
+    *(("KV%", 4), ("HITS%", 5), ("STEP", 5), ("TOK/S", 6)),
 )
 _TENANTS: Final = (("TENANT", 24), ("RUN", 6), ("WAIT", 6), ("TOKENS", 9), ("OLDEST_S", 9))
 

@@ -216,6 +216,8 @@ class TelemetrySettings(Section):
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     prometheus: PrometheusSettings = PrometheusSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    """Of gateways, batchers and processes of jobs; `sluice logs` reads both."""
 
 
 class Settings(BaseSettings):

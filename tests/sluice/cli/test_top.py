@@ -138,8 +138,8 @@ def test_the_tables_sum_processes_and_take_a_worker_once() -> None:
     assert model["itl50"] is None
     one, other = made.tables["workers"].objects()
     assert (one["state"], other["state"]) == ("live", "drained")
-    assert (one["rows"], one["slots"], one["cache%"], one["tok/s"]) == (7, 32, 25, 500)
-    assert one["step_ms"] == pytest.approx(2)
+    assert (one["rows"], one["slots"], one["kv%"], one["tok/s"]) == (7, 32, 25, 500)
+    assert one["step"] == pytest.approx(2)
     assert made.summary()["output_tokens_per_s"] == 500
     assert made.processes() == "2 batcher, 1 gateway"
 
@@ -154,6 +154,7 @@ def test_a_process_that_started_again_counts_from_zero() -> None:
 def test_the_screen_fits_and_is_filtered_and_sorted() -> None:
     shown = lines("sluice top", view(), Choice(), 80, 24)
     assert max(map(len, shown)) <= 80
+    assert shown == lines("sluice top", view(), Choice(), 200, 24), "nothing is cut off"
     assert any(line.startswith("127.0.0.1:8001/small") for line in shown)
     assert any(line.startswith("acme") for line in shown)
     few = lines("sluice top", view(), Choice(), 80, 5)

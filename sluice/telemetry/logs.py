@@ -1,0 +1,152 @@
+"""The log of a process: one line an event, as text or as JSON, with request and trace of what it is about.
+
+`parse` reads what any process of a mesh writes: ours in both formats, nats-server's and Triton's. Text times are those
+of the machine.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+LogFormat = Literal["text", "json"]
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
+"""Request and trace of what runs now."""
+
+
+def about_request(request_id: str, trace_id: str) -> None:
+    """What this task logs from now on is about that request."""
+    _about.set((request_id, trace_id))
+
+
+def log_to_stderr(level: str, form: LogFormat = "text") -> None:
+    """Starts the log of a process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(_TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _TextFormatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without a traceback."""
+        request_id, trace_id = _about.get()
+        ids = f" request_id={request_id} trace_id={trace_id}" if request_id else ""
+        return super().formatMessage(record) + ids
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """One object; a traceback is part of its message."""
+        request_id, trace_id = _about.get()
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
+        if request_id:
+            line |= {"request_id": request_id, "trace_id": trace_id}
+        return json.dumps(line, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One event.
+
+    Attributes:
+        at: Unix seconds.
+        level: one of `LEVELS`.
+        message: with the lines of a traceback.
+    """
+
+    at: float
+    process: str
+    level: str
+    message: str
+    logger: str = ""
+    request_id: str = ""
+    trace_id: str = ""
+
+    def with_line(self, line: str) -> "LogLine":
+        """A line that belongs to it, such as one of a traceback."""
+        return replace(self, message=f"{self.message}\n{line}")
+
+    def is_about(self, request: str) -> bool:
+        """Whether it names the request, or the trace."""
+        return request in (self.request_id, self.trace_id) or request in self.message
+
+
+_OURS: Final = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<ms>\d{3}) (?P<level>[A-Z]+) (?P<logger>\S+) (?P<message>.*?)"
+    r"(?: request_id=(?P<request>\S+) trace_id=(?P<trace>\S*))?$"
+)
+_NATS: Final = re.compile(
+    r"\[\d+\] (?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d)\.(?P<ms>\d{3})\d* \[(?P<level>[A-Z]{3})\] (?P<message>.*)"
+)
+_TRITON: Final = re.compile(
+    r"(?P<level>[IWEF])(?P<time>\d{4} \d\d:\d\d:\d\d)\.(?P<ms>\d{3})\d* \d+ (?P<logger>\S+?)\] (?P<message>.*)"
+)
+_WORDS: Final = {
+    word: level
+    for level, words in {
+        "debug": ("DBG", "TRC"),
+        "info": ("INF", "I"),
+        "warning": ("WRN", "W"),
+        "error": ("ERR", "FTL", "E", "F", "CRITICAL"),
+    }.items()
+    for word in words
+}
+
+
+def parse(line: str, process: str, year: int) -> LogLine | None:
+    """The event that ``line`` begins; None when it continues the one before.
+
+    ``year``: Triton does not write it.
+    """
+    if line.startswith("{"):
+        return _of_json(line, process)
+    for pattern, time_format in (
+        (_OURS, "%Y-%m-%d %H:%M:%S"),
+        (_NATS, "%Y/%m/%d %H:%M:%S"),
+        (_TRITON, "%Y %m%d %H:%M:%S"),
+    ):
+        if (match := pattern.match(line)) is not None:
+            return _of_match(match, time_format, process, year)
+    return None
+
+
+def _of_match(match: re.Match[str], time_format: str, process: str, year: int) -> LogLine | None:
+    found = {key: value or "" for key, value in match.groupdict().items()}
+    text = f"{year} {found['time']}" if match.re is _TRITON else found["time"]
+    try:
+        at = time.mktime(time.strptime(text, time_format)) + int(found["ms"]) / 1e3
+    except ValueError:
+        return None
+    word = found["level"]
+    return LogLine(
+        *(at, process, _WORDS.get(word, word.lower()), found["message"].strip('"')),
+        *(found.get("logger", "").rstrip(":"), found.get("request", ""), found.get("trace", "")),
+    )
+
+
+def _of_json(line: str, process: str) -> LogLine | None:
+    try:
+        found = json.loads(line)
+        at = datetime.fromisoformat(found["time"]).timestamp()
+        return LogLine(
+            *(at, process, str(found["level"]), str(found["message"])),
+            *(str(found.get(key, "")) for key in ("logger", "request_id", "trace_id")),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

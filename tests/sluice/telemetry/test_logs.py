@@ -1,0 +1,84 @@
+"""Log lines: what is written is read again, and what NATS and Triton write too."""
+
+import contextvars
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluice.telemetry.logs import LogFormat, about_request, log_to_stderr, parse
+
+TRACE = "ab" * 16
+
+
+def written(monkeypatch: pytest.MonkeyPatch, form: LogFormat, log: Callable[[], Any]) -> list[str]:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    level = root.level
+    log_to_stderr("info", form)
+    try:
+        contextvars.copy_context().run(log)
+    finally:
+        root.setLevel(level)
+    return stream.getvalue().splitlines()
+
+
+def fail() -> None:
+    about_request("req-1", TRACE)
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        logging.getLogger("gateway.x").exception("it failed: %s", "a b")
+
+
+def test_text_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *rest = written(monkeypatch, "text", fail)
+    line = parse(first, "gateway", 2026)
+    assert line is not None
+    assert (line.level, line.logger, line.message) == ("error", "gateway.x", "it failed: a b")
+    assert (line.request_id, line.trace_id) == ("req-1", TRACE)
+    assert rest[-1] == "ValueError: wrong"
+    assert all(parse(one, "gateway", 2026) is None for one in rest)
+    (plain,) = written(monkeypatch, "text", lambda: logging.getLogger("a").info("b"))
+    assert plain.endswith("INFO a b")
+
+
+def test_json_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = written(monkeypatch, "json", fail)
+    assert json.loads(text)["trace_id"] == TRACE
+    line = parse(text, "gateway", 2026)
+    assert line is not None
+    assert line.message.startswith("it failed: a b\nTraceback")
+    assert line.is_about("req-1")
+    assert line.is_about(TRACE)
+    assert not line.is_about("req-2")
+    assert parse('{"time": "never"}', "gateway", 2026) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "message"),
+    [
+        ("[6698] 2026/11/22 11:15:37.635594 [INF] Starting nats-server", "info", "Starting nats-server"),
+        ("[6698] 2026/11/22 11:15:37.635594 [FTL] no port", "error", "no port"),
+        ("W1122 11:15:39.314770 6705 server.cc:283] \"pool disabled\"", "warning", "pool disabled"),
+        (
+            "2026-11-22 11:15:59,283 INFO model_workers.backend: worker w-1 serves small",
+            *("info", "worker w-1 serves small"),
+        ),
+    ],
+)  # fmt: skip
+def test_lines_of_other_servers(text: str, level: str, message: str) -> None:
+    line = parse(text, "p", 2026)
+    assert line is not None
+    assert (line.level, line.message) == (level, message)
+
+
+def test_what_is_no_event_continues_the_one_before() -> None:
+    for text in ("", "  at x", "+----+", "[1] no time", "X1322 99:99:99.000000 1 a] b"):
+        assert parse(text, "p", 2026) is None
