@@ -89,6 +89,7 @@ def _sampling(sampling: task_pb2.Sampling) -> Sampling:
         min_tokens=sampling.min_tokens,
         json_schema=sampling.json_schema if constraint == "json_schema" else None,
         regex=sampling.regex if constraint == "regex" else None,
+        grammar=sampling.grammar if constraint == "grammar" else None,
         logit_bias=tuple(sampling.logit_bias.items()),
     )
 

@@ -3,6 +3,8 @@
 The gateway refuses what a worker could not enforce, so both read constraints here, with the same options and limits.
 """
 
+import json
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -35,6 +37,13 @@ _JSON_OPTIONS: Final[Any] = {
     "lenient": False,
 }
 
+
+GRAMMAR_MAX_BYTES: Final = 512 << 10
+_MAX_BYTES: Final = {
+    "json_schema": JSON_SCHEMA_MAX_BYTES,
+    "regex": REGEX_MAX_BYTES,
+    "grammar": GRAMMAR_MAX_BYTES,
+}
 
 _REASON_MAX_CHARS: Final = 300
 
@@ -70,6 +79,21 @@ def regex_grammar(regex: str) -> str:
     return str(LLMatcher.grammar_from_regex(regex))
 
 
+def lark_grammar(grammar: str) -> str:
+    """The grammar that ``grammar`` says in llguidance's dialect of Lark.
+
+    Raises:
+        ConstraintInvalid: it is too long.
+    """
+    _check_size(grammar, GRAMMAR_MAX_BYTES)
+    return str(LLMatcher.grammar_from_lark(grammar))
+
+
+def json_in_lark(schema: Mapping[str, Any]) -> str:
+    """The JSON texts that ``schema`` accepts, as a part of a grammar for `lark_grammar`."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+
+
 def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     """A matcher at the start of an answer.
 
@@ -89,19 +113,25 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def problem_of(kind: str, text: str) -> str | None:
-    """Why answers cannot be constrained to ``text``, a "json_schema" or a "regex"; None when they can."""
+    """Why answers cannot be constrained to ``text``, a "json_schema", "regex" or "grammar"; None when they can."""
     try:
-        _check_size(text, JSON_SCHEMA_MAX_BYTES if kind == "json_schema" else REGEX_MAX_BYTES)
+        _check_size(text, _MAX_BYTES[kind])
         return _problem_of(kind, text)
     except ConstraintInvalid as error:
         return str(error)
 
 
+_GRAMMARS: Final[Mapping[str, Callable[[str], str]]] = {
+    "json_schema": json_grammar,
+    "regex": regex_grammar,
+    "grammar": lark_grammar,
+}
+
+
 @lru_cache(maxsize=256)
 def _problem_of(kind: str, text: str) -> str | None:
     """Compiles and consumes a first byte, which finds grammars that match nothing or are far too large."""
-    grammar = json_grammar(text) if kind == "json_schema" else regex_grammar(text)
-    matcher = compile_grammar(grammar, _bytes())
+    matcher = compile_grammar(_GRAMMARS[kind](text), _bytes())
     mask = allocate_token_bitmask(1, _bytes().vocab_size)
     fill_next_token_bitmask(matcher, mask)
     matcher.try_consume_tokens(np.flatnonzero(_bits(mask[0]))[:1].tolist())

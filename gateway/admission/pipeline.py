@@ -1,6 +1,7 @@
 """From a valid request to a task in three hops: inspect, route, tokenize."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,12 +33,13 @@ from gateway.safety.inspector import (
 from gateway.safety.policy import Policy
 from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.spans import CallSpans, finding_attributes
-from gateway.validation.conversation import Conversation, Turn
+from gateway.tools.formats import HERMES
+from gateway.tools.grammar import arguments_of, grammar_of
+from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest
 from sluice.constraints import problem_of
 from sluice.errors import BudgetSpent, InvalidRequest, SafetyBlocked
 from sluice.telemetry import names
-from sluice.v1.inference_pb2 import SamplingParams
 
 WATCHED_ALTERNATIVES: Final = 2
 """Alternatives per token that the decision of a cascade looks at."""
@@ -153,9 +155,9 @@ class Admission:
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         models = self.catalog.answering if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
-        texts = [turn.content for turn in request.conversation.turns]
+        texts = request.conversation.texts
         check_length(texts, [self.catalog[model] for model in models])
-        await self._check_constraint(request.sampling)
+        await self._check_constraint(request)
         with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
             prompt = await self._inspect(request, span, record)
         with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
@@ -193,7 +195,7 @@ class Admission:
         self, conversation: Conversation, name: str | None, tenant: str
     ) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model whose tokenizer counted them."""
-        safety = await self.check([turn.content for turn in conversation.turns], {}, tenant)
+        safety = await self.check(conversation.texts, {}, tenant)
         prompt = _InspectedPrompt(_passed(conversation, safety), safety)
         features = await self._features(self.router, prompt, name, {}, tenant)
         model = self.catalog[self.router.plan(features, NoLoad()).model]
@@ -211,20 +213,18 @@ class Admission:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._inspections, work)
 
-    async def _check_constraint(self, sampling: SamplingParams) -> None:
+    async def _check_constraint(self, request: ValidRequest) -> None:
         """Raises InvalidRequest for a constraint that no worker could enforce."""
-        kind = sampling.WhichOneof("constraint")
-        if kind is None:
-            return
-        check = partial(problem_of, kind, getattr(sampling, kind))
-        problem = await asyncio.get_running_loop().run_in_executor(self._constraints, check)
-        if problem is not None:
-            raise InvalidRequest.of(f"sampling.{kind}", problem)
+        for field, kind, text in _constraints_of(request):
+            check = partial(problem_of, kind, text)
+            problem = await asyncio.get_running_loop().run_in_executor(self._constraints, check)
+            if problem is not None:
+                raise InvalidRequest.of(field, problem)
 
     async def _inspect(
         self, request: ValidRequest, span: Span, record: RecordBuilder
     ) -> _InspectedPrompt:
-        texts = [turn.content for turn in request.conversation.turns]
+        texts = request.conversation.texts
         safety = await self.check(texts, request.labels, request.tenant)
         taken = finding_attributes(safety.verdict.taken)
         span.set_attributes({names.SAFETY_POLICY: safety.policy.version, **taken})
@@ -342,6 +342,21 @@ class Admission:
         return await self._prepare(request, prompt, model)
 
 
+def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
+    """What the answer is constrained to: the field that says it, the kind, the text."""
+    sampling, tools = request.sampling, request.tools
+    kind = sampling.WhichOneof("constraint")
+    if kind is not None:
+        yield f"sampling.{kind}", kind, getattr(sampling, kind)
+    if tools is not None and tools.forced:
+        for i, tool in enumerate(tools.tools):
+            if tool in tools.callable:
+                schema = json.dumps(arguments_of(tool))
+                yield f"tools[{i}].parameters", "json_schema", schema
+        # All formats have the same schemas; their sum has a limit of its own.
+        yield "tools", "grammar", grammar_of(HERMES, tools)
+
+
 def _inspect(
     inspector: Inspector, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
 ) -> SafetyOutcome:
@@ -363,11 +378,10 @@ def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:
             f"the safety policy {version} blocks the prompt: {', '.join(rules)}",
             metadata={"rules": ",".join(rules), "policy": version},
         )
-    texts = [result.text for result in safety.inspected]
-    if not all(text.strip() for text in texts):
+    before, texts = conversation.texts, [result.text for result in safety.inspected]
+    if any(was.strip() and not text.strip() for was, text in zip(before, texts, strict=True)):
         raise InvalidRequest.of("input", "is empty once what must not stay is removed")
-    pairs = zip(conversation.turns, texts, strict=True)
-    return replace(conversation, turns=tuple(Turn(turn.role, text) for turn, text in pairs))
+    return conversation if texts == before else conversation.with_texts(texts)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import Final
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.inspector import AnswerInspection
+from gateway.tools.grammar import grammar_of
+from gateway.tools.messages import function_of, messages_of
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
@@ -69,21 +71,28 @@ async def encode(conversation: Conversation, model: ServedModel) -> list[int]:
     Raises:
         InvalidRequest: the model's chat template does not take the conversation, or there is none.
     """
-    if is_long([turn.content for turn in conversation.turns]):
+    if is_long(conversation.texts):
         return await asyncio.to_thread(encode_now, conversation, model)
     return encode_now(conversation, model)
 
 
 def encode_now(conversation: Conversation, model: ServedModel) -> list[int]:
     """As `encode`, in this thread."""
-    tokenizer = model.tokenizer
-    if conversation.raw or (tokenizer.template is None and len(conversation.turns) == 1):
+    tokenizer, alone = model.tokenizer, len(conversation.turns) == 1 and not conversation.tools
+    if conversation.raw or (tokenizer.template is None and alone):
         return tokenizer.encode_text(conversation.turns[0].content)
     if tokenizer.template is None:
         raise InvalidRequest.of("chat", f"{model.name} has no chat template; use prompt")
-    messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+    form = tokenizer.tool_format
+    if conversation.tools and form is None:
+        raise InvalidRequest.of(
+            "tools", f"the chat template of {model.name} takes no tools that we know"
+        )
     try:
-        return tokenizer.encode_chat(messages)
+        return tokenizer.encode_chat(
+            messages_of(conversation.turns, form),
+            tools=[function_of(one) for one in conversation.tools],
+        )
     except TemplateRefused as refused:
         raise InvalidRequest.of(
             "chat.messages", f"the chat template of {model.name} refuses them: {refused}"
@@ -125,6 +134,9 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     )
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
+    form, tools = model.tokenizer.tool_format, request.tools
+    if form is not None and tools is not None and tools.forced:
+        fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
 
 
@@ -165,7 +177,8 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
             f"has token ids of one model: name it in model; {model.name} would answer now",
         )
     constraint = sampling.WhichOneof("constraint")
-    if constraint is not None and not model.tokenizer.stop_token_ids:
-        raise InvalidRequest.of(
-            f"sampling.{constraint}", f"{model.name} has no token that ends an answer"
-        )
+    field = f"sampling.{constraint}" if constraint else ""
+    if request.tools is not None and request.tools.forced:
+        field = "tool_choice"
+    if field and not model.tokenizer.stop_token_ids:
+        raise InvalidRequest.of(field, f"{model.name} has no token that ends an answer")

@@ -32,6 +32,8 @@ from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans
+from gateway.tools.events import ToolCallEvents
+from gateway.tools.formats import ToolFormat
 from gateway.upstream.escalation import Escalation
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
@@ -139,6 +141,8 @@ class _Call:
         self._spans = spans
         self._write = write
         self._timings = RequestTimings(arrived_at=time.monotonic())
+        self._tool_calls: ToolCallEvents | None = None
+        """Finds them in the answer; None: there are no tools."""
         self._has_events = asyncio.Event()
         self._request_id = _new_request_id()
         """Of this call until it reads the stream of an earlier one."""
@@ -165,6 +169,8 @@ class _Call:
 
     async def _answer(self, request: ValidRequest) -> None:
         found = await self._admit(request)
+        if request.tools is not None:
+            self._tool_calls = ToolCallEvents(request.tools, self._tool_format, found.text_before)
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:
@@ -334,7 +340,7 @@ class _Call:
         # Not interrupted: gRPC sends the headers with this event, and takes no status until it has.
         deadline = self._timeout.when()
         self._timeout.reschedule(None)
-        await self._write(GenerateResponse(started=started))
+        await self._put(GenerateResponse(started=started))
         self._timeout.reschedule(deadline if self._error is None else 0.0)
 
     async def _write_events(self, request: ValidRequest, stream: Stream, reader: Reader) -> None:
@@ -344,7 +350,7 @@ class _Call:
                 if event.HasField("finished"):
                     # Whoever has the whole answer gets it again from every gateway.
                     await self._shared.keys.stored(request.key)
-                await self._write(event)
+                await self._put(event)
                 if event.HasField("finished"):
                     return
             await self._has_events.wait()
@@ -354,11 +360,23 @@ class _Call:
         try:
             await self._write_started(replay.started(request.resume_model))
             if not replay.finished.usage.cached:
-                await self._write(_REPLAYED)
+                await self._put(_REPLAYED)
             for event in replay.events(len(request.resume), request.resume_model):
-                await self._write(event)
+                await self._put(event)
         finally:
             self._record_end(replay)
+
+    async def _put(self, event: GenerateResponse) -> None:
+        if self._tool_calls is None:
+            await self._write(event)
+            return
+        for one in self._tool_calls.events(event):
+            await self._write(one)
+
+    def _tool_format(self, model: str) -> ToolFormat:
+        form = self._upstream.admission.catalog[model].tokenizer.tool_format
+        assert form is not None, "its prompt had tools"
+        return form
 
     def _record_end(self, answer: Stream | Replay) -> None:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)

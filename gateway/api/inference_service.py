@@ -95,9 +95,10 @@ def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
             response.token_ids.extend(event.delta.token_ids)
             response.logprobs.extend(event.delta.logprobs)
             response.hidden_indexes.extend(event.delta.hidden_indexes)
+            response.tool_calls.extend(event.delta.tool_calls)
         case "notice":
             if event.notice.kind == NOTICE_KIND_ESCALATED:
-                for field in ("text", "token_ids", "logprobs", "hidden_indexes"):
+                for field in ("text", "token_ids", "logprobs", "hidden_indexes", "tool_calls"):
                     response.ClearField(field)
             response.notices.append(event.notice)
         case "finished":

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
+from gateway.tools.formats import FORMATS, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 
@@ -58,13 +59,15 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     generation = read_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder)
     tokens = _special_tokens(tokenizer_config)
+    template = _template_source(folder, tokenizer_config)
     return ModelTokenizer(
         tokenizer=tokenizer,
-        template=_template(folder, tokenizer_config, tokens),
+        template=ChatTemplate(template, tokens) if template else None,
         context_tokens=model.context_tokens or _context_tokens(folder, config),
         vocab_size=_text_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
+        tool_format=_tool_format(model, template),
     )
 
 
@@ -125,15 +128,24 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _template(
-    folder: Path, config: Mapping[str, Any], tokens: Mapping[str, str]
-) -> ChatTemplate | None:
+def _tool_format(model: ModelSettings, template: str) -> ToolFormat | None:
+    if model.tool_format is None:
+        return guess(template)
+    if "tools" not in template:
+        raise SettingsError(
+            f"models: {model.name}: tool_format: its chat template takes no tools; write one to chat_template.jinja"
+        )
+    return FORMATS[model.tool_format]
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
+    """The chat template; empty: there is none. Of several the one for tools is taken, which does without them too."""
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     if isinstance(source, list):  # several by name
         named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    return ChatTemplate(source, tokens) if source else None
+        source = named.get("tool_use", named.get("default"))
+    return source or ""
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

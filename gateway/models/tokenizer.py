@@ -27,6 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
+from gateway.tools.formats import ToolFormat
+from gateway.tools.tool import map_texts
 from sluice.settings import SettingsError
 
 # Part of the placeholders. It never leaves the process, so no content can contain it.
@@ -65,9 +67,14 @@ class ChatTemplate:
             raise SettingsError(f"the chat template is not valid: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] = _NONE
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = _NONE,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt up to where the assistant begins to speak; ``variables`` are the template's own.
+
+        Messages and tools are as in transformers' chat templating: functions with their schemas, arguments as objects.
 
         Raises:
             TemplateRefused: the template does not take this order of roles, or fails on it.
@@ -76,7 +83,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 **{**self._special_tokens, **variables},
             )
@@ -96,8 +103,20 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -121,6 +140,8 @@ class ModelTokenizer:
     """Tokens that end an answer."""
     labels: tuple[str, ...] = ()
     """Of a classifier, by number."""
+    tool_format: ToolFormat | None = None
+    """How the model writes calls of tools; None: it does not, or its template takes no tools."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
@@ -131,19 +152,22 @@ class ModelTokenizer:
         object.__setattr__(self, "token_chars_max", longest)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The tokens of a conversation in the chat template; without a template see `encode_text`.
 
-        ``variables`` are the template's own.
+        Arguments as of `ChatTemplate.render`.
 
         Raises:
             TemplateRefused: the template does not take this conversation.
         """
         assert self.template is not None, "callers check for a template"
         variables = variables or {}
-        whole = self._encode(self.template.render(messages, variables))
-        parts = self._encode_in_parts(self.template, messages, variables)
+        whole = self._encode(self.template.render(messages, variables, tools))
+        parts = self._encode_in_parts(self.template, messages, variables, tools)
         same = self._plain.control_of(whole) == self._plain.control_of(parts)
         return whole if same else parts
 
@@ -167,9 +191,21 @@ class ModelTokenizer:
         starts = range(0, len(bare) - room // 4, room - room // 4)
         return [[*first, *bare[start : start + room], *last] for start in starts]
 
-    def detokenizer(self) -> Detokenizer:
-        """For one answer."""
-        return StreamDetokenizer(self.tokenizer)
+    def detokenizer(self, *, tools: bool = False) -> Detokenizer:
+        """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""
+        if not tools or self.tool_format is None:
+            return StreamDetokenizer(self.tokenizer)
+        marks = (self.tool_format.opening, self.tool_format.closing)
+        shown = {
+            token_id: mark for mark in marks if (token_id := self.special_id(mark)) is not None
+        }
+        return StreamDetokenizer(self.tokenizer, shown)
+
+    def special_id(self, text: str) -> int | None:
+        """The special token ``text``, if there is one."""
+        token_id = self.tokenizer.token_to_id(text) if text else None
+        added = {} if token_id is None else self.tokenizer.get_added_tokens_decoder()
+        return token_id if token_id in added and added[token_id].special else None
 
     def token_text(self, token_id: int) -> str:
         """Text of one token alone; U+FFFD where it is not whole characters."""
@@ -181,16 +217,35 @@ class ModelTokenizer:
     def _encode_in_parts(
         self,
         template: ChatTemplate,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
     ) -> list[int]:
-        places = [{**m, "content": f"\ue000{_NONCE}{i}\ue001"} for i, m in enumerate(messages)]
+        hidden: list[str] = []
+
+        def hide(text: str) -> str:
+            hidden.append(text)
+            return f"\ue000{_NONCE}{len(hidden) - 1}\ue001"
+
+        def hide_control(text: str) -> str:
+            return hide(text) if self._plain.may_hold_control(text) else text
+
+        places = [{**m, "content": m["content"] and hide(m["content"])} for m in messages]
+        contents = len(hidden)
+        for place in places:
+            if "tool_calls" in place:
+                place["tool_calls"] = map_texts(place["tool_calls"], hide_control)
+        offered = map_texts(list(tools), hide_control)
+        pieces = _PLACE.split(template.render(places, variables, offered))
         token_ids: list[int] = []
-        for index, piece in enumerate(_PLACE.split(template.render(places, variables))):
+        for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 token_ids += self._encode(piece)
-            else:
-                token_ids += self._plain.encode(messages[int(piece)]["content"])
+                continue
+            text, in_json = hidden[int(piece)], int(piece) >= contents
+            if in_json and pieces[index - 1].endswith('"'):
+                text = json.dumps(text, ensure_ascii=False)[1:-1]
+            token_ids += self._plain.encode(text)
         return token_ids
 
 
@@ -208,6 +263,11 @@ class PlainTextEncoder:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if _is_control(token) and token.content != unknown
         }
+        self._firsts = {content[0] for content in self._control.values()}
+
+    def may_hold_control(self, text: str) -> bool:
+        """Whether ``text`` may hold the text of a control token; quick."""
+        return not self._firsts.isdisjoint(text)
 
     def control_of(self, token_ids: Sequence[int]) -> list[int]:
         """The control tokens among ``token_ids``, in order."""

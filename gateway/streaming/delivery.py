@@ -91,6 +91,10 @@ class Delivery:
         self._proven = 0
         """Tokens that the resume token stands for."""
 
+    def text_before(self, index: int | None) -> str:
+        """What callers see of the tokens before ``index``; of all tokens for None."""
+        return self._tokens.text_before(index)
+
     def replaced(self, model: str) -> bool:
         """Whether ``model`` gave the answer before another one took over."""
         return model != self._model and model in self._replaced

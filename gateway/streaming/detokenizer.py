@@ -4,10 +4,14 @@ A byte-level tokenizer may split one character over several tokens; until it is 
 the end, and the text is held back (tokenizers' ``DecodeStream`` does the book-keeping).
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+_NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class Detokenizer(Protocol):
@@ -21,10 +25,11 @@ class Detokenizer(Protocol):
 
 
 class StreamDetokenizer:
-    """`Detokenizer` of a Hugging Face tokenizer; special tokens have no text."""
+    """`Detokenizer` of a Hugging Face tokenizer; special tokens have no text, except ``shown`` ones."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] = _NONE) -> None:
         self._tokenizer = tokenizer
+        self._special = shown
         self._stream = DecodeStream(skip_special_tokens=True)
         # Tokens of the last piece of text, and those since: enough to decode what is held back in its context.
         self._shown: list[int] = []
@@ -32,6 +37,10 @@ class StreamDetokenizer:
 
     def push(self, token_id: int) -> str:
         """See `Detokenizer.push`."""
+        if token_id in self._special:
+            before, self._shown = self.flush(), []
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return before + self._special[token_id]
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)

@@ -131,6 +131,10 @@ class Stream(Lifecycle):
             return None
         return self.delivery.started(held_model)
 
+    def text_before(self, index: int | None) -> str:
+        """What callers see of the tokens before ``index``; of all tokens for None."""
+        return self.delivery.text_before(index)
+
     def read(self, reader: Reader) -> list[GenerateResponse]:
         """The events that ``reader`` has not had, all unread tokens in one delta.
 

@@ -133,6 +133,10 @@ class VisibleTokens:
         """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
         return Delta(text=self.tail, index=len(self.token_ids)) if self.tail else None
 
+    def text_before(self, index: int | None) -> str:
+        """The text of the tokens before ``index``; of all tokens for None."""
+        return "".join(self._texts[:index])
+
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:
         """Whether ``token_ids`` are the beginning of the answer, as far as a caller can know it."""
         known = self.token_ids + self._held[len(self.token_ids) :]

@@ -8,7 +8,6 @@ from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.routing.cascade.monitor import AnswerMonitor
 from gateway.streaming.attempt import ModelAttempt
 from gateway.upstream.rows import RequestContext, Upstream
-from gateway.validation.conversation import Turn
 from sluice.errors import SluiceError
 
 HINT = "{prompt}\n\nA draft of an answer, which may be wrong:\n{draft}"
@@ -85,7 +84,7 @@ class Escalation:
         conversation, prepared = self._context.admitted.conversation, self._prepared
         *before, last = conversation.turns
         text = HINT.format(prompt=last.content, draft=draft)
-        with_hint = replace(conversation, turns=(*before, Turn(last.role, text)))
+        with_hint = replace(conversation, turns=(*before, replace(last, content=text)))
         try:
             token_ids = encode_now(with_hint, prepared.model)
             sampling = fit(self._context.request, prepared.model, len(token_ids))

@@ -14,7 +14,7 @@ from gateway.streaming.cascade_state import REROUTED
 from gateway.streaming.stream import Stream
 from gateway.upstream.guard_client import GuardClient, Question
 from gateway.upstream.rows import RequestContext
-from gateway.validation.conversation import SYSTEM, Conversation
+from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -130,12 +130,15 @@ class GuardRunner:
 
 
 def _turns(conversation: Conversation) -> list[Message]:
-    """The turns for guards: without the operator's own message."""
-    return [
-        {"role": turn.role, "content": turn.content}
-        for turn in conversation.turns
-        if turn.role != SYSTEM
-    ]
+    """The turns for guards: without the operator's own message. Results of tools are input, as the user's turns are."""
+    turns: list[Message] = []
+    for turn in conversation.turns:
+        if turn.role == TOOL and turns and turns[-1]["role"] == USER:
+            turns[-1] = {"role": USER, "content": f"{turns[-1]['content']}\n{turn.content}"}
+        elif turn.role != SYSTEM:
+            role = USER if turn.role == TOOL else turn.role
+            turns.append({"role": role, "content": turn.content})
+    return turns
 
 
 def _check_attributes(check: Check) -> dict[str, AttributeValue]:

@@ -120,7 +120,7 @@ class Upstream:
         """A model's attempt at the answer; ``held`` are the tokens that the caller was shown before."""
         model, inspection = prepared.model, prepared.inspect and prepared.inspect()
         transcript = Transcript(
-            model.tokenizer.detokenizer(),
+            model.tokenizer.detokenizer(tools=request.tools is not None),
             tuple(request.sampling.stop),
             model.tokenizer.stop_token_ids.union(request.sampling.stop_token_ids),
             model.tokenizer.token_text,

@@ -1,9 +1,11 @@
-"""The input of a request: a prompt or a conversation."""
+"""The input of a request: a prompt or a conversation, with the tools that the model sees."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
+from gateway.validation.tools import calls_of
 from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
@@ -13,19 +15,28 @@ MESSAGES_MAX: Final = 2048
 SYSTEM: Final = "system"
 USER: Final = "user"
 ASSISTANT: Final = "assistant"
+TOOL: Final = "tool"
 _ROLES: Final[Mapping[int, str]] = {
     inference_pb2.ROLE_SYSTEM: SYSTEM,
     inference_pb2.ROLE_USER: USER,
     inference_pb2.ROLE_ASSISTANT: ASSISTANT,
+    inference_pb2.ROLE_TOOL: TOOL,
 }
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Attributes:
+        calls: of tools, by the assistant.
+        call_id: which call the turn of a tool answers.
+    """
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,37 @@ class Conversation:
     turns: tuple[Turn, ...]
     raw: bool
     """One turn, to be tokenized without the chat template."""
+    tools: tuple[Tool, ...] = ()
+    """Those that the model sees."""
+
+    @property
+    def texts(self) -> list[str]:
+        """All text that callers wrote: of the turns in order, then inside the calls and tools."""
+        texts = [turn.content for turn in self.turns]
+        for turn in self.turns:
+            for call in turn.calls:
+                texts += texts_in(call.arguments)
+        for tool in self.tools:
+            texts += [tool.description, *texts_in(tool.parameters)]
+        return texts
+
+    def with_texts(self, texts: Sequence[str]) -> "Conversation":
+        """The same with other `texts`."""
+        left = iter(texts)
+        contents = [next(left) for _ in self.turns]
+        turns = tuple(
+            replace(turn, content=content, calls=tuple(_changed(call, left) for call in turn.calls))
+            for turn, content in zip(self.turns, contents, strict=True)
+        )
+        tools = tuple(
+            replace(
+                tool,
+                description=next(left),
+                parameters=map_texts(tool.parameters, lambda _: next(left)),
+            )
+            for tool in self.tools
+        )
+        return replace(self, turns=turns, tools=tools)
 
     @property
     def system_text(self) -> str:
@@ -51,7 +93,7 @@ class Conversation:
 def conversation_of(
     request: GenerateRequest | CountTokensRequest, found: FieldViolations
 ) -> Conversation:
-    """The input of ``request``; what is wrong with it goes into ``found``."""
+    """The input of ``request``, without its tools; what is wrong with it goes into ``found``."""
     kind = request.WhichOneof("input")
     if kind == "chat":
         found.check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
@@ -67,15 +109,47 @@ def _chat(messages: Sequence[ChatMessage], found: FieldViolations) -> Conversati
     if not 1 <= len(messages) <= MESSAGES_MAX:
         found.add("chat.messages", f"must have 1 to {MESSAGES_MAX} messages")
         return Conversation((), raw=False)
-    turns = tuple(Turn(_ROLES.get(message.role, ""), message.content) for message in messages)
+    turns = tuple(
+        _turn(message, f"chat.messages[{i}]", found) for i, message in enumerate(messages)
+    )
+    known: set[str] = set()
     for index, turn in enumerate(turns):
-        _check_turn(index, turn, found)
-    found.check(turns[-1].role == USER, "chat.messages", "the last message must be of ROLE_USER")
+        _check_turn(index, turn, known, found)
+        known.update(call.id for call in turn.calls)
+    found.check(
+        turns[-1].role in (USER, TOOL),
+        "chat.messages",
+        "the last message must be of ROLE_USER or ROLE_TOOL",
+    )
     return Conversation(turns, raw=False)
 
 
-def _check_turn(index: int, turn: Turn, found: FieldViolations) -> None:
+def _turn(message: ChatMessage, at: str, found: FieldViolations) -> Turn:
+    calls = calls_of(message, at, found) if message.tool_calls else ()
+    return Turn(_ROLES.get(message.role, ""), message.content, calls, message.tool_call_id)
+
+
+def _changed(call: ToolCall, texts: Iterator[str]) -> ToolCall:
+    return replace(call, arguments=map_texts(call.arguments, lambda _: next(texts)))
+
+
+def _check_turn(index: int, turn: Turn, known: set[str], found: FieldViolations) -> None:
+    """``known``: the ids of earlier calls."""
     at = f"chat.messages[{index}]"
-    found.check(turn.role != "", f"{at}.role", "must be ROLE_SYSTEM, ROLE_USER or ROLE_ASSISTANT")
+    found.check(
+        turn.role != "",
+        f"{at}.role",
+        "must be ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT or ROLE_TOOL",
+    )
     found.check(turn.role != SYSTEM or index == 0, f"{at}.role", "ROLE_SYSTEM may only come first")
-    found.check(bool(turn.content.strip()), f"{at}.content", "must not be empty")
+    may_be_empty = turn.role == TOOL or turn.calls
+    found.check(bool(may_be_empty or turn.content.strip()), f"{at}.content", "must not be empty")
+    found.check(
+        turn.role == ASSISTANT or not turn.calls,
+        f"{at}.tool_calls",
+        "only ROLE_ASSISTANT has calls",
+    )
+    answers = turn.call_id in known if turn.role == TOOL else not turn.call_id
+    found.check(
+        answers, f"{at}.tool_call_id", "must be the id of an earlier call in ROLE_TOOL, else empty"
+    )

@@ -3,15 +3,17 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from google.protobuf.message import Message
 
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
+from gateway.tools.tool import ToolUse
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
+from gateway.validation.tools import tool_use_of, tools_of
 from gateway.validation.violations import FieldViolations
 from sluice.defaults import AUTO, TENANT_METADATA
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
@@ -67,6 +69,8 @@ class ValidRequest:
     """How long tokens may be gathered before they are sent; None: the operator says."""
     resume_model: str
     """The model that those tokens came from; empty: not named."""
+    tools: ToolUse | None = None
+    """What the answer may call; None: nothing."""
 
     @property
     def seed_of_key(self) -> int | None:
@@ -100,6 +104,9 @@ def validate(
         raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
+    tools = tool_use_of(request, found)
+    if tools is not None:
+        conversation = replace(conversation, tools=tools.tools)
     sampling = sampling_of(request.sampling, catalog.max_answer_tokens(request.model), found)
     found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
     _check_labels(request.labels, found)
@@ -131,6 +138,7 @@ def validate(
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
+        tools=tools,
     )
 
 
@@ -144,6 +152,8 @@ def validate_count(
     """
     found = FieldViolations()
     conversation = conversation_of(request, found)
+    conversation = replace(conversation, tools=tools_of(request.tools, found))
+    found.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
     return conversation, _model(request.model, catalog, found)
 
 

@@ -44,7 +44,13 @@ class Sampling:
     min_tokens: int = 0
     json_schema: str | None = None
     regex: str | None = None
+    grammar: str | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the whole answer has a constraint."""
+        return any(one is not None for one in (self.json_schema, self.regex, self.grammar))
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,4 +333,5 @@ def _plain(sampling: Sampling) -> Sampling:
         top_logprobs=0,
         json_schema=None,
         regex=None,
+        grammar=None,
     )

@@ -29,6 +29,7 @@ from sluice.client.answer import (
     Timings,
     TokenLogprob,
     TokenLogprobs,
+    ToolCall,
     Usage,
 )
 from sluice.client.batch import AnswerBatch
@@ -45,7 +46,14 @@ from sluice.client.lookups import (
     SafetyMove,
     TokenCount,
 )
-from sluice.client.request import GenerateOptions, Message, PriorityName, Prompt, SamplingOptions
+from sluice.client.request import (
+    GenerateOptions,
+    Message,
+    PriorityName,
+    Prompt,
+    SamplingOptions,
+    Tool,
+)
 from sluice.client.retry import RetryPolicy
 
 __all__ = [
@@ -84,5 +92,7 @@ __all__ = [
     "TokenCount",
     "TokenLogprob",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
     "Usage",
 ]

@@ -23,6 +23,8 @@ class FinishReason(StrEnum):
     """One of the request's stop strings came up."""
     CONTENT_FILTER = "content_filter"
     """The safety policy ended it; `Finished.rules` says why."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended it, and it has calls of tools."""
     UNKNOWN = "unknown"
     """A reason that this client is too old to know."""
 
@@ -96,17 +98,27 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; ``arguments`` is a JSON object. ``id`` names it in the turn that answers it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
 
     None stands for a token whose text the safety policy hides; its log-probabilities are
-    blank.
+    blank. `tool_calls` are complete with this piece.
     """
 
     text: str
     token_ids: tuple[VisibleToken, ...]
     index: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +222,7 @@ class Answer:
     timings: Timings
     rules: tuple[str, ...] = ()
     attempts: tuple[ModelUsage, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def tier(self) -> str:
@@ -266,6 +279,7 @@ class AnswerBuilder:
             timings=finished.timings,
             rules=finished.rules,
             attempts=finished.attempts,
+            tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
         )
 
 
@@ -295,7 +309,8 @@ def delta_of(message: pb.Delta) -> Delta:
         )
         for entry in message.logprobs
     )
-    return Delta(message.text, tokens_of(message, message.index), message.index, logprobs)
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Delta(message.text, tokens_of(message, message.index), message.index, logprobs, calls)
 
 
 def notice_of(message: pb.Notice) -> Notice:
@@ -315,6 +330,7 @@ def finished_of(message: pb.Finished) -> Finished:
         pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
         pb.FINISH_REASON_STOP_SEQUENCE: FinishReason.STOP_SEQUENCE,
         pb.FINISH_REASON_CONTENT_FILTER: FinishReason.CONTENT_FILTER,
+        pb.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
     }
     return Finished(
         reasons.get(message.reason, FinishReason.UNKNOWN),

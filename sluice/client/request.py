@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, get_args
 
+from sluice.client.answer import ToolCall
 from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
@@ -14,16 +15,36 @@ from sluice.wire.enums import value_of
 
 PriorityName = Literal["interactive", "standard", "bulk"]
 PRIORITIES: Final[tuple[PriorityName, ...]] = get_args(PriorityName)
-RoleName = Literal["system", "user", "assistant"]
+RoleName = Literal["system", "user", "assistant", "tool"]
 ROLES: Final[tuple[RoleName, ...]] = get_args(RoleName)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; only the first may be of role "system"."""
+    """One turn of a conversation; only the first may be of role "system".
+
+    Attributes:
+        tool_calls: that the model made, in a turn of role "assistant".
+        tool_call_id: the call that a turn of role "tool" answers.
+    """
 
     role: RoleName
     content: str
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask the caller to run.
+
+    Attributes:
+        parameters: a JSON Schema of an object, as a JSON text or as the object; empty: no arguments.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str | Mapping[str, Any] = ""
 
 
 Prompt = str | Sequence[Message]
@@ -68,6 +89,9 @@ class GenerateOptions(SamplingOptions, total=False):
         allow_degraded: a smaller model may answer when the chosen one could not in time.
         gather_s: how long tokens may be gathered before they are sent, seconds: fewer messages. 0: each token at once;
             an hour: the whole answer at once. Without it the operator's setting for the class.
+        tools: what the model may call; the answer has `tool_calls`.
+        tool_choice: "none", "auto" (the default with tools), "required", or the name of the tool to call.
+        parallel_tool_calls: whether an answer may have several calls (the default).
         accept_replace: a cascade may stream an answer that `NoticeKind.ESCALATED` voids later.
     """
 
@@ -80,6 +104,9 @@ class GenerateOptions(SamplingOptions, total=False):
     allow_degraded: bool
     gather_s: float
     accept_replace: bool
+    tools: Sequence[Tool]
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -100,6 +127,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     if (gather_s := options.get("gather_s")) is not None:
         with _Field("gather"):
             request.gather.FromNanoseconds(round(1e9 * gather_s))
+    _set_tools(request, options)
     named = options.get("idempotency_key")
     _set(request, "idempotency_key", named or uuid.uuid4().hex)
     request.idempotency_key_generated = not named
@@ -155,6 +183,25 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
             )
         message.role = value_of(pb.Role, turn.role)
         _set(message, "content", turn.content, f"chat.messages[{i}].")
+        _set(message, "tool_call_id", turn.tool_call_id, f"chat.messages[{i}].")
+        for call in turn.tool_calls:
+            with _Field(f"chat.messages[{i}].tool_calls"):
+                message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+
+
+def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
+    for tool in options.get("tools", ()):
+        given = tool.parameters
+        with _Field("tools"):
+            text = given if isinstance(given, str) else json.dumps(given)
+            request.tools.add(name=tool.name, description=tool.description, parameters=text)
+    choice = options.get("tool_choice")
+    if choice in ("none", "auto", "required"):
+        request.tool_choice.mode = value_of(pb.ToolChoiceMode, choice)
+    elif choice is not None:
+        _set(request.tool_choice, "function", choice, "tool_choice.")
+    if (parallel := options.get("parallel_tool_calls")) is not None:
+        _set(request, "parallel_tool_calls", parallel)
 
 
 def _as_sent(name: str, value: Any) -> Any:

@@ -129,6 +129,7 @@ class ResumableAnswer:
                 token_ids=delta.token_ids[known:],
                 index=delta.index + known,
                 logprobs=delta.logprobs[known:],
+                tool_calls=delta.tool_calls,
             )
         )
 

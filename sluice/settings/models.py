@@ -57,6 +57,8 @@ class ModelSettings(Section):
     """A small model with the same tokenizer that drafts tokens for this one, where that pays; written like ``path``."""
     draft_tokens: int = Field(3, ge=1, le=16)
     """Tokens that are drafted at a time."""
+    tool_format: Literal["hermes", "llama3", "mistral"] | None = None
+    """How the model writes calls of tools (docs/tools.md); unset: as its chat template shows."""
     prompt_price: float = Field(0.0, ge=0)
     answer_price: float = Field(0.0, ge=0)
     """Per million tokens of prompt and of answer, in a currency of the operator's choice."""

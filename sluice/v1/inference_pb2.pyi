@@ -26,6 +26,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoiceMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoiceMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ToolChoiceMode.ValueType  # 0
+    """As if tool_choice were unset."""
+    TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 1
+    """No tool is called; the model does not see the tools."""
+    TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 2
+    """The model decides."""
+    TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
+    """At least one call; the answer is constrained to calls."""
+
+class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
+    """Whether tools are called."""
+
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
+"""As if tool_choice were unset."""
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 1
+"""No tool is called; the model does not see the tools."""
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 2
+"""The model decides."""
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
+"""At least one call; the answer is constrained to calls."""
+Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
+
 class _Role:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -40,6 +68,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """The user."""
     ROLE_ASSISTANT: _Role.ValueType  # 3
     """The model, in an earlier turn."""
+    ROLE_TOOL: _Role.ValueType  # 4
+    """A tool that the model called: its result."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """The speaker of a turn of a conversation."""
@@ -52,6 +82,8 @@ ROLE_USER: Role.ValueType  # 2
 """The user."""
 ROLE_ASSISTANT: Role.ValueType  # 3
 """The model, in an earlier turn."""
+ROLE_TOOL: Role.ValueType  # 4
+"""A tool that the model called: its result."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _Priority:
@@ -182,6 +214,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """One of the request's stop strings or stop tokens came up."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
     """The safety policy blocked the rest of the answer; Finished.rules names the rules."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """The model ended its answer, and the answer has calls of tools."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -196,6 +230,8 @@ FINISH_REASON_STOP_SEQUENCE: FinishReason.ValueType  # 3
 """One of the request's stop strings or stop tokens came up."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
 """The safety policy blocked the rest of the answer; Finished.rules names the rules."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""The model ended its answer, and the answer has calls of tools."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -236,6 +272,9 @@ class GenerateRequest(_message.Message):
     ALLOW_DEGRADED_FIELD_NUMBER: _builtins.int
     ACCEPT_REPLACE_FIELD_NUMBER: _builtins.int
     GATHER_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_GENERATED_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn. It is put into the model's chat template, unless raw_prompt is set."""
@@ -257,6 +296,8 @@ class GenerateRequest(_message.Message):
     """The caller can retract shown text: a cascade in mode "replace" may stream the first model's answer at once, and
     NOTICE_KIND_ESCALATED voids it.
     """
+    parallel_tool_calls: _builtins.bool
+    """Whether an answer may have more than one call; when false, calls after the first are dropped. Unset: true."""
     idempotency_key_generated: _builtins.bool
     """The client made up idempotency_key to reconnect this one call, and repeats the request with it to nobody else later.
     The gateway that answers keeps the key to itself, which saves a message to JetStream.
@@ -285,6 +326,16 @@ class GenerateRequest(_message.Message):
         class, by default 0 for PRIORITY_INTERACTIVE. At most an hour.
         """
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Functions that the model may ask the caller to run; at most 128. They become a part of the prompt by the model's chat
+        template, and calls come as Delta.tool_calls.
+        """
+
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """Whether and which tools are called. Unset: TOOL_CHOICE_MODE_AUTO with tools, else TOOL_CHOICE_MODE_NONE."""
+
     def __init__(
         self,
         *,
@@ -300,14 +351,22 @@ class GenerateRequest(_message.Message):
         allow_degraded: _builtins.bool = ...,
         accept_replace: _builtins.bool = ...,
         gather: _duration_pb2.Duration | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
         idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "gather", b"gather", "input", b"input", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -321,7 +380,7 @@ class ChatInput(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one message; only the first may be of ROLE_SYSTEM, the last must be of ROLE_USER."""
+        """At least one message; only the first may be of ROLE_SYSTEM, the last must be of ROLE_USER or ROLE_TOOL."""
 
     def __init__(
         self,
@@ -338,29 +397,129 @@ Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One turn of a conversation."""
+    """One turn of a conversation. The text may be empty beside tool_calls, and in ROLE_TOOL, where it is what the function
+    returned.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """The speaker."""
     content: _builtins.str
     """The text of the turn."""
+    tool_call_id: _builtins.str
+    """Of ROLE_TOOL: ToolCall.id of the call, of an earlier message, that the turn answers."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Of ROLE_ASSISTANT: the calls that the model made."""
+
     def __init__(
         self,
         *,
         role: Global___Role.ValueType = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that the model may ask the caller to run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 64 letters, digits, "_" and "-"; each tool has another name."""
+    description: _builtins.str
+    """What it does, for the model."""
+    parameters: _builtins.str
+    """A JSON Schema of an object: the arguments. Empty: no arguments. At most 64 KiB, 256 KiB for all tools."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """Whether and which tools are called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolChoiceMode.ValueType
+    """Any tool, or none."""
+    function: _builtins.str
+    """The tool of this name, exactly once; the answer is constrained to a call of it."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolChoiceMode.ValueType = ...,
+        function: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "function", b"function", "mode", b"mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "function", b"function", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["mode", "function"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Names the call in the turn that answers it; 1 to 64 letters, digits, "_", "-", "." and ":"."""
+    name: _builtins.str
+    """The tool."""
+    arguments: _builtins.str
+    """A JSON object: the arguments."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -436,8 +595,8 @@ class SamplingParams(_message.Message):
     regex: _builtins.str
     """A regular expression that the whole answer matches. At most 8 KiB."""
     n: _builtins.int
-    """How many answers to draw; each event names its answer. Unset: 1. More than 1 is not served yet: refused with
-    INVALID_ARGUMENT.
+    """How many answers to draw; each event names its answer. At most 16. Unset: 1. More than 1 only of Generate, and not
+    together with resume. The first answer has the request's seed, the others seeds that are derived from it.
     """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -597,7 +756,7 @@ class GenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     ANSWER_INDEX_FIELD_NUMBER: _builtins.int
     answer_index: _builtins.int
-    """Which of the n answers the event belongs to, from 0."""
+    """Which of the n answers the event belongs to, from 0. Each answer has its own Started and Finished."""
     @_builtins.property
     def started(self) -> Global___Started:
         """Always the first."""
@@ -646,6 +805,7 @@ class GenerateTextResponse(_message.Message):
     HIDDEN_INDEXES_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text."""
     @_builtins.property
@@ -672,6 +832,10 @@ class GenerateTextResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """How it ended."""
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """The calls of tools, in order."""
+
     def __init__(
         self,
         *,
@@ -682,10 +846,11 @@ class GenerateTextResponse(_message.Message):
         hidden_indexes: _abc.Iterable[_builtins.int] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         finished: Global___Finished | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hidden_indexes", b"hidden_indexes", "logprobs", b"logprobs", "notices", b"notices", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hidden_indexes", b"hidden_indexes", "logprobs", b"logprobs", "notices", b"notices", "started", b"started", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -712,7 +877,7 @@ class Started(_message.Message):
     seed: _builtins.int
     """The seed of the draws."""
     prompt_tokens: _builtins.int
-    """Tokens of the prompt, template included."""
+    """Tokens of the prompt, template included; 0 for answers after the first of n, which share its prompt."""
     @_builtins.property
     def route(self) -> Global___Route:
         """How the model was chosen."""
@@ -781,6 +946,7 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     HIDDEN_INDEXES_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append. May be empty while a character is incomplete or a stop string may be starting."""
     index: _builtins.int
@@ -801,6 +967,10 @@ class Delta(_message.Message):
         log-probabilities are left blank.
         """
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls of tools that are complete with this piece; their text is not part of `text`."""
+
     def __init__(
         self,
         *,
@@ -810,10 +980,11 @@ class Delta(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         hidden_indexes: _abc.Iterable[_builtins.int] | None = ...,
         resume_token: _builtins.bytes = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "resume_token", b"resume_token", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "resume_token", b"resume_token", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1017,7 +1188,7 @@ class Usage(_message.Message):
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Of the prompt, template included."""
+    """Of the prompt, template included; 0 for answers after the first of n, which share its prompt."""
     completion_tokens: _builtins.int
     """Of the answer, as drawn (tokens of a stop string included)."""
     cached_prompt_tokens: _builtins.int
@@ -1131,6 +1302,7 @@ class CountTokensRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     RAW_PROMPT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text of a single user turn."""
     model: _builtins.str
@@ -1141,6 +1313,10 @@ class CountTokensRequest(_message.Message):
     def chat(self) -> Global___ChatInput:
         """A conversation."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """As in GenerateRequest."""
+
     def __init__(
         self,
         *,
@@ -1148,10 +1324,11 @@ class CountTokensRequest(_message.Message):
         chat: Global___ChatInput | None = ...,
         model: _builtins.str = ...,
         raw_prompt: _builtins.bool = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "raw_prompt", b"raw_prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

@@ -18,6 +18,7 @@ from sluice.constraints import (
     ConstraintInvalid,
     compile_grammar,
     json_grammar,
+    lark_grammar,
     reason_of,
     regex_grammar,
 )
@@ -64,7 +65,7 @@ class ConstraintCompiler:
     def __init__(self, tokenizer: LLTokenizer) -> None:
         """``tokenizer`` has one token beside the model's, its end of text: see `load_constraints`."""
         self._tokenizer = tokenizer
-        self._compiled: dict[tuple[str | None, str | None], CompiledGrammar] = {}
+        self._compiled: dict[tuple[str | None, ...], CompiledGrammar] = {}
 
     def open(self, sampling: Sampling) -> "TokenMatcher":
         """A matcher at the start of an answer.
@@ -72,7 +73,7 @@ class ConstraintCompiler:
         Raises:
             RowInvalid: the constraint cannot be held by this worker.
         """
-        key = (sampling.json_schema, sampling.regex)
+        key = (sampling.json_schema, sampling.regex, sampling.grammar)
         grammar = self._compiled.pop(key, None) or self._compile(sampling)
         self._compiled[key] = grammar
         if len(self._compiled) > CACHE_SIZE:
@@ -83,6 +84,8 @@ class ConstraintCompiler:
         try:
             if sampling.json_schema is not None:
                 return CompiledGrammar(json_grammar(sampling.json_schema), self._tokenizer)
+            if sampling.grammar is not None:
+                return CompiledGrammar(lark_grammar(sampling.grammar), self._tokenizer)
             assert sampling.regex is not None, "a row without a constraint has no matcher"
             return CompiledGrammar(regex_grammar(sampling.regex), self._tokenizer)
         except ConstraintInvalid as error:

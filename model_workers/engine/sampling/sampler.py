@@ -61,7 +61,7 @@ class Sampler:
         Raises:
             RowInvalid: its constraint cannot be held here, or ``produced`` breaks it.
         """
-        if row.sampling.json_schema is None and row.sampling.regex is None:
+        if not row.sampling.constrained:
             return SamplingState(row, None)
         if self._constraints is None:
             raise RowInvalid("this worker has no tokenizer, which a constraint needs")

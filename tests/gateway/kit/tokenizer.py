@@ -19,6 +19,15 @@ TEMPLATE: Final = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+TOOLS_TEMPLATE: Final = (
+    "<|bos|>{% if tools %}<|system|>Write <tool_call>JSON</tool_call>. Tools:"
+    "{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}{{ '<|user|>' if message.role == 'tool' else '<|' + message.role + '|>' }}"
+    "{{ message.content }}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""As of the Hermes family."""
 CONTEXT: Final = 256
 _TEXTS: Final = ("hello world, how are you today? ", "the answer is 42. ", "<|assistant|> ") * 4
 

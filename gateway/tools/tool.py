@@ -1,0 +1,81 @@
+"""Tools that a request offers, calls of them, and the texts inside their JSON."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_WORD: Final = re.compile(r"[A-Za-z_$-]{0,32}")
+"""A string of a schema that nobody needs to inspect: a keyword, a name."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may ask the caller to run; ``parameters`` is a JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call in an earlier turn of a conversation."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools that an answer may call.
+
+    Attributes:
+        only: the one that it must call, exactly once; empty: any.
+        required: it must have a call.
+        parallel: it may have several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    only: str = ""
+    required: bool = False
+    parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that may be called."""
+        return tuple(tool for tool in self.tools if self.only in ("", tool.name))
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer is constrained to calls."""
+        return self.required or bool(self.only)
+
+    @property
+    def single(self) -> bool:
+        """Whether the answer has one call at most."""
+        return bool(self.only) or not self.parallel
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The JSON ``value`` with each string and each key changed, but for plain words such as those of schemas."""
+    if isinstance(value, str):
+        return value if _WORD.fullmatch(value) else change(value)
+    if isinstance(value, Mapping):
+        return {map_texts(key, change): map_texts(one, change) for key, one in value.items()}
+    if isinstance(value, list):
+        return [map_texts(one, change) for one in value]
+    return value
+
+
+def texts_in(value: Any) -> list[str]:
+    """The strings that `map_texts` changes, in its order."""
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    map_texts(value, note)
+    return found

@@ -1,0 +1,227 @@
+"""Calls in the text of an answer: the same however it is cut, and text where they are none."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from gateway.tools.grammar import grammar_of
+from gateway.tools.parser import FoundCall, Parsed, ToolCallParser
+from gateway.tools.tool import Tool, ToolUse
+
+NAMES = ("now", "weather")
+
+
+def parse(form: ToolFormat, pieces: Sequence[str], **options: Any) -> Parsed:
+    parser, whole = ToolCallParser(form, NAMES, **options), Parsed()
+    for parsed in (*map(parser.push, pieces), parser.flush()):
+        whole.text += parsed.text
+        whole.calls += parsed.calls
+    return whole
+
+
+def call(name: str, **arguments: Any) -> FoundCall:
+    return FoundCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+OSLO = call("weather", city="Oslo")
+NOW = call("now")
+ANSWERS: list[tuple[ToolFormat, str, str, list[FoundCall]]] = [
+    (HERMES, "", "", []),
+    (HERMES, " hello\n", " hello\n", []),
+    (
+        HERMES,
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+        "",
+        [OSLO],
+    ),
+    (
+        HERMES,
+        'Let me look.\n<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}</tool_call>\n'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n',
+        "Let me look.",
+        [OSLO, NOW],
+    ),
+    (HERMES, '<tool_call>{"name": "now"}', "", [NOW]),
+    (HERMES, '<tool_call>{"name": "now"}</tool', "", [NOW]),
+    (HERMES, '<tool_call>{"name": "now"}</tool_call> and more', " and more", [NOW]),
+    (
+        HERMES,
+        '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call> \\"}{"}}</tool_call>',
+        "",
+        [call("weather", city='</tool_call> "}{')],
+    ),
+    (HERMES, "<tool_call>", "<tool_call>", []),
+    (HERMES, "<tool_call>now</tool_call>", "<tool_call>now</tool_call>", []),
+    (HERMES, "<tool_call></tool_call>x", "<tool_call></tool_call>x", []),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", }</tool_call>',
+        '<tool_call>{"name": "now", }</tool_call>',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "none"}</tool_call>',
+        '<tool_call>{"name": "none"}</tool_call>',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": 3}',
+        '<tool_call>{"name": "now", "arguments": 3}',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"a"',
+        '<tool_call>{"name": "now", "arguments": {"a"',
+        [],
+    ),
+    (HERMES, '<tool_c<tool_call>{"name": "now"}</tool_call>', "<tool_c", [NOW]),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"x": NaN}}',
+        '<tool_call>{"name": "now", "arguments": {"x": NaN}}',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"x": 1e999}}',
+        '<tool_call>{"name": "now", "arguments": {"x": 1e999}}',
+        [],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}',
+        '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}',
+        [],
+    ),
+    (HERMES, '<tool_call>{"name": ["now"]}', '<tool_call>{"name": ["now"]}', []),
+    (LLAMA3, '{"name": "weather", "parameters": {"city": "Oslo"}}', "", [OSLO]),
+    (
+        LLAMA3,
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}; {"name": "now", "parameters": {}}',
+        "",
+        [OSLO, NOW],
+    ),
+    (LLAMA3, ' {"name": "now", "parameters": {}} done', " done", [NOW]),
+    (LLAMA3, '{"name": "Anna", "age": 3}', '{"name": "Anna", "age": 3}', []),
+    (LLAMA3, 'see {"name": "now"}', 'see {"name": "now"}', []),
+    (LLAMA3, '<|python_tag|>print("x")', '<|python_tag|>print("x")', []),
+    (LLAMA3, '{"name": "now"};', "", [NOW]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]', "", [OSLO]),
+    (
+        MISTRAL,
+        'Wait. [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "now", "arguments": {}}]',
+        "Wait.",
+        [OSLO, NOW],
+    ),
+    (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+    (MISTRAL, '[TOOL_CALLS][{"name": "now"}, {"name": "other"}]', ', {"name": "other"}]', [NOW]),
+    (MISTRAL, "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "text", "calls"), ANSWERS)
+def test_answers(form: ToolFormat, answer: str, text: str, calls: list[FoundCall]) -> None:
+    assert parse(form, [answer]) == Parsed(text, calls)
+
+
+PARTS = st.sampled_from(
+    [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<|python_tag|>",
+            "[TOOL_CALLS]",
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ";",
+        ),
+        *('"', "\\", '{"name": "now"', ', "arguments": {}', '"name": "weather"', ":", "<tool", "é"),
+        *(
+            '{"name": "now", "parameters": {}}',
+            '{"name": "weather", "arguments": {"city": "Oslo"}}',
+        ),
+        *("\n", " ", "hello", "[TOOL", "{" * 2000),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    form=st.sampled_from(sorted(FORMATS)),
+    parts=st.lists(PARTS, max_size=12),
+    single=st.booleans(),
+    data=st.data(),
+)
+def test_how_an_answer_is_cut_changes_nothing(
+    form: str, parts: list[str], single: bool, data: st.DataObject
+) -> None:
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=20)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(FORMATS[form], [text], single=single)
+    assert parse(FORMATS[form], pieces, single=single) == whole
+    if len(text) < 200:
+        assert parse(FORMATS[form], list(text), single=single) == whole
+    assert single is False or len(whole.calls) <= 1
+    if not whole.calls:
+        assert whole.text == text
+
+
+def test_further_calls_are_dropped_where_only_one_is_wanted() -> None:
+    answer = '<tool_call>{"name": "now"}</tool_call>' * 3
+    assert parse(HERMES, [answer], single=True) == Parsed("", [NOW])
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"type": "string", "maxLength": 9}},
+}
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=str)
+def test_what_the_grammar_lets_through_are_calls(form: ToolFormat) -> None:
+    """Random bytes that the grammar allows, as a random model would draw them."""
+    import random
+
+    import numpy as np
+    from llguidance import LLTokenizer
+    from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+    from sluice.constraints import compile_grammar, lark_grammar, problem_of
+
+    use = ToolUse((Tool("weather", "", SCHEMA), Tool("now", "", {})), required=True)
+    grammar, tokenizer = grammar_of(form, use), LLTokenizer("byte")
+    assert problem_of("grammar", grammar) is None
+    for seed in range(4):
+        draw, matcher, answer = (
+            random.Random(seed),
+            compile_grammar(lark_grammar(grammar), tokenizer),
+            b"",
+        )
+        mask = allocate_token_bitmask(1, tokenizer.vocab_size)
+        while not (matcher.is_accepting() and draw.random() < 0.5) and not matcher.is_stopped():
+            fill_next_token_bitmask(matcher, mask)
+            bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[:127]
+            token = draw.choice(np.flatnonzero(bits).tolist())
+            assert matcher.try_consume_tokens([token]) == 1
+            answer += bytes([token])
+        found = parse(form, [answer.decode()])
+        assert found.calls
+        assert found.text == ""
+        for one in found.calls:
+            arguments = json.loads(one.arguments)
+            assert arguments == {} if one.name == "now" else len(arguments["city"]) <= 9
