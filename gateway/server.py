@@ -198,7 +198,9 @@ class Gateway:
         self._reread = asyncio.Event()
         self.http: HttpServer | None = None
         if settings.http.address is not None:
-            app = make_app(generator, catalog, self._loads, lambda: self._health.serving)
+            app = make_app(
+                generator, catalog, self._loads, self._jobs, lambda: self._health.serving
+            )
             self.http = HttpServer(settings.http.address, app)
         self._server = self._make_server(limits.max_message_bytes)
 

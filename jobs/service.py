@@ -27,7 +27,7 @@ from sluice.errors import (
     UploadUnknown,
     WrongJobState,
 )
-from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceServicer
 from sluice.wire.clock import timestamp, unix_ms
@@ -265,6 +265,24 @@ class JobService(JobServiceServicer):
             sha256=upload.record.sha256,
         )
 
+    @_method
+    async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.GetUploadResponse:
+        """See the proto."""
+        upload = await self._upload(tenant_of(context), request.upload_id)
+        return pb.GetUploadResponse(
+            name=upload.name,
+            size_bytes=upload.size_bytes,
+            sha256=upload.sha256,
+            create_time=timestamp(upload.complete_unix_ms),
+        )
+
+    async def _upload(self, tenant: str, upload_id: str) -> UploadRecord:
+        """A complete upload of ``tenant``."""
+        upload = await self._store.upload(upload_id)
+        if upload.tenant != tenant:
+            raise UploadUnknown(f"there is no complete upload {upload_id!r}")
+        return upload
+
     async def _check(self, tenant: str, spec: pb.JobSpec) -> None:
         _check_length("spec.name", spec.name, 128)
         _check_limits(spec.limits)
@@ -281,9 +299,7 @@ class JobService(JobServiceServicer):
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":
-            upload = await self._store.upload(spec.input.upload_id)
-            if upload.tenant != tenant:
-                raise UploadUnknown(f"there is no complete upload {spec.input.upload_id!r}")
+            await self._upload(tenant, spec.input.upload_id)
         if spec.model and spec.model not in (known := await self._known_models()):
             names = ", ".join(sorted(known))
             raise UnknownModel(

@@ -1,21 +1,25 @@
 """``sluice.v1.JobService`` of a gateway: each call goes on to a process of `jobs`, its messages unread."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from gateway.api.interceptor import STATUS_DETAILS, abort
 from gateway.api.metadata import metadata_of
-from sluice.client.channel import open_aio
+from sluice.client.channel import error_of, open_aio
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.telemetry.tracing import TRACEPARENT
 from sluice.v1 import jobs_pb2
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+
+if TYPE_CHECKING:
+    from sluice.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 RETRY_AFTER_S: Final = 1.0
@@ -36,6 +40,18 @@ class JobForwarder(grpc.GenericRpcHandler):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, method))
 
+    def stub(self) -> "JobServiceAsyncStub":
+        """Calls of our own; `metadata` and `error_of_jobs` belong to them.
+
+        Raises:
+            JobsDisabled: there is nobody to call.
+        """
+        return JobServiceStub(self._open())
+
+    def metadata(self, of_caller: Mapping[str, str]) -> list[tuple[str, str]]:
+        """What a process of `jobs` is told of a caller."""
+        return [one for one in of_caller.items() if one[0] in _FORWARDED]
+
     async def close(self) -> None:
         """Ends what still runs."""
         if self._channel is not None:
@@ -48,12 +64,8 @@ class JobForwarder(grpc.GenericRpcHandler):
             await abort(context, error)
 
     async def _exchange(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
-        if self._address.endswith(":0"):
-            raise JobsDisabled("this mesh runs no jobs: set jobs.replicas, or jobs.address")
-        if self._channel is None:
-            self._channel = open_aio(self._address)
-        metadata = [one for one in metadata_of(context).items() if one[0] in _FORWARDED]
-        call: Any = self._channel.stream_stream(method)(
+        metadata = self.metadata(metadata_of(context))
+        call: Any = self._open().stream_stream(method)(
             timeout=context.time_remaining(), metadata=metadata
         )
         sending = asyncio.ensure_future(_send(requests, call))
@@ -66,6 +78,20 @@ class JobForwarder(grpc.GenericRpcHandler):
             call.cancel()
             sending.cancel()
 
+    def _open(self) -> grpc.aio.Channel:
+        if self._address.endswith(":0"):
+            raise JobsDisabled("this mesh runs no jobs: set jobs.replicas, or jobs.address")
+        if self._channel is None:
+            self._channel = open_aio(self._address)
+        return self._channel
+
+
+def error_of_jobs(error: grpc.aio.AioRpcError) -> SluiceError:
+    """The error with which a process of `jobs` ended a call."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not _details(error):
+        return _unreachable()
+    return error_of(error)
+
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
     with suppress(
@@ -77,9 +103,17 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
 
 
 async def _pass_on(error: grpc.aio.AioRpcError, context: Any) -> None:
-    trailer = tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
+    trailer = _details(error)
     if not trailer and error.code() is grpc.StatusCode.UNAVAILABLE:
-        raise TransportUnavailable(
-            "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
-        )
+        raise _unreachable()
     await context.abort(error.code(), error.details() or "", trailer)
+
+
+def _details(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
+    return tuple(one for one in error.trailing_metadata() or () if one[0] == STATUS_DETAILS)
+
+
+def _unreachable() -> TransportUnavailable:
+    return TransportUnavailable(
+        "no process of jobs answers; `sluice status` shows it", retry_after_s=RETRY_AFTER_S
+    )

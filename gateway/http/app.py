@@ -11,6 +11,8 @@ from starlette.routing import Route
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
+from gateway.api.job_forwarder import JobForwarder
+from gateway.http.batches import Batches, Files
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
@@ -22,7 +24,11 @@ from sluice.openai.requests import URLS
 
 
 def make_app(
-    generator: Generator, catalog: Catalog, loads: ModelLoadTable, serving: Callable[[], bool]
+    generator: Generator,
+    catalog: Catalog,
+    loads: ModelLoadTable,
+    jobs: JobForwarder,
+    serving: Callable[[], bool],
 ) -> Starlette:
     """The application; ``serving``: whether the gateway can answer."""
     models = Models(catalog, loads, int(time.time()), time.monotonic)
@@ -37,6 +43,17 @@ def make_app(
         endpoint = Endpoint(behaviour, generator.limiter, class_of, limit)
         return Route(path, endpoint, methods=[method])
 
+    files, batches = Files(jobs), Batches(jobs)
+    batch_routes = [
+        route("POST", "/v1/files", files.upload),
+        route("GET", "/v1/files/{id}", files.get),
+        route("GET", "/v1/files/{id}/content", files.content),
+        route("POST", "/v1/batches", batches.create),
+        route("GET", "/v1/batches", batches.page),
+        route("GET", "/v1/batches/{id}", batches.get),
+        route("POST", "/v1/batches/{id}/cancel", batches.cancel),
+    ]
+
     async def health(request: Request) -> Response:
         ready = serving()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
@@ -46,6 +63,7 @@ def make_app(
             *(route("POST", url, Completions(generator, url), class_of) for url in URLS),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
+            *batch_routes,
             Route("/health", health),
         ],
         exception_handlers={HTTPException: _no_route},

@@ -5,9 +5,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
@@ -28,7 +29,7 @@ FAIL_S: Final = 5.0
 ABORT: Final = "sluice.abort"
 """In the scope: closes the connection at once, whatever has not been sent."""
 _JSON: Final = "application/json"
-_SSE: Final = {
+SSE: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
@@ -50,13 +51,15 @@ class HttpCall:
         headers: names in lower case.
         tenant: who pays for it.
         path: the parameters of its path.
-        streams: the head of a stream has been sent.
+        query: those behind the "?"; of one that comes twice the last.
+        sent: the headers that have been sent; None: none yet.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self.headers: Mapping[str, str] = headers_of(scope["headers"])
         self.path: Mapping[str, str] = scope.get("path_params", {})
-        self.streams = False
+        self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        self.sent: Mapping[str, str] | None = None
         self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
         self._receive = receive
         self._send = send
@@ -83,35 +86,57 @@ class HttpCall:
             raise InvalidRequest.of("content-type", f"must be {_JSON}")
         return parse_json(await self._body())
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """A body of any length, piece by piece.
+
+        Raises:
+            BodyTooSlow, ClientGone: it does not go on.
+        """
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    message = await self._receive()
+            except TimeoutError:
+                raise BodyTooSlow from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message["more_body"]
+            yield message["body"]
+
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
         """Sends a whole answer of JSON."""
         length = {"content-type": _JSON, "content-length": str(len(body))}
         await self._start(status, {**headers, **length})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def write(self, events: bytes, request_id: str) -> None:
-        """Sends ``events`` of a stream, the head before the first; blocks while the client does not read."""
-        if not self.streams:
-            self.streams = True
-            await self._start(200, {**_SSE, "x-request-id": request_id})
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+    async def write(self, data: bytes, headers: Mapping[str, str]) -> None:
+        """Sends a part of the answer, ``headers`` before the first; blocks while the client does not read."""
+        if self.sent is None:
+            await self._start(200, headers)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self, events: bytes) -> None:
-        """Sends the last ``events`` of a stream."""
-        await self._send({"type": "http.response.body", "body": events})
+    async def end(self, data: bytes, headers: Mapping[str, str]) -> None:
+        """Sends the last part."""
+        if self.sent is None:
+            await self._start(200, headers)
+        await self._send({"type": "http.response.body", "body": data})
 
     async def fail(self, error: SluiceError) -> None:
-        """Ends the answer with ``error``: as its status, or as an event when a stream has begun."""
+        """Ends the answer with ``error``: as its status; as an event of a stream; else by cutting the connection."""
         status, headers, body = error_answer(error)
-        if not self.streams:
+        if self.sent is None:
             await self.answer(status, encode(body), headers)
             return
         try:
             async with asyncio.timeout(FAIL_S):
-                await self.end(sse(body))
+                if self.sent["content-type"] == SSE["content-type"]:
+                    await self.end(sse(body), {})
+                    return
         except TimeoutError:
-            self._abort()
-            await asyncio.sleep(0)  # the server hears of it
+            pass
+        self._abort()
+        await asyncio.sleep(0)  # the server hears of it
 
     @contextmanager
     def while_connected(self) -> Iterator[None]:
@@ -141,6 +166,7 @@ class HttpCall:
             watching.cancel()
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.sent = headers
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -148,15 +174,11 @@ class HttpCall:
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_body_bytes:
             raise self._too_large(length)
-        body, more = bytearray(), True
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message["body"]
-                    more = message["more_body"]
+                async for piece in self.pieces():
+                    body += piece
                     if len(body) > self._max_body_bytes:
                         raise self._too_large(f"more than {self._max_body_bytes}")
         except TimeoutError:

@@ -5,7 +5,7 @@ import time
 from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.http.answers import Chunks, whole
-from gateway.http.call import HttpCall
+from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import GenerateCall, generate_call
 from sluice.openai.answers import SHAPES
 from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
@@ -45,7 +45,7 @@ class Completions:
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: GenerateResponse) -> None:
             if events := chunks.take(event):
-                await call.write(events, chunks.request_id)
+                await call.write(events, {**SSE, "x-request-id": chunks.request_id})
 
         await self._generator.answer(asked.request, write, asked.timeout_s, call.headers)
-        await call.end(chunks.end())
+        await call.end(chunks.end(), SSE)

@@ -70,8 +70,19 @@ def apply(headers: Mapping[str, str], request: GenerateRequest) -> None:
     """
     request.priority = value_of(Priority, class_of(headers))
     request.idempotency_key = headers.get(IDEMPOTENCY_KEY, "")
+    request.labels.update(labels_of(headers))
+
+
+def labels_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a request.
+
+    Raises:
+        InvalidRequest: a header of ours is unknown.
+    """
+    labels = {}
     for name, value in headers.items():
         if name.startswith(LABEL):
-            request.labels[name.removeprefix(LABEL)] = value
+            labels[name.removeprefix(LABEL)] = value
         elif name.startswith(_OURS) and name not in (PRIORITY, TIMEOUT):
             raise InvalidRequest.of(name, "is no header of this API")
+    return labels

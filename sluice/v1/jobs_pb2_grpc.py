@@ -95,6 +95,11 @@ class JobServiceStub:
                 request_serializer=sluice_dot_v1_dot_jobs__pb2.UploadInputRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_jobs__pb2.UploadInputResponse.FromString,
                 _registered_method=True)
+        self.GetUpload = channel.unary_unary(
+                '/sluice.v1.JobService/GetUpload',
+                request_serializer=sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -186,6 +191,13 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUpload(self, request, context):
+        """What is known of a complete upload.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +260,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.UploadInput,
                     request_deserializer=sluice_dot_v1_dot_jobs__pb2.UploadInputRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_jobs__pb2.UploadInputResponse.SerializeToString,
+            ),
+            'GetUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUpload,
+                    request_deserializer=sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -575,6 +592,33 @@ class JobService:
             '/sluice.v1.JobService/UploadInput',
             sluice_dot_v1_dot_jobs__pb2.UploadInputRequest.SerializeToString,
             sluice_dot_v1_dot_jobs__pb2.UploadInputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.JobService/GetUpload',
+            sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.SerializeToString,
+            sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,

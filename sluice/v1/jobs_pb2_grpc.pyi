@@ -61,6 +61,8 @@ class JobServiceStub:
     """Runs the dead letters of a job that is over again; results replace them. Lines that are no items stay."""
     UploadInput: _grpc.StreamUnaryMultiCallable[_jobs_pb2.UploadInputRequest, _jobs_pb2.UploadInputResponse]
     """Stores a file for JobInput.upload_id. An upload that no job uses is deleted after a day."""
+    GetUpload: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetUploadRequest, _jobs_pb2.GetUploadResponse]
+    """What is known of a complete upload."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -93,6 +95,8 @@ class JobServiceAsyncStub(JobServiceStub):
     """Runs the dead letters of a job that is over again; results replace them. Lines that are no items stay."""
     UploadInput: _aio.StreamUnaryMultiCallable[_jobs_pb2.UploadInputRequest, _jobs_pb2.UploadInputResponse]  # type: ignore[assignment]
     """Stores a file for JobInput.upload_id. An upload that no job uses is deleted after a day."""
+    GetUpload: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetUploadRequest, _jobs_pb2.GetUploadResponse]  # type: ignore[assignment]
+    """What is known of a complete upload."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs jobs. A job survives the end of any process: another one of the `jobs` service continues it at the item where it was."""
@@ -194,5 +198,13 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.UploadInputResponse, _abc.Awaitable[_jobs_pb2.UploadInputResponse]]:
         """Stores a file for JobInput.upload_id. An upload that no job uses is deleted after a day."""
+
+    @_abc_1.abstractmethod
+    def GetUpload(
+        self,
+        request: _jobs_pb2.GetUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.GetUploadResponse, _abc.Awaitable[_jobs_pb2.GetUploadResponse]]:
+        """What is known of a complete upload."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,6 +32,7 @@ from sluice.settings import (
     CacheSettings,
     GatewaySettings,
     HttpSettings,
+    JobsSettings,
     ModelSettings,
     NatsSettings,
     RecordsSettings,
@@ -58,6 +59,7 @@ def settings_for(
     prices: Mapping[str, tuple[float, float]] | None = None,
     http: str | None = None,
     cache: CacheSettings | None = None,
+    jobs: str = "127.0.0.1:0",
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -69,6 +71,7 @@ def settings_for(
         safety=safety or {},
         records=records or RecordsSettings(),
         cache=cache or CacheSettings(),
+        jobs=JobsSettings(address=jobs),
         **({} if routing is None else {"routing": RoutingSettings(**routing)}),
     )
 
@@ -173,9 +176,12 @@ async def open_wire(
     prices: Mapping[str, tuple[float, float]] | None = None,
     http: str | None = None,
     cache: CacheSettings | None = None,
+    jobs: str = "127.0.0.1:0",
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(folder, url, safety, records, routing, prices, http, cache, **gateway)
+    settings = settings_for(
+        folder, url, safety, records, routing, prices, http, cache, jobs, **gateway
+    )
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)

@@ -1,0 +1,118 @@
+"""A form with one file, as it arrives: the bytes of the file are taken out piece by piece and never kept."""
+
+from typing import Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from sluice.errors import InvalidRequest
+
+FIELD_BYTES: Final = 4096
+"""Of all fields together that are no file."""
+
+
+class FileForm:
+    """The form of an upload.
+
+    Attributes:
+        name: of the file, once its part has begun.
+        fields: the other fields that are complete, as text.
+        has_file: whether the part of the file has begun.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        """Raises InvalidRequest when ``content_type`` is none of a form."""
+        kind, parameters = parse_options_header(content_type)
+        boundary = parameters.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            raise InvalidRequest.of("content-type", "must be multipart/form-data with a boundary")
+        self.name = ""
+        self.fields: dict[str, str] = {}
+        self.has_file = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_part_data": self._take_data,
+                "on_part_end": self._end_part,
+                "on_header_begin": self._begin_header,
+                "on_header_field": self._take_header_name,
+                "on_header_value": self._take_header_value,
+                "on_headers_finished": self._end_headers,
+                "on_end": self._end_form,
+            },
+        )
+        self._file = bytearray()
+        self._disposition = bytearray()
+        self._header = bytearray()
+        self._field = ""
+        self._value = bytearray()
+        self._in_file = False
+        self._field_bytes = 0
+        self._ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes the next bytes of the body; returns those of the file.
+
+        Raises:
+            InvalidRequest: they are no form, or there is more than a file in it.
+        """
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise InvalidRequest(f"the body is no multipart form: {error}") from None
+        piece = bytes(self._file)
+        self._file.clear()
+        return piece
+
+    def end(self) -> None:
+        """The body is complete.
+
+        Raises:
+            InvalidRequest: the form is not.
+        """
+        if not self._ended:
+            raise InvalidRequest("the multipart form is not complete")
+        if not self.has_file:
+            raise InvalidRequest.of("file", "must be there, with a filename")
+
+    def _end_form(self) -> None:
+        self._ended = True
+
+    def _begin_part(self) -> None:
+        self._disposition.clear()
+        self._value.clear()
+        self._in_file = False
+
+    def _begin_header(self) -> None:
+        self._header.clear()
+
+    def _take_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _take_header_value(self, data: bytes, start: int, end: int) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition += data[start:end]
+
+    def _end_headers(self) -> None:
+        _, parameters = parse_options_header(bytes(self._disposition))
+        self._field = parameters.get(b"name", b"").decode("utf-8", "replace")
+        self._in_file = self._field == "file" and b"filename" in parameters
+        if self._in_file and self.has_file:
+            raise InvalidRequest.of("file", "comes twice")
+        if self._in_file:
+            self.has_file = True
+            self.name = parameters[b"filename"].decode("utf-8", "replace")
+
+    def _take_data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self._file += data[start:end]
+            return
+        self._field_bytes += end - start
+        if self._field_bytes > FIELD_BYTES:
+            raise InvalidRequest.of(self._field, f"the fields have over {FIELD_BYTES} bytes")
+        self._value += data[start:end]
+
+    def _end_part(self) -> None:
+        if not self._in_file:
+            self.fields[self._field] = self._value.decode("utf-8", "replace")

@@ -1,0 +1,116 @@
+"""OpenAI's files and batches as uploads and jobs, and the form in which a file arrives."""
+
+from typing import Any
+
+import pytest
+
+from gateway.http import batch_objects as objects
+from gateway.http.multipart import FIELD_BYTES, FileForm
+from sluice.errors import InvalidRequest, SluiceError, UploadUnknown
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.inference_pb2 import PRIORITY_STANDARD
+from sluice.wire.clock import timestamp
+
+BODY = {
+    "input_file_id": "file-upload-1",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+}
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n'
+    b"Content-Type: application/octet-stream\r\n\r\nline 1\r\nline 2\r\n\r\n--x--\r\n"
+)
+
+
+def form(body: bytes, size: int = 7) -> tuple[FileForm, bytes]:
+    made = FileForm("multipart/form-data; boundary=x")
+    file = b"".join(made.feed(body[at : at + size]) for at in range(0, len(body), size))
+    made.end()
+    return made, file
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_the_file_is_taken_out_of_a_form(size: int) -> None:
+    made, file = form(FORM, size)
+    assert file == b"line 1\r\nline 2\r\n"
+    assert (made.name, made.fields) == ("in.jsonl", {"purpose": "batch"})
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{}", "no multipart form"),
+        (FORM[:-9], "not complete"),
+        (FORM.replace(b'"file"', b'"text"'), "file: must be there"),
+        (FORM.replace(b"--x--\r\n", FORM), "file: comes twice"),
+        (FORM.replace(b"batch", b"b" * (FIELD_BYTES + 1)), "purpose: the fields have over"),
+    ],
+)
+def test_what_is_no_form_with_a_file_says_why(body: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        form(body)
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "multipart/form-data"])
+def test_a_form_has_a_type_and_a_boundary(content_type: str) -> None:
+    with pytest.raises(InvalidRequest, match="content-type"):
+        FileForm(content_type)
+
+
+def test_a_batch_is_a_job() -> None:
+    headers = {
+        "x-sluice-label-task": "sum",
+        "x-sluice-priority": "standard",
+        "idempotency-key": "k",
+    }
+    body = {**BODY, "metadata": {"team": "a"}, "completion_window": "2h"}
+    request = objects.create_request(body, headers, 1_000_000)
+    spec = pb.JobSpec(
+        name="/v1/chat/completions",
+        labels={"task": "sum", "team": "a"},
+        priority=PRIORITY_STANDARD,
+        input=pb.JobInput(upload_id="upload-1", format=pb.JOB_INPUT_FORMAT_OPENAI),
+    )
+    spec.limits.deadline_time.CopyFrom(timestamp(8_200_000))
+    assert request == pb.CreateJobRequest(spec=spec, idempotency_key="k")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"output_expires_after": {}}, "output_expires_after"),
+        ({"input_file_id": "upload-1"}, "file"),
+    ],
+)
+def test_a_batch_with_a_wrong_field_names_it(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(SluiceError, match=field):
+        objects.create_request({**BODY, **changed}, {}, 0)
+
+
+def test_a_job_that_is_over_has_files() -> None:
+    job = pb.Job(id="job-1", state=pb.JOB_STATE_COMPLETED)
+    job.spec.CopyFrom(objects.create_request(BODY, {}, 0).spec)
+    job.progress.total, job.progress.succeeded, job.progress.dead = 3, 2, 1
+    job.end_time.CopyFrom(timestamp(5_000))
+    batch = objects.batch_object(job)
+    assert (batch["id"], batch["status"], batch["completed_at"]) == ("batch_job-1", "completed", 5)
+    assert (batch["failed_at"], batch["completion_window"]) == (None, "24h")
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert objects.job_of(batch["id"]) == "job-1"
+    assert objects.result_file(batch["output_file_id"]) == ("job-1", objects.OUTPUT)
+    assert objects.result_file(batch["error_file_id"]) == ("job-1", objects.ERRORS)
+    assert objects.upload_of(batch["input_file_id"]) == "upload-1"
+    with pytest.raises(UploadUnknown):
+        objects.upload_of(batch["output_file_id"])
+
+
+def test_a_paused_job_says_what_to_do() -> None:
+    job = pb.Job(state=pb.JOB_STATE_PAUSED, reason="raise max_cost", reason_code="COST")
+    batch = objects.batch_object(job)
+    assert (batch["status"], batch["output_file_id"]) == ("in_progress", None)
+    assert batch["errors"]["data"][0]["message"] == "raise max_cost"

@@ -1,0 +1,111 @@
+"""Files and batches over HTTP, as OpenAI's own client uses them: a real process of jobs, the test as batcher."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from sluice.settings import JobsSettings, NatsSettings, Settings
+from sluice.startup import free_port
+from sluice.v1 import jobs_pb2 as pb
+from sluice.v1.jobs_pb2_grpc import JobServiceStub
+from tests.gateway.kit.batcher import BOUND_S, last
+from tests.gateway.kit.http import Connection, ask
+from tests.gateway.kit.wire import Wire, open_wire
+from tests.jobs.processes import Process
+
+CHAT: Any = "/v1/chat/completions"
+
+
+def line(name: str, text: str, model: str = "small") -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
+
+
+async def test_a_batch_from_its_file_to_its_results(nats_url: str, model_folder: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with open_wire(nats_url, model_folder, http="127.0.0.1:0", jobs=address) as wire:
+        jobs = JobsSettings(address=address, gateways=wire.gateway.address)
+        process = Process(Settings(nats=NatsSettings(url=nats_url), jobs=jobs), "jobs")
+        async with (
+            grpc.aio.insecure_channel(address) as channel,
+            AsyncOpenAI(base_url=f"http://{wire.http}/v1", api_key="none", timeout=60) as client,
+        ):
+            await asyncio.wait_for(channel.channel_ready(), BOUND_S)
+            try:
+                await _run_batch(wire, client)
+            finally:
+                await process.end()
+
+
+async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
+    lines = [line("a", "hello"), line("b", "hello", "none"), line("c", "how are you")]
+    data = "".join(json.dumps(one) + "\n" for one in lines).encode()
+    stored = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    assert (stored.bytes, stored.filename, stored.purpose) == (len(data), "in.jsonl", "batch")
+    assert (await client.files.retrieve(stored.id)).bytes == len(data)
+
+    batch = await client.batches.create(
+        input_file_id=stored.id, endpoint=CHAT, completion_window="24h", metadata={"team": "x"}
+    )
+    assert batch.status in ("validating", "in_progress")
+    assert (batch.metadata, batch.input_file_id) == ({"team": "x"}, stored.id)
+    for _ in range(2):
+        task = await wire.batcher.task(priority_class="bulk")
+        await wire.batcher.send(task, last(0, wire.tokens("world")))
+    watching: Any = JobServiceStub(wire.channel).WatchJob(
+        pb.WatchJobRequest(id=batch.id.removeprefix("batch_"))
+    )
+    async with asyncio.timeout(BOUND_S):
+        async for _ in watching:
+            pass
+
+    done = await client.batches.retrieve(batch.id)
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+    assert done.output_file_id is not None
+    assert done.error_file_id is not None
+    output = await client.files.content(done.output_file_id)
+    answers = [json.loads(one) for one in output.text.splitlines()]
+    assert [one["custom_id"] for one in answers] == ["a", "c"]
+    assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == "world"
+    letters = (await client.files.content(done.error_file_id)).text.splitlines()
+    (failed,) = [json.loads(one) for one in letters]
+    assert failed["custom_id"] == "b"
+    assert failed["response"]["status_code"] == 404
+    assert failed["response"]["body"]["error"]["code"] == "model_not_found"
+
+    another = await client.batches.create(
+        input_file_id=stored.id, endpoint=CHAT, completion_window="1h"
+    )
+    await wire.batcher.task(priority_class="bulk")
+    with pytest.raises(sdk.NotFoundError, match="not over"):
+        await client.files.content(f"file-{another.id.removeprefix('batch_')}-output")
+    assert (await client.batches.cancel(another.id)).status == "cancelled"
+    assert [one.id async for one in client.batches.list(limit=1)] == [another.id, batch.id]
+    with pytest.raises(sdk.NotFoundError):
+        await client.batches.retrieve("batch_job-0")
+    with pytest.raises(sdk.BadRequestError, match="purpose"):
+        await client.files.create(file=("in.jsonl", data), purpose="fine-tune")
+    await _vanish_in_an_upload(wire)
+
+
+async def _vanish_in_an_upload(wire: Wire) -> None:
+    connection = await Connection.to(wire.http)
+    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nhalf'
+    kind = "multipart/form-data; boundary=x"
+    await connection.send("/v1/files", form, content_type=kind, content_length="1000")
+    await wire.until(lambda: wire.gateway.active == 1)
+    connection.close()
+    await wire.until(lambda: wire.gateway.active == 0)
+
+
+async def test_without_jobs_the_error_says_so(http: Wire) -> None:
+    reply = await ask(http.http, "/v1/batches", method="GET")
+    assert (reply.status, reply.error["code"]) == (501, "jobs_disabled")
