@@ -27,6 +27,7 @@ from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
+from gateway.api.texts import TextCalls
 from gateway.http.app import make_app
 from gateway.http.server import HttpServer
 from gateway.models.catalog import Catalog
@@ -189,7 +190,8 @@ class Gateway:
             observers=observers,
             tracer=tracer,
         )
-        self._service = InferenceService(generator, admission, self._loads)
+        texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
+        self._service = InferenceService(generator, texts, admission, self._loads)
         self._items = ItemsService(generator, catalog.facts)
         self._jobs = JobForwarder(settings.jobs)
         self._health = GatewayHealth(

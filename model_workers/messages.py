@@ -14,6 +14,7 @@ from model_workers.engine.protocol import (
     RowStep,
     Sampling,
     TokenLogprobs,
+    ValuesSpec,
 )
 from sluice.internal.v1 import frame_pb2, task_pb2, worker_pb2
 from sluice.wire.subjects import CLASSES, RANKS
@@ -43,6 +44,16 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         deadline=now + row.timeout_ms / 1000 if row.timeout_ms else None,
         rank=_rank(task.priority_class),
         gather_s=task.gather_ms / 1000,
+        values=_values(task.values) if task.HasField("values") else None,
+    )
+
+
+def _values(values: task_pb2.Values) -> ValuesSpec:
+    return ValuesSpec(
+        dimensions=values.dimensions,
+        normalize=values.normalize if values.HasField("normalize") else None,
+        second_text=values.second_text,
+        scored_token_ids=tuple(values.scored_token_ids),
     )
 
 
@@ -116,6 +127,7 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
         message.final.end = frame_pb2.RowEnd.ValueType(step.end)
         message.final.timings.CopyFrom(timings or frame_pb2.RowTimings())
         message.final.cached_prompt_tokens = step.cached_prompt_tokens
+        message.final.values = step.values
     if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
         message.final.error.reason = ENGINE_FAILED
         message.final.error.message = step.error

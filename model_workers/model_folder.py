@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
+from sluice.settings.sentence_folder import read_sentence_folder
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -44,6 +45,8 @@ def check_model(settings: ModelSettings) -> None:
             raise SettingsError(f"models: {settings.name}: {path} is not a folder")
         return
     try:
+        if settings.engine in ("embedding", "reranker"):
+            folder = read_sentence_folder(folder).transformer
         _check_folder(folder, with_weights=settings.engine != "echo")
         if settings.engine == "classifier":
             _check_labels(folder)

@@ -34,6 +34,10 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.classifier import load_classifier
 
         return load_classifier(settings)
+    if settings.engine in ("embedding", "reranker"):
+        from model_workers.engine.values import load_values
+
+        return load_values(settings)
     if settings.tensor_parallel == 1:
         return load_engine(settings, time.monotonic)
     from model_workers.ranks import RankProcesses

@@ -385,7 +385,7 @@ class Requests:
     def _take_frame(self, row: Row, frame: frame_pb2.Frame, now: float) -> None:
         self._run(row, now)
         frame = merge(row, frame)
-        if frame.token_ids:
+        if frame.token_ids or frame.final.values:
             self._breaker(row.worker).succeeded()
         if frame.final.end == frame_pb2.ROW_END_RETURNED:
             self._send_again(row, frame.final.error.message, now)
@@ -408,6 +408,7 @@ class Requests:
             end=final.end,
             timings=row.timings(final.timings),
             cached_prompt_tokens=final.cached_prompt_tokens,
+            values=final.values,
         )
         if final.HasField("error"):
             row.final.error.CopyFrom(final.error)

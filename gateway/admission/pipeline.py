@@ -19,7 +19,7 @@ from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
 from gateway.routing.budget import Reservation
 from gateway.routing.features import Features, Governed
-from gateway.routing.plan import BUDGET, Plan
+from gateway.routing.plan import BUDGET, SAFETY, Plan
 from gateway.routing.router import NoLoad, Router
 from gateway.safety.dry_run import move_labels
 from gateway.safety.guards.checks import Guard
@@ -74,6 +74,25 @@ class AdmittedRequest:
 
 
 @dataclass(frozen=True)
+class AdmittedTexts:
+    """A request about texts, each of which is a row, with all decisions made.
+
+    Attributes:
+        rows: one for each text, pair or answer, in order.
+        reservation: as in `AdmittedRequest`.
+    """
+
+    plan: Plan
+    scheduling: SchedulingParams
+    rows: Sequence[PreparedPrompt]
+    reservation: Reservation
+
+
+PrepareTexts = Callable[[Conversation, ServedModel], Sequence[PreparedPrompt]]
+"""The rows of a request, by its texts as a model may see them."""
+
+
+@dataclass(frozen=True)
 class SafetyOutcome:
     """What the safety layer decided about the texts of a request."""
 
@@ -101,6 +120,16 @@ class _InspectedPrompt:
 
     conversation: Conversation
     safety: SafetyOutcome
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """A request that is inspected and routed; as in `AdmittedRequest`."""
+
+    prompt: _InspectedPrompt
+    plan: Plan
+    scheduling: SchedulingParams
+    reservation: Reservation
 
 
 class Admission:
@@ -148,23 +177,8 @@ class Admission:
             Overloaded: the answer would come after the deadline, or the queue is full.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
-        router = self.router  # one version of the policies for all of the request
-        scheduling = SchedulingParams(
-            request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
-        )
-        # Before any work is done for it: a refusal must be quick when most requests are refused.
-        models = self.catalog.answering if request.model is None else (request.model,)
-        self._overload.refuse_hopeless(models, scheduling, time.monotonic())
-        texts = request.conversation.texts
-        check_length(texts, [self.catalog[model] for model in models])
-        await self._check_constraint(request)
-        with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
-            prompt = await self._inspect(request, span, record)
-        with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
-            plan = await self._route(router, request, prompt, scheduling, span, record)
-        unnamed = not request.sampling.max_tokens
-        longest = self.catalog[plan.model].max_answer_tokens if unnamed else 0
-        reservation = self._usage.reserve(request.tenant, plan, longest)
+        decided = await self._decide(request, spans, timings, record, one_prompt=True)
+        prompt, plan, reservation = decided.prompt, decided.plan, decided.reservation
         try:
             with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
                 first = await self._prepare(request, prompt, plan.model)
@@ -177,14 +191,69 @@ class Admission:
         return AdmittedRequest(
             plan,
             prompt.conversation,
-            scheduling,
+            decided.scheduling,
             first,
             second,
             prompt.safety.inspection.guards,
             prompt.safety.policy.version,
             reservation,
-            partial(self._prepare_governed, request, prompt, scheduling),
+            partial(self._prepare_governed, request, prompt, decided.scheduling),
         )
+
+    async def admit_texts(
+        self,
+        request: ValidRequest,
+        spans: CallSpans,
+        timings: RequestTimings,
+        record: RecordBuilder,
+        prepare: PrepareTexts,
+    ) -> AdmittedTexts:
+        """As `admit`, of a request whose texts ``prepare`` makes a row each; raises as that."""
+        decided = await self._decide(request, spans, timings, record, one_prompt=False)
+        plan, conversation = decided.plan, decided.prompt.conversation
+        try:
+            _check_governed(plan, request.model)
+            with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
+                work = partial(prepare, conversation, self.catalog[plan.model])
+                long = is_long([turn.content for turn in conversation.turns])
+                rows = await asyncio.to_thread(work) if long else work()
+                tokens = sum(len(row.prompt_token_ids) for row in rows)
+                span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
+        except BaseException:
+            decided.reservation.release()
+            raise
+        decided.reservation.change(self._usage.cost_max(*rows))
+        return AdmittedTexts(plan, decided.scheduling, rows, decided.reservation)
+
+    async def _decide(
+        self,
+        request: ValidRequest,
+        spans: CallSpans,
+        timings: RequestTimings,
+        record: RecordBuilder,
+        *,
+        one_prompt: bool,
+    ) -> _Decided:
+        """Inspects and routes. ``one_prompt``: all texts together must fit a context, with an answer."""
+        router = self.router  # one version of the policies for all of the request
+        scheduling = SchedulingParams(
+            request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
+        )
+        # Before any work is done for it: a refusal must be quick when most requests are refused.
+        models = self.catalog.answering if request.model is None else (request.model,)
+        self._overload.refuse_hopeless(models, scheduling, time.monotonic())
+        if one_prompt:
+            texts = request.conversation.texts
+            check_length(texts, [self.catalog[model] for model in models])
+        await self._check_constraint(request)
+        with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
+            prompt = await self._inspect(request, span, record)
+        with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
+            plan = await self._route(router, request, prompt, scheduling, span, record)
+        unnamed = one_prompt and not request.sampling.max_tokens
+        longest = self.catalog[plan.model].max_answer_tokens if unnamed else 0
+        reservation = self._usage.reserve(request.tenant, plan, longest)
+        return _Decided(prompt, plan, scheduling, reservation)
 
     def sent(self, prepared: PreparedPrompt, priority_class: str) -> None:
         """A task is published now."""
@@ -363,6 +432,15 @@ def _inspect(
     inspection = inspector.begin(tenant, labels, texts)
     inspected = list(inspection.results())
     return SafetyOutcome(inspection, inspected, verdict_on(inspected))
+
+
+def _check_governed(plan: Plan, model: str | None) -> None:
+    """Raises SafetyBlocked where the policy wants another model than the one that can do what is asked."""
+    if model is not None and plan.strategy == SAFETY and plan.model != model:
+        raise SafetyBlocked(
+            f"{plan.reason}, to {plan.model}, which cannot do the work of {model}",
+            metadata={"rules": plan.reason, "policy": ""},
+        )
 
 
 def _passed(conversation: Conversation, safety: SafetyOutcome) -> Conversation:

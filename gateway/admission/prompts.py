@@ -15,7 +15,7 @@ from gateway.tools.messages import function_of, messages_of
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
-from sluice.internal.v1.task_pb2 import Sampling
+from sluice.internal.v1.task_pb2 import Sampling, Values
 
 LOOP_CHARS: Final = 8192
 """Longer conversations are prepared in threads: they take more than a few milliseconds."""
@@ -32,6 +32,10 @@ class PreparedPrompt:
     sampling: Sampling
     inspect: Callable[[], AnswerInspection | None] | None
     """Starts the inspection of an answer; None: answers are not inspected."""
+    values: Values | None = None
+    """The numbers that are wanted instead of an answer."""
+    truncated: bool = False
+    """Whether the text was cut to fit the context."""
 
 
 def is_long(texts: Sequence[str]) -> bool:
@@ -157,6 +161,18 @@ def _too_long(model: str, estimate: str, prompt_tokens: int, context: int) -> Pr
         message,
         metadata={"prompt_tokens": str(prompt_tokens), "context_tokens": str(context)},
         violations=[FieldViolation("input", message)],
+    )
+
+
+def too_long(model: str, field: str, tokens: int, room: int) -> PromptTooLong:
+    """One text of several does not fit."""
+    message = (
+        f"{field}: has {tokens} tokens, {model} has room for {room}; shorten it, or set truncate"
+    )
+    return PromptTooLong(
+        message,
+        metadata={"prompt_tokens": str(tokens), "context_tokens": str(room)},
+        violations=[FieldViolation(field, message)],
     )
 
 

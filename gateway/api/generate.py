@@ -144,7 +144,7 @@ class _Call:
         self._tool_calls: ToolCallEvents | None = None
         """Finds them in the answer; None: there are no tools."""
         self._has_events = asyncio.Event()
-        self._request_id = _new_request_id()
+        self._request_id = new_request_id()
         """Of this call until it reads the stream of an earlier one."""
         self._timeout = asyncio.timeout(None)
         self._error: SluiceError | None = None
@@ -391,6 +391,6 @@ def _deadline_passed() -> DeadlinePassed:
     return DeadlinePassed("the deadline passed before the answer was complete")
 
 
-def _new_request_id() -> str:
+def new_request_id() -> str:
     """A unique name; 15 random bytes are 20 url-safe characters."""
     return f"req-{secrets.token_urlsafe(15)}"

@@ -50,7 +50,7 @@ class GatewayHealth:
         ready = {
             model: connected and self._loads.load(model, now).ready for model in self._catalog.names
         }
-        answers = any(ready[model] for model in self._catalog.answering)
+        answers = any(ready[model] for model in self._catalog.callable)
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
         bulk = connected and self._stores(now)
         whole = {SERVICE: answers, "": answers, BULK: bulk}

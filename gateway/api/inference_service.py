@@ -8,18 +8,25 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
 from gateway.api.metadata import metadata_of
+from gateway.api.texts import TextCalls
 from gateway.validation.requests import UNSTATED_CLASS, tenant_of, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
     CountTokensRequest,
     CountTokensResponse,
+    EmbedRequest,
+    EmbedResponse,
     GenerateRequest,
     GenerateResponse,
     GenerateTextResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
 )
 from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 
@@ -27,8 +34,11 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceServicer
 class InferenceService(InferenceServiceServicer):
     """Answers prompts, and says what can answer."""
 
-    def __init__(self, generator: Generator, admission: Admission, loads: ModelLoadTable) -> None:
+    def __init__(
+        self, generator: Generator, texts: TextCalls, admission: Admission, loads: ModelLoadTable
+    ) -> None:
         self._generator = generator
+        self._texts = texts
         self._admission = admission
         self._loads = loads
 
@@ -52,6 +62,18 @@ class InferenceService(InferenceServiceServicer):
             request, collect, context.time_remaining(), metadata_of(context)
         )
         return response
+
+    async def Embed(self, request: EmbedRequest, context: Any) -> EmbedResponse:
+        """See the proto."""
+        return await self._texts.embed(request, context.time_remaining(), metadata_of(context))
+
+    async def Rerank(self, request: RerankRequest, context: Any) -> RerankResponse:
+        """See the proto."""
+        return await self._texts.rerank(request, context.time_remaining(), metadata_of(context))
+
+    async def Score(self, request: ScoreRequest, context: Any) -> ScoreResponse:
+        """See the proto."""
+        return await self._texts.score(request, context.time_remaining(), metadata_of(context))
 
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""

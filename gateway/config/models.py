@@ -13,6 +13,7 @@ from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
+from sluice.settings.sentence_folder import FILES, SentenceFolder, read_sentence_folder
 
 _FILES: Final = [
     "tokenizer.json",
@@ -21,6 +22,7 @@ _FILES: Final = [
     "generation_config.json",
     "chat_template.jinja",
 ]
+_TEXT_ENGINES: Final = frozenset({"embedding", "reranker"})
 # Keys of the context length in the config.json of Hugging Face models.
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
@@ -43,7 +45,10 @@ def load_catalog(settings: Settings) -> Catalog:
     Raises:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
     """
-    models = {m.name: ServedModel(m, load_tokenizer(m), version_of(m)) for m in settings.models}
+    models = {
+        m.name: ServedModel(m, load_tokenizer(m), version_of(m), sentence_of(m))
+        for m in settings.models
+    }
     return Catalog(models, settings.routing.default)
 
 
@@ -53,7 +58,9 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     Raises:
         SettingsError: a file is missing or not what it should be.
     """
-    folder = model_folder(model.path)
+    folder, sentence = model_folder(model.path, model.engine), sentence_of(model)
+    if sentence is not None:
+        folder = sentence.transformer
     config = read_json(folder / "config.json")
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
@@ -63,7 +70,9 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     return ModelTokenizer(
         tokenizer=tokenizer,
         template=ChatTemplate(template, tokens) if template else None,
-        context_tokens=model.context_tokens or _context_tokens(folder, config),
+        context_tokens=model.context_tokens
+        or (sentence and sentence.context_tokens)
+        or _context_tokens(folder, config),
         vocab_size=_text_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
@@ -76,7 +85,7 @@ def version_of(model: ModelSettings) -> str:
 
     Of a hub id the gateway has no weights; the folder's name is the commit.
     """
-    folder = model_folder(model.path)
+    folder = model_folder(model.path, model.engine)
     digest = hashlib.sha256(model.model_dump_json(exclude=_NO_VERSION).encode())
     digest.update(folder.name.encode())
     for file in sorted(folder.iterdir()):
@@ -89,6 +98,17 @@ def version_of(model: ModelSettings) -> str:
                     opened.seek(place)
                     digest.update(opened.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def sentence_of(model: ModelSettings) -> SentenceFolder | None:
+    """What the folder of an embedding model or a reranker says; None for other models.
+
+    Raises:
+        SettingsError: a file of it is not JSON.
+    """
+    if model.engine not in _TEXT_ENGINES:
+        return None
+    return read_sentence_folder(model_folder(model.path, model.engine))
 
 
 def labels_for(model: ModelSettings) -> tuple[str, ...]:
@@ -177,7 +197,7 @@ def _stop_token_ids(
     return frozenset(found)
 
 
-def model_folder(path: str) -> Path:
+def model_folder(path: str, engine: str = "") -> Path:
     """The folder of ``path`` (see `ModelSettings.path`); a hub id is downloaded, without the weights.
 
     Raises:
@@ -185,10 +205,14 @@ def model_folder(path: str) -> Path:
     """
     folder = Path(resolve_model_path(path))
     if not folder.is_dir():
-        folder = _download(path)
-    if not (folder / "tokenizer.json").is_file():
+        folder = _download(path, [*_FILES, *FILES] if engine in _TEXT_ENGINES else _FILES)
+    if engine in _TEXT_ENGINES:
+        tokenizer = read_sentence_folder(folder).transformer / "tokenizer.json"
+    else:
+        tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
         raise SettingsError(
-            f"{folder}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
+            f"{tokenizer.parent}: no tokenizer.json; save the tokenizer there in the fast (Rust) format"
         )
     return folder
 
@@ -210,12 +234,12 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, files: list[str]) -> Path:
     # Imported here: a gateway that serves local folders does not need it.
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=files))
     except Exception as error:  # the library raises many kinds: network, name, access
         kind = type(error).__name__
         raise SettingsError(

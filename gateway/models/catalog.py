@@ -7,16 +7,18 @@ from gateway.models.tokenizer import ModelTokenizer
 from gateway.routing.router import ModelFacts
 from sluice.defaults import AUTO
 from sluice.settings import ModelSettings
+from sluice.settings.sentence_folder import SentenceFolder
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's settings and its tokenizer."""
+    """A model's settings, its tokenizer, and what the folder of an embedding model or a reranker says."""
 
     settings: ModelSettings
     tokenizer: ModelTokenizer
     version: str = ""
     """Changes with the files and settings of the model."""
+    sentence: SentenceFolder | None = None
 
     @property
     def name(self) -> str:
@@ -40,14 +42,16 @@ class Catalog:
     Attributes:
         default: the model of "auto" when no rule applies.
         names: all of them.
-        answering: those that callers may ask; the others are classifiers.
+        answering: those that take prompts.
+        callable: those that callers may ask for something; the others are classifiers.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
         self._models = models
         self.default = default
         self.names = tuple(models)
-        self.answering = tuple(name for name, one in models.items() if not one.tokenizer.labels)
+        self.answering = tuple(name for name, one in models.items() if one.settings.answers)
+        self.callable = tuple(name for name, one in models.items() if not one.tokenizer.labels)
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._models[name]
@@ -60,13 +64,17 @@ class Catalog:
             for name, one in ((name, model.settings) for name, model in self._models.items())
         }
 
+    def of_engine(self, engine: str) -> tuple[str, ...]:
+        """The names of the models with that engine."""
+        return tuple(name for name, one in self._models.items() if one.settings.engine == engine)
+
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""
-        return max(model.max_answer_tokens for model in self._candidates(name))
+        return max((one.max_answer_tokens for one in self._candidates(name)), default=0)
 
     def vocab_size(self, name: str) -> int:
         """Size of the vocabulary of ``name``; the largest of all for "auto" and unknown ones."""
-        return max(model.tokenizer.vocab_size for model in self._candidates(name))
+        return max((one.tokenizer.vocab_size for one in self._candidates(name)), default=0)
 
     def _candidates(self, name: str) -> list[ServedModel]:
         if name != AUTO and name in self.answering:

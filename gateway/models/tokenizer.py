@@ -145,6 +145,7 @@ class ModelTokenizer:
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)
+    _frames: dict[int, tuple[tuple[int, ...], ...]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_plain", PlainTextEncoder(self.tokenizer))
@@ -190,6 +191,43 @@ class ModelTokenizer:
             return [[*first, *bare, *last]]
         starts = range(0, len(bare) - room // 4, room - room // 4)
         return [[*first, *bare[start : start + room], *last] for start in starts]
+
+    def bare(self, text: str) -> list[int]:
+        """The tokens of ``text`` without those that the tokenizer adds."""
+        return self._plain.encode(text)
+
+    def framed(self, *texts: Sequence[int]) -> tuple[list[int], int]:
+        """One text or two with the tokens that the tokenizer adds, and where the last one begins."""
+        first, *between, last = self._frame(len(texts))
+        token_ids = [*first, *texts[0]]
+        for added, text in zip(between, texts[1:], strict=True):
+            token_ids += [*added, *text]
+        return [*token_ids, *last], len(token_ids) - len(texts[-1])
+
+    @property
+    def lead(self) -> list[int]:
+        """The tokens that begin every text, such as one for its beginning."""
+        return list(self._frame(1)[0])
+
+    def added(self, texts: int) -> int:
+        """How many tokens the tokenizer adds to one text or to two."""
+        return sum(map(len, self._frame(texts)))
+
+    def _frame(self, texts: int) -> tuple[tuple[int, ...], ...]:
+        """What the tokenizer puts before, between and behind the texts: [CLS] text [SEP] text [SEP] in many."""
+        frames = self._frames
+        if texts not in frames:
+            sample = self.tokenizer.encode("a", "a" if texts == 2 else None)
+            parts: list[list[int]] = [[]]
+            before = None
+            for token_id, of in zip(sample.ids, sample.sequence_ids, strict=True):
+                if of is None:
+                    parts[-1].append(token_id)
+                elif of != before:
+                    parts.append([])
+                before = of
+            frames[texts] = tuple(map(tuple, parts))
+        return frames[texts]
 
     def detokenizer(self, *, tools: bool = False) -> Detokenizer:
         """For one answer; ``tools``: with the text of the special tokens that begin and end calls of tools."""

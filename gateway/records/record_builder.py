@@ -38,7 +38,13 @@ from sluice.v1.admin_pb2 import (
     SafetyDecision,
     ShadowRun,
 )
-from sluice.v1.inference_pb2 import Finished, Priority, RouteStrategy
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_STOP,
+    Finished,
+    Priority,
+    RouteStrategy,
+    Timings,
+)
 from sluice.v1.safety_pb2 import SAFETY_ACTION_UNSPECIFIED, SafetyAction
 from sluice.wire.clock import duration, timestamp, unix_ms
 from sluice.wire.enums import value_of
@@ -57,7 +63,9 @@ class RecordBuilders:
     gateway_id: str
     currency: str
 
-    def open(self, request: ValidRequest, request_id: str, trace_id: str) -> "RecordBuilder":
+    def open(
+        self, request: ValidRequest, request_id: str, trace_id: str, operation: str = ""
+    ) -> "RecordBuilder":
         """For a request that has just arrived."""
         record = RequestRecord(
             request_id=request_id,
@@ -69,6 +77,7 @@ class RecordBuilders:
             arrival_time=timestamp(unix_ms()),
             gateway=self.gateway_id,
             currency=self.currency,
+            operation=operation,
         )
         return RecordBuilder(self, record)
 
@@ -138,6 +147,21 @@ class RecordBuilder:
         self._record.cached = True
         self._record.finish_reason = finished.reason
         self._record.timings.CopyFrom(finished.timings)
+        self._shared.store.write_record(self._record)
+
+    def finish_rows(
+        self, model: str, attempts: Sequence[ModelAttempt], timings: Timings, error: str
+    ) -> None:
+        """All rows of a request about texts have ended; ``error`` is the reason of the one that failed it."""
+        if attempts:
+            self._add_attempt(attempts[-1])
+            total, billed = self._record.attempts[0], [one.billed_tokens[0] for one in attempts]
+            total.rows, total.prompt_tokens = len(attempts), sum(billed)
+            total.cost = self._shared.models[model].cost(sum(billed), 0)
+        self._record.timings.CopyFrom(timings)
+        self._record.error_reason = error
+        if not error:
+            self._record.finish_reason = FINISH_REASON_STOP
         self._shared.store.write_record(self._record)
 
     def finish(self, stream: Stream) -> None:

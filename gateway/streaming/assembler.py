@@ -41,7 +41,7 @@ class Assembler:
         attempt: the highest seen; frames of lower ones are dropped.
         has_frames: whether a frame has arrived, so a batcher has the row.
         sent_at: when the row was sent, seconds.
-        last_token_at: when tokens arrived last, seconds.
+        last_token_at: when tokens, or the values that were wanted, arrived last, seconds.
         recoveries: how often another process continued the row.
         recovered_gap_s: the longest time without a token because of that.
         recovered_task: whether it was the task that was sent again last: its batcher was lost, else its worker.
@@ -87,6 +87,8 @@ class Assembler:
     def _append(self, frame: Frame, recovered: bool, now: float) -> AcceptedFrame:
         known = self.next_index - frame.start_index
         token_ids = frame.token_ids[known:]
+        if frame.final.values:
+            self.last_token_at = now
         if token_ids:
             self.next_index += len(token_ids)
             self._requested_at, self.last_token_at = None, now

@@ -1,12 +1,13 @@
 """Request metrics: what a gateway counts of each request when it has ended."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from opentelemetry.trace import SpanContext
 
 from gateway.routing.plan import Plan
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.validation.requests import ValidRequest
 from sluice.telemetry import catalog
@@ -14,6 +15,7 @@ from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.admin_pb2 import RequestRecord
 from sluice.v1.inference_pb2 import Finished, FinishReason
 from sluice.v1.safety_pb2 import SafetyAction
+from sluice.wire.clock import ms_of
 from sluice.wire.enums import word_of
 
 _TARGETS: Final = {False: "input", True: "output"}
@@ -77,6 +79,30 @@ class RequestMetrics:
                 self._recoveries[attempt.model, priority_class] += attempt.assembler.recoveries
         self._count_decisions(record)
         self._record_times(request, stream, span)
+
+    def count_rows(
+        self,
+        request: ValidRequest,
+        operation: str,
+        plan: Plan,
+        attempts: Sequence[ModelAttempt],
+        record: RequestRecord,
+        span: SpanContext,
+    ) -> None:
+        """All rows of a request about texts have ended; the rest is as in `count_stream`."""
+        error = record.error_reason
+        self._requests[plan.model, request.priority_class, error or "stop"] += 1
+        self._routes[plan.model, plan.strategy, "false"] += 1
+        for kept in record.attempts:
+            self._tokens[plan.model, "input"] += kept.prompt_tokens
+            if kept.cost:
+                self._cost[plan.model, record.currency] += kept.cost
+        recoveries = sum(one.assembler.recoveries for one in attempts)
+        if recoveries:
+            self._recoveries[plan.model, request.priority_class] += recoveries
+        self._count_decisions(record)
+        labels = operation, "sluice", plan.model, request.priority_class, error
+        self._duration.record(labels, ms_of(record.timings.total) / 1e3, span)
 
     def _record_times(self, request: ValidRequest, stream: Stream, span: SpanContext) -> None:
         operation = "text_completion" if request.conversation.raw else "chat"

@@ -158,6 +158,7 @@ class Upstream:
             sampling=prepared.sampling,
             workload=request.workload,
             gather_ms=request.gather_ms,
+            values=prepared.values,
         )
 
     def send(
@@ -236,16 +237,31 @@ class InternalRow:
             SluiceError: there is no answer.
         """
         try:
-            deadline = self.stream.spec.deadline
-            self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
-            await self._ended.wait()
+            self.send(headers)
+            return await self.ended()
         finally:
-            # Has no effect once the stream has ended.
-            no_reader = Cancelled("nobody waits for the answer any more")
-            self._upstream.registry.fail(self.stream, no_reader)
+            self.close()
+
+    def send(self, headers: Mapping[str, str]) -> None:
+        """Sends the row with the trace context ``headers``; it must be closed."""
+        deadline = self.stream.spec.deadline
+        self._upstream.send_row(SentRow(self._task, headers, self.attempt, deadline))
+
+    async def ended(self) -> Stream:
+        """The stream, when it has ended.
+
+        Raises:
+            SluiceError: there is no answer.
+        """
+        await self._ended.wait()
         if self.stream.error is not None:
             raise self.stream.error
         return self.stream
+
+    def close(self) -> None:
+        """Cancels the row, unless it has ended."""
+        no_reader = Cancelled("nobody waits for the answer any more")
+        self._upstream.registry.fail(self.stream, no_reader)
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

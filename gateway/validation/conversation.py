@@ -8,7 +8,12 @@ from gateway.tools.tool import Tool, ToolCall, map_texts, texts_in
 from gateway.validation.tools import calls_of
 from gateway.validation.violations import FieldViolations
 from sluice.v1 import inference_pb2
-from sluice.v1.inference_pb2 import ChatMessage, CountTokensRequest, GenerateRequest
+from sluice.v1.inference_pb2 import (
+    ChatMessage,
+    CountTokensRequest,
+    GenerateRequest,
+    ScoreRequest,
+)
 
 MESSAGES_MAX: Final = 2048
 """Every message costs inspection and tokenization, however short it is."""
@@ -91,7 +96,7 @@ class Conversation:
 
 
 def conversation_of(
-    request: GenerateRequest | CountTokensRequest, found: FieldViolations
+    request: GenerateRequest | CountTokensRequest | ScoreRequest, found: FieldViolations
 ) -> Conversation:
     """The input of ``request``, without its tools; what is wrong with it goes into ``found``."""
     kind = request.WhichOneof("input")

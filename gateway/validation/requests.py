@@ -18,7 +18,14 @@ from gateway.validation.violations import FieldViolations
 from sluice.defaults import AUTO, TENANT_METADATA
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
-from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest, SamplingParams
+from sluice.v1.inference_pb2 import (
+    CountTokensRequest,
+    EmbedRequest,
+    GenerateRequest,
+    RerankRequest,
+    SamplingParams,
+    ScoreRequest,
+)
 from sluice.wire.tokens import VisibleToken, tokens_of
 
 MAX_LABELS: Final = 32
@@ -142,6 +149,44 @@ def validate(
     )
 
 
+def valid_request(
+    request: EmbedRequest | RerankRequest | ScoreRequest,
+    texts: Conversation,
+    model: str | None,
+    timeout_s: float,
+    tenant: str,
+    found: FieldViolations,
+) -> ValidRequest:
+    """The request whose ``texts`` are worked on one by one; ``found`` has what is wrong with them.
+
+    Raises:
+        InvalidRequest: anything is; the error names every wrong field.
+        DeadlinePassed: no time is left.
+    """
+    if timeout_s <= 0:
+        raise DeadlinePassed("the deadline passed before the request arrived")
+    found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
+    _check_labels(request.labels, found)
+    found.raise_if_any()
+    return ValidRequest(
+        conversation=texts,
+        model=model,
+        priority_class=_CLASSES[request.priority],
+        sampling=SamplingParams(),
+        labels=dict(request.labels),
+        key="",
+        key_is_shared=False,
+        fingerprint=b"",
+        resume=(),
+        timeout_s=timeout_s,
+        tenant=tenant,
+        allow_degraded=False,
+        accept_replace=False,
+        gather_ms=None,
+        resume_model="",
+    )
+
+
 def validate_count(
     request: CountTokensRequest, catalog: Catalog
 ) -> tuple[Conversation, str | None]:
@@ -191,6 +236,8 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
 
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
+    if not catalog.answering:
+        raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
     if name not in ("", AUTO, *catalog.answering):
         known = ", ".join(catalog.answering)
         message = f'there is no model of that name; known: {known}, or "{AUTO}"'

@@ -1,6 +1,7 @@
-"""Engines without a KV cache, limited by slots alone: their base class, and the echo engine."""
+"""Engines without a KV cache, limited by slots alone: their base classes, and the echo engine."""
 
-from collections.abc import Callable, Collection
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from model_workers.engine.blocks import BlockManager
@@ -39,6 +40,37 @@ class CachelessEngine:
         load = self._scheduler.load(self._steps)
         load.block_tokens = load.cache_blocks = load.free_blocks = 0
         return load
+
+
+class WholeTextEngine(CachelessEngine):
+    """The same of models that read a text at once; `_answers` is the engine's own.
+
+    The scheduler admits ``prefill_tokens`` a step, so that cancels and urgent rows are handled in between.
+    """
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`."""
+        sampling = replace(row.sampling, stop_token_ids=frozenset(), max_tokens=1)
+        self._scheduler.add(replace(row, sampling=sampling))
+
+    def step(self, now: float) -> list[RowStep]:
+        """See `Engine.step`."""
+        self._steps += 1
+        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
+        whole = []
+        for row, count in self._scheduler.schedule():
+            if row.pending == count:
+                whole.append(row)
+            self._scheduler.advance(row, count)
+        if whole:
+            steps += self._answers(whole)
+            for row in whole:
+                self._scheduler.finish(row)
+        return steps
+
+    @abstractmethod
+    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
+        """The end of each row."""
 
 
 class EchoEngine(CachelessEngine):

@@ -1,12 +1,10 @@
 """The engine of sequence classifiers, on transformers' own model code: a row answers with the number of its best label.
 
-Its log-probabilities are those of all labels, so no other message is needed. Texts are computed whole; the scheduler
-admits ``prefill_tokens`` of them a step, so that cancels and urgent rows are handled in between.
+Its log-probabilities are those of all labels, so no other message is needed.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from model_workers.engine.cacheless import CachelessEngine
+from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device
 from model_workers.engine.forward.load import find_context
 from model_workers.engine.protocol import RowSpec, RowStep, Sampling, TokenLogprobs
@@ -26,32 +24,14 @@ Classify = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 """Natural log-probability of every label, for each text."""
 
 
-class ClassifierEngine(CachelessEngine):
+class ClassifierEngine(WholeTextEngine):
     """Rows in, labels out; see `Engine`."""
 
     def __init__(self, classify: Classify, limits: RowLimits) -> None:
         super().__init__(limits)
         self._classify = classify
 
-    def add(self, row: RowSpec, now: float) -> None:
-        """See `Engine.add`."""
-        sampling = replace(row.sampling, stop_token_ids=frozenset(), max_tokens=1)
-        self._scheduler.add(replace(row, sampling=sampling))
-
-    def step(self, now: float) -> list[RowStep]:
-        """See `Engine.step`."""
-        self._steps += 1
-        steps = [row.end_step(end) for row, end in self._scheduler.sweep(now)]
-        whole = []
-        for row, count in self._scheduler.schedule():
-            if row.pending == count:
-                whole.append(row)
-            self._scheduler.advance(row, count)
-        return steps + self._answers(whole)
-
     def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
-        if not rows:
-            return []
         found = self._classify([row.spec.prompt for row in rows])
         return [self._answer(row, values) for row, values in zip(rows, found, strict=True)]
 
@@ -60,9 +40,7 @@ class ClassifierEngine(CachelessEngine):
         asked = row.spec.sampling
         top = tuple((label, values[label]) for label in order[: asked.top_logprobs])
         logprobs = (TokenLogprobs(values[order[0]], top),) if asked.logprobs else ()
-        step = row.take((order[0],), logprobs)
-        self._scheduler.finish(row)
-        return step
+        return row.take((order[0],), logprobs)
 
 
 log = logging.getLogger(__name__)

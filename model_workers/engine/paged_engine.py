@@ -6,13 +6,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
 from model_workers.engine.rows import Row, RowLimits
-from model_workers.engine.sampling.sampler import DrawRequest, DrawResult, Sampler
+from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.speculation import Speculator
 from sluice.internal.v1 import worker_pb2
@@ -42,8 +44,15 @@ class PlannedRow:
         tokens = row.tokens[start : start + self.count]
         if self.drafted:
             tokens += self.drafted
-        wanted = 1 + len(self.drafted) if self.count == row.pending else 0
-        return RowChunk(tokens, start, row.table.blocks, wanted)
+        return RowChunk(tokens, start, row.table.blocks, self.wanted)
+
+    @property
+    def wanted(self) -> int:
+        """For how many of its last tokens logits are wanted."""
+        row = self.row
+        if row.scored:
+            return min(self.count, max(0, row.computed + self.count - row.scored_from))
+        return 1 + len(self.drafted) if self.count == row.pending else 0
 
     def draw_request(self) -> DrawRequest:
         """The sampler's input."""
@@ -82,6 +91,8 @@ class PagedEngine:
         highest = max((*row.prompt, *row.produced), default=0)
         if highest >= self._vocabulary:
             raise RowInvalid(f"token {highest} is not one of the model's {self._vocabulary}")
+        if row.values is not None:
+            _check_scored(row.values.scored_token_ids, len(row.prompt), self._vocabulary)
         sampling = self._sampler.open(row)
         self._scheduler.add(row).sampling = sampling
 
@@ -131,7 +142,7 @@ class PagedEngine:
     def _speculate(
         self, planned: Sequence[tuple[Row, int]], speculator: Speculator
     ) -> list[RowStep]:
-        decoding = [row for row, _ in planned if row.pending == 1]
+        decoding = [row for row, _ in planned if row.pending == 1 and not row.scored]
         drafts = speculator.draft(decoding, self._scheduler.widen)
         work = [PlannedRow(row, count, drafts.get(row, ())) for row, count in planned]
         steps = self._compute(work)
@@ -145,6 +156,10 @@ class PagedEngine:
         logits, broken = self._runner.forward([item.chunk() for item in work])
         steps = [self._fail(work[place].row, fault) for place, fault in broken.items()]
         whole = [item for place, item in enumerate(work) if place not in broken]
+        if any(item.row.scored for item in whole):
+            logits, scored = self._score(logits, whole)
+            steps += scored
+            whole = [item for item in whole if not item.row.scored]
         drawing = [item for item in whole if item.count == item.row.pending]
         for item in whole:
             if item.count < item.row.pending:
@@ -153,6 +168,34 @@ class PagedEngine:
             drawn = self._sampler.draw(logits, [item.draw_request() for item in drawing])
             steps += [self._take(*pair) for pair in zip(drawing, drawn, strict=True)]
         return steps
+
+    def _score(self, logits: Tensor, work: Sequence[PlannedRow]) -> tuple[Tensor, list[RowStep]]:
+        """The logits of the rows that draw, and the ends of rows whose log-probabilities are complete now."""
+        steps: list[RowStep] = []
+        drawing: list[Tensor] = []
+        parts = torch.split(logits, [item.wanted for item in work])
+        for item, part in zip(work, parts, strict=True):
+            if item.row.scored:
+                steps += self._take_scores(item, part)
+            else:
+                drawing.append(part)
+        return torch.cat(drawing) if drawing else logits[:0], steps
+
+    def _take_scores(self, item: PlannedRow, logits: Tensor) -> list[RowStep]:
+        row = item.row
+        if len(logits):
+            first = row.computed + item.count - len(logits) - row.scored_from
+            tokens = torch.tensor(row.scored[first : first + len(logits)], device=logits.device)
+            found = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            row.scores[first : first + len(logits)] = found.tolist()
+        self._scheduler.advance(row, item.count)
+        if row.pending:
+            return []
+        scores = np.array(row.scores, dtype="<f4")
+        if not np.isfinite(scores).all():
+            return [self._fail(row, Fault(NO_DISTRIBUTION, of_row=True))]
+        self._scheduler.finish(row)
+        return [row.end_with(scores.tobytes())]
 
     def _take(self, item: PlannedRow, drawn: DrawResult) -> RowStep:
         row = item.row
@@ -176,3 +219,12 @@ class PagedEngine:
                 self._speculator.clear(freed)
         end = RowEnd.FAILED if fault.of_row else RowEnd.RETURNED
         return replace(step, end=end, error=fault.message)
+
+
+def _check_scored(token_ids: Sequence[int], prompt_tokens: int, vocabulary: int) -> None:
+    if not 0 < len(token_ids) <= prompt_tokens:
+        raise RowInvalid(
+            "this model gives log-probabilities of tokens alone: name as many as the prompt has, or fewer"
+        )
+    if max(token_ids) >= vocabulary:
+        raise RowInvalid(f"a scored token is not one of the model's {vocabulary}")

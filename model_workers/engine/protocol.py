@@ -54,6 +54,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ValuesSpec:
+    """Which numbers a row wants instead of an answer. Fields as in the wire's ``Values``."""
+
+    dimensions: int = 0
+    normalize: bool | None = None
+    second_text: int = 0
+    scored_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RowSpec:
     """One row to compute.
 
@@ -76,6 +86,8 @@ class RowSpec:
     """Of its class: 0 is the most urgent. Rows of a higher rank may be preempted for those of a lower one."""
     gather_s: float = 0.0
     """How long its tokens may wait for more before they are sent, seconds."""
+    values: ValuesSpec | None = None
+    """None: tokens are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class RowStep:
         error: one sentence when ``end`` is FAILED or RETURNED.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
         gather_s: as in `RowSpec`.
+        values: the numbers that `RowSpec.values` asked for, float32, little-endian; only with the end.
     """
 
     request_id: str
@@ -112,6 +125,7 @@ class RowStep:
     error: str = ""
     cached_prompt_tokens: int = 0
     gather_s: float = 0.0
+    values: bytes = b""
 
 
 class Refused(Exception):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +52,8 @@ class Row:
         sampling: the sampler's state of the row; None in an engine that does not sample.
         cached_tokens: tokens of the prompt that were in the prefix cache when the row first joined a step.
         cancelled: by the caller.
+        scored: tokens whose log-probabilities are wanted: those after the last positions of the prompt.
+        scores: of these, as far as they are computed.
     """
 
     def __init__(self, spec: RowSpec, context_tokens: int, arrival: int = 0) -> None:
@@ -65,6 +67,8 @@ class Row:
         self.sampling: SamplingState | None = None
         self.cached_tokens: int | None = None
         self.cancelled = False
+        self.scored = () if spec.values is None else spec.values.scored_token_ids
+        self.scores = [0.0] * len(self.scored)
         self._prompt_tokens = len(spec.prompt)
         self._tokens_max = min(len(spec.prompt) + spec.sampling.max_tokens, context_tokens)
 
@@ -82,6 +86,16 @@ class Row:
     def answered(self) -> int:
         """Tokens of the answer so far: the index of the next one."""
         return len(self.tokens) - self._prompt_tokens
+
+    @property
+    def scored_from(self) -> int:
+        """The first position whose logits are wanted."""
+        return len(self.tokens) - len(self.scored)
+
+    @property
+    def sharable(self) -> list[int]:
+        """The tokens that the prefix cache may have: logits of a position are there only when it is computed."""
+        return self.tokens[: self.scored_from + 1] if self.scored else self.tokens
 
     def note_cached(self) -> None:
         """Before the first step only the prefix cache can have computed anything; later it may be the row itself."""
@@ -112,6 +126,10 @@ class Row:
         index = self.answered
         self.tokens.extend(token_ids)
         return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")
+
+    def end_with(self, values: bytes) -> RowStep:
+        """The report of the numbers that were wanted, which end the row."""
+        return replace(self.end_step(RowEnd.STOP), values=values)
 
     def end_step(self, end: RowEnd, error: str = "") -> RowStep:
         """The report of an end without a token."""

@@ -13,7 +13,8 @@ and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is pla
    preempted: its blocks are freed and it returns to the queue, to be computed again (except what is still in the prefix
    cache).
 2. Prompts get up to ``prefill_tokens`` tokens, most urgent first, in chunks. A row joins from the queue when a slot and
-   blocks for all its tokens are there, and one more in reserve for every running row. For a row of a more urgent rank,
+   blocks for all its tokens are there, and one more in reserve for every running row. Of rows that want
+   log-probabilities, `SCORED_TOKENS` positions are computed in a step. For a row of a more urgent rank,
    running rows of less urgent ranks are preempted. No row joins before the head of the queue.
 
 Every row ends: the most urgent running row is never preempted for a less urgent one, and a row alone always fits,
@@ -30,6 +31,8 @@ from model_workers.engine.rows import RequestIndex, Row, RowLimits, RowState
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.subjects import CLASSES
 
+SCORED_TOKENS: Final = 256
+"""Positions of a step whose logits are kept for log-probabilities: each has as many numbers as the vocabulary."""
 LOAD_RANKS: Final = len(CLASSES)
 """Ranks that a load distinguishes; rows of higher ranks count with the last."""
 
@@ -50,6 +53,7 @@ class Scheduler:
         self._rows = RequestIndex(limits)
         self._plan: dict[Row, int] = {}
         self._computing: set[bytes] = set()
+        self._scored_left = SCORED_TOKENS
 
     def add(self, spec: RowSpec) -> Row:
         """Takes a row; see `Engine.add`."""
@@ -155,6 +159,7 @@ class Scheduler:
     def _plan_prompts(self) -> None:
         """Spends the budget on prompts, most urgent first."""
         budget = self.limits.prefill_tokens
+        self._scored_left = SCORED_TOKENS
         begun = [row for row in self._running if row not in self._plan]
         queue_moves = True
         while budget > 0:
@@ -173,6 +178,12 @@ class Scheduler:
 
     def _plan_chunk(self, row: Row, budget: int) -> int:
         count = min(row.pending, budget)
+        if row.scored:
+            before = max(0, row.scored_from - row.computed)
+            count = min(count, before + self._scored_left)
+            self._scored_left -= max(0, count - before)
+            if not count:
+                return 0
         self._plan[row] = count
         size = self.blocks.share_tokens
         first, end = row.computed // size, (row.computed + count) // size
@@ -181,14 +192,14 @@ class Scheduler:
 
     def _join(self, row: Row) -> bool:
         """Starts the head of the queue, preempting less urgent ranks if need be; False when it does not fit."""
-        if self.blocks.missing(row.table, row.tokens) in self._computing:
+        if self.blocks.missing(row.table, row.sharable) in self._computing:
             return False  # another row computes the same block in this step: it is shared one step later
         while (copies := self._open(row)) is None:
             if not self._fits_after_preemption(row):
                 return False
             self._preempt(self._running[-1])
         self.copies += copies
-        row.computed = self.blocks.cached_tokens(row.table, len(row.tokens))
+        row.computed = self.blocks.cached_tokens(row.table, len(row.sharable))
         row.note_cached()
         self._queue.pop(0)
         self._count_queued(-1, row)
@@ -199,7 +210,12 @@ class Scheduler:
     def _open(self, row: Row) -> list[tuple[int, int]] | None:
         if len(self._running) >= self.limits.slots:
             return None
-        return self.blocks.open(row.table, row.tokens, reserve=len(self._running))
+        blocks, known = self.blocks, row.sharable
+        more = blocks.blocks_for(len(row.tokens)) - blocks.blocks_for(len(known))
+        copies = blocks.open(row.table, known, reserve=len(self._running) + more)
+        if copies is not None and more:
+            blocks.grow(row.table, len(row.tokens))
+        return copies
 
     def _fits_after_preemption(self, row: Row) -> bool:
         """Whether ``row`` would fit if all rows of less urgent ranks were preempted."""

@@ -279,15 +279,18 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError("models: two models have the same name")
         for model in self.models:
-            if model.engine == "classifier" and model.draft is not None:
-                raise ValueError(f"models: {model.name}: draft: a classifier draws no tokens")
+            if not model.answers and model.draft is not None:
+                raise ValueError(
+                    f"models: {model.name}: draft: engine {model.engine} draws no tokens"
+                )
         if AUTO in names:
             raise ValueError(f'models: "{AUTO}" is reserved for routing')
-        classifiers = {model.name for model in self.models if model.engine == "classifier"}
-        for key, target in self.routing.all_models():
-            if target in classifiers:
+        others = {model.name: model.engine for model in self.models if not model.answers}
+        prompts = len(others) < len(self.models) or "routing" in self.model_fields_set
+        for key, target in self.routing.all_models() if prompts else ():
+            if target in others:
                 raise ValueError(
-                    f"routing.{key}: {target!r} is a classifier and answers no requests"
+                    f"routing.{key}: {target!r} has engine {others[target]} and answers no prompts"
                 )
             if target not in names:
                 raise ValueError(f"routing.{key}: no model {target!r}; known: {', '.join(names)}")

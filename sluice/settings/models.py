@@ -17,8 +17,9 @@ class ModelSettings(Section):
     tier: Name = "small"
     path: str
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
-    engine: Literal["transformers", "classifier", "echo"] = "transformers"
+    engine: Literal["transformers", "classifier", "embedding", "reranker", "echo"] = "transformers"
     """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
+    "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/embeddings.md.
     "echo" answers with the prompt's own tokens and no model: for load tests."""
     echo_step_ms: float = Field(0.0, ge=0, le=10_000)
     """What a step of the engine "echo" takes, whatever its rows."""
@@ -69,6 +70,11 @@ class ModelSettings(Section):
     standby: int = Field(0, ge=0, le=64)
     """Loaded workers that get rows only in place of others that are lost: of those at ``triton_url`` the last ones,
     without it as many more than ``replicas``."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it draws tokens, so that prompts can be sent to it."""
+        return self.engine not in ("classifier", "embedding", "reranker")
 
     @property
     def triton_models(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ The spans of one request, by parent. Every answer's trace holds all of them; ``=
       sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has
         sluice-batcher  task ...                              ended; its row hangs under it)
 
+Embed, Rerank and Score have one attempt span for all their rows, and only the first rows hang under it.
+
 Triton's spans of a batch hang under the attempt of its first row. A process sends the spans of one request together, so
 one that is killed leaves none without a parent; those of a worker whose batcher is lost hang under the attempt.
 `sluice.telemetry.whole` has the rules of a trace.
@@ -40,6 +42,9 @@ SERVICE_JOBS: Final = "sluice-jobs"
 SERVICE_TRITON: Final = "sluice-triton"
 
 SPAN_GENERATE: Final = "sluice.v1.InferenceService/Generate"
+SPAN_EMBED: Final = "sluice.v1.InferenceService/Embed"
+SPAN_RERANK: Final = "sluice.v1.InferenceService/Rerank"
+SPAN_SCORE: Final = "sluice.v1.InferenceService/Score"
 SPAN_SAFETY: Final = "safety"
 SPAN_ROUTE: Final = "route"
 SPAN_TOKENIZE: Final = "tokenize"
@@ -78,6 +83,8 @@ RECOVERED_FROM: Final = "sluice.recovered.from"
 """What was lost last: "worker" or "batcher"."""
 RECOVERED_GAP_S: Final = "sluice.recovered.gap"
 """The longest time without a token because of it, seconds."""
+TEXTS: Final = "sluice.texts"
+"""Texts of a call of Embed, documents of Rerank, answers of Score."""
 MODELS_TRIED: Final = "sluice.models"
 """Models that worked on the request, in their order."""
 BATCH_ID: Final = "sluice.batch.id"
@@ -107,6 +114,7 @@ GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_DIMENSIONS: Final = "gen_ai.embeddings.dimension.count"
 GEN_AI_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
 """On spans and as a histogram, seconds."""

@@ -18,7 +18,9 @@ from sluice.telemetry import names
 
 SLACK_NS: Final = 1_000_000
 """Two processes read the same clock at different moments."""
-_TOPS: Final = frozenset({names.SPAN_GENERATE, names.SPAN_JOB})
+_TOPS: Final = frozenset(
+    {names.SPAN_GENERATE, names.SPAN_EMBED, names.SPAN_RERANK, names.SPAN_SCORE, names.SPAN_JOB}
+)
 _SEARCHED: Final = (
     names.REQUEST_ID,
     names.TENANT,

@@ -1011,6 +1011,7 @@ class RequestRecord(_message.Message):
     CURRENCY_FIELD_NUMBER: _builtins.int
     ANSWER_KEY_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     trace_id: _builtins.str
@@ -1037,6 +1038,8 @@ class RequestRecord(_message.Message):
     """The name under which the answer is kept for equal requests; empty: it is not."""
     cached: _builtins.bool
     """Whether the answer is that of an earlier equal request."""
+    operation: _builtins.str
+    """What was asked: "embeddings", "rerank" or "score"; empty: an answer."""
     @_builtins.property
     def arrival_time(self) -> _timestamp_pb2.Timestamp:
         """When it arrived."""
@@ -1088,10 +1091,11 @@ class RequestRecord(_message.Message):
         currency: _builtins.str = ...,
         answer_key: _builtins.str = ...,
         cached: _builtins.bool = ...,
+        operation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "route", b"route", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_key", b"answer_key", "arrival_time", b"arrival_time", "attempts", b"attempts", "cached", b"cached", "currency", b"currency", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "policy", b"policy", "priority", b"priority", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_key", b"answer_key", "arrival_time", b"arrival_time", "attempts", b"attempts", "cached", b"cached", "currency", b"currency", "decisions", b"decisions", "error_reason", b"error_reason", "finish_reason", b"finish_reason", "gateway", b"gateway", "guards", b"guards", "operation", b"operation", "policy", b"policy", "priority", b"priority", "request_id", b"request_id", "requested_model", b"requested_model", "route", b"route", "shadows", b"shadows", "tenant", b"tenant", "timings", b"timings", "trace_id", b"trace_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,6 +1450,7 @@ class ModelAttempt(_message.Message):
     UNUSED_REASON_FIELD_NUMBER: _builtins.int
     SINGLE_START_REASON_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
     prompt_tokens: _builtins.int
@@ -1476,6 +1481,8 @@ class ModelAttempt(_message.Message):
     """Why the second model of a speculative cascade did not start together with this attempt."""
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
+    rows: _builtins.int
+    """Of embeddings, rerank and score: how many rows these are; tokens and cost are their sums, the batch is that of the last."""
     @_builtins.property
     def queue_wait(self) -> _duration_pb2.Duration:
         """How long the row waited in the queue."""
@@ -1504,10 +1511,11 @@ class ModelAttempt(_message.Message):
         unused_reason: _builtins.str = ...,
         single_start_reason: _builtins.str = ...,
         resumed_tokens: _builtins.int = ...,
+        rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,21 @@ class InferenceServiceStub:
                 request_serializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/sluice.v1.InferenceService/Embed',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/sluice.v1.InferenceService/Rerank',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/sluice.v1.InferenceService/Score',
+                request_serializer=sluice_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.CountTokens = channel.unary_unary(
                 '/sluice.v1.InferenceService/CountTokens',
                 request_serializer=sluice_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
@@ -83,6 +98,27 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embeddings of texts, by a model with `engine: embedding`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Scores documents by how well they fit a query, by a model with `engine: reranker`, best first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """The log-probabilities of given answers under a language model: for perplexity, and to choose among few answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CountTokens(self, request, context):
         """Counts the tokens that a prompt takes of a model's context, without running the model.
         """
@@ -109,6 +145,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GenerateText,
                     request_deserializer=sluice_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.RerankRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.RerankResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=sluice_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
             'CountTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.CountTokens,
@@ -178,6 +229,87 @@ class InferenceService:
             '/sluice.v1.InferenceService/GenerateText',
             sluice_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             sluice_dot_v1_dot_inference__pb2.GenerateTextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Embed',
+            sluice_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Rerank',
+            sluice_dot_v1_dot_inference__pb2.RerankRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.InferenceService/Score',
+            sluice_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            sluice_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -160,10 +160,13 @@ class Final(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     end: Global___RowEnd.ValueType
     """Why it ended."""
     cached_prompt_tokens: _builtins.int
     """Tokens of the prompt that the worker found in its prefix cache."""
+    values: _builtins.bytes
+    """What Task.values asked for: float32, little-endian."""
     @_builtins.property
     def error(self) -> Global___RowError:
         """Set when end is ROW_END_FAILED, ROW_END_REFUSED or ROW_END_RETURNED."""
@@ -184,10 +187,11 @@ class Final(_message.Message):
         timings: Global___RowTimings | None = ...,
         batch: Global___BatchInfo | None = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "error", b"error", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "timings", b"timings", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

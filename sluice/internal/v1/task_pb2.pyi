@@ -39,6 +39,7 @@ class Task(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway, unique."""
     gateway: _builtins.str
@@ -71,6 +72,10 @@ class Task(_message.Message):
     def sampling(self) -> Global___Sampling:
         """How to draw tokens."""
 
+    @_builtins.property
+    def values(self) -> Global___Values:
+        """Numbers are wanted of the prompt, and no answer; they come in Final.values."""
+
     def __init__(
         self,
         *,
@@ -86,16 +91,59 @@ class Task(_message.Message):
         timeout_ms: _builtins.int = ...,
         attempt: _builtins.int = ...,
         gather_ms: _builtins.int | None = ...,
+        values: Global___Values | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "gather_ms", b"gather_ms", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "gather_ms", b"gather_ms", "sampling", b"sampling", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gather_ms: _TypeAlias = _typing.Literal["gather_ms"]  # noqa: Y015
     _WhichOneofArgType__gather_ms: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gather_ms) -> _WhichOneofReturnType__gather_ms | None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class Values(_message.Message):
+    """Which numbers are wanted of a prompt. The model's engine says what they are: an embedding of the text, the score of a
+    pair of texts, or the log-probabilities of given tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    SECOND_TEXT_FIELD_NUMBER: _builtins.int
+    SCORED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    dimensions: _builtins.int
+    """Of an embedding: so many of its first numbers; 0: all."""
+    normalize: _builtins.bool
+    """Of an embedding: whether it is scaled to length 1; unset: as the model's folder says."""
+    second_text: _builtins.int
+    """Of a pair of texts: index of the first token of the second one."""
+    @_builtins.property
+    def scored_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a decoder: the tokens whose log-probabilities are wanted. The last one follows the prompt, those before it are the
+        prompt's last ones.
+        """
+
+    def __init__(
+        self,
+        *,
+        dimensions: _builtins.int = ...,
+        normalize: _builtins.bool | None = ...,
+        second_text: _builtins.int = ...,
+        scored_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize", "scored_token_ids", b"scored_token_ids", "second_text", b"second_text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+Global___Values: _TypeAlias = Values  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):

@@ -60,11 +60,13 @@ def settings_for(
     http: str | None = None,
     cache: CacheSettings | None = None,
     jobs: str = "127.0.0.1:0",
+    more_models: Sequence[ModelSettings] = (),
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
+    models = (_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS)
     return Settings(
-        models=tuple(_model(name, folder, *(prices or {}).get(name, (0, 0))) for name in MODELS),
+        models=(*models, *more_models),
         gateway=GatewaySettings(**values),
         http=HttpSettings(address=http),
         nats=NatsSettings(url=url),
@@ -177,11 +179,11 @@ async def open_wire(
     http: str | None = None,
     cache: CacheSettings | None = None,
     jobs: str = "127.0.0.1:0",
+    more_models: Sequence[ModelSettings] = (),
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    settings = settings_for(
-        folder, url, safety, records, routing, prices, http, cache, jobs, **gateway
-    )
+    kinds = (safety, records, routing, prices, http, cache, jobs, more_models)
+    settings = settings_for(folder, url, *kinds, **gateway)
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))
     router = load_router(settings, catalog.facts)
@@ -199,7 +201,7 @@ async def open_wire(
         grpc.aio.insecure_channel(served.address) as channel,
     ):
         wire = Wire(served, batcher, channel, catalog, exporter, metrics, settings, reload)
-        await wire.ready(*MODELS)
+        await wire.ready(*MODELS, *(model.name for model in more_models))
         yield wire
     provider.shutdown()
 

@@ -1,0 +1,326 @@
+"""Calls about texts: Embed, Rerank, Score. Every text is a row; a call ends when all its rows have, or one has failed.
+
+Rows are those of every other request: queued by class and tenant, batched, recovered when a worker is lost.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.pipeline import AdmittedTexts, PrepareTexts
+from gateway.admission.texts import embed_rows, rerank_rows, score_rows
+from gateway.api.generate import new_request_id
+from gateway.records.record_builder import RecordBuilder, RecordBuilders
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.lifecycle import RequestTimings
+from gateway.telemetry.metrics import RequestMetrics
+from gateway.telemetry.spans import CallSpans
+from gateway.upstream.rows import InternalRow, Upstream
+from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest, tenant_of
+from gateway.validation.texts import validate_embed, validate_rerank, validate_score
+from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
+from sluice.internal.v1.frame_pb2 import RowTimings
+from sluice.settings import GatewaySettings
+from sluice.telemetry import names
+from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, headers_of
+from sluice.v1.inference_pb2 import (
+    Embedding,
+    EmbedRequest,
+    EmbedResponse,
+    RankedDocument,
+    RerankRequest,
+    RerankResponse,
+    ScoredAnswer,
+    ScoreRequest,
+    ScoreResponse,
+    Usage,
+)
+from sluice.wire import subjects
+
+TRACED_ROWS: Final = 16
+"""Rows of a call whose way is traced; of thousands the spans would cost more than the work."""
+
+Validate = Callable[[float, str], ValidRequest]
+"""The request, by the time that is left, seconds, and its tenant."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A method, as telemetry and records name it."""
+
+    operation: str
+    span: str
+
+
+EMBED: Final = _Kind("embeddings", names.SPAN_EMBED)
+RERANK: Final = _Kind("rerank", names.SPAN_RERANK)
+SCORE: Final = _Kind("score", names.SPAN_SCORE)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A call whose rows have all ended."""
+
+    request_id: str
+    trace_id: str
+    admitted: AdmittedTexts
+    attempts: Sequence[ModelAttempt]
+
+    @property
+    def values(self) -> list[bytes]:
+        """What each row gave, float32."""
+        return [_values_of(attempt) for attempt in self.attempts]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all rows."""
+        cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
+        tokens = sum(one.prompt_tokens for one in self.attempts)
+        return Usage(prompt_tokens=tokens, cached_prompt_tokens=cached)
+
+
+@dataclass(frozen=True)
+class TextCalls:
+    """Answers them; holds what all of them share."""
+
+    settings: GatewaySettings
+    limiter: ClassLimiter
+    upstream: Upstream
+    records: RecordBuilders
+    metrics: RequestMetrics
+    tracer: Tracer
+
+    async def embed(
+        self, wire: EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> EmbedResponse:
+        """The embeddings; ``remaining_s``: until the deadline of the call.
+
+        Raises:
+            SluiceError: the call ends with it.
+        """
+        validate = partial(validate_embed, wire, self.upstream.admission.catalog)
+        done = await self._run(EMBED, validate, partial(embed_rows, wire), remaining_s, metadata)
+        embeddings = [
+            Embedding(values=values, token_count=len(row.prompt_token_ids), truncated=row.truncated)
+            for values, row in zip(done.values, done.admitted.rows, strict=True)
+        ]
+        return EmbedResponse(
+            request_id=done.request_id,
+            trace_id=done.trace_id,
+            model=done.admitted.plan.model,
+            embeddings=embeddings,
+            usage=done.usage,
+        )
+
+    async def rerank(
+        self, wire: RerankRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> RerankResponse:
+        """The documents by score; as `embed`."""
+        validate = partial(validate_rerank, wire, self.upstream.admission.catalog)
+        done = await self._run(RERANK, validate, partial(rerank_rows, wire), remaining_s, metadata)
+        found = [
+            RankedDocument(index=place, score=_floats(values)[0], truncated=row.truncated)
+            for place, (values, row) in enumerate(zip(done.values, done.admitted.rows, strict=True))
+        ]
+        found.sort(key=lambda one: -one.score)
+        return RerankResponse(
+            request_id=done.request_id,
+            trace_id=done.trace_id,
+            model=done.admitted.plan.model,
+            results=found[: wire.top_n or None],
+            usage=done.usage,
+        )
+
+    async def score(
+        self, wire: ScoreRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> ScoreResponse:
+        """The log-probabilities; as `embed`."""
+        validate = partial(validate_score, wire, self.upstream.admission.catalog)
+        done = await self._run(SCORE, validate, partial(score_rows, wire), remaining_s, metadata)
+        answers = []
+        for values, row in zip(done.values, done.admitted.rows, strict=True):
+            assert row.values is not None, "its tokens are scored"
+            found = _floats(values)
+            scored = row.values.scored_token_ids
+            answers.append(ScoredAnswer(logprob=sum(found), token_ids=scored, logprobs=found))
+        return ScoreResponse(
+            request_id=done.request_id,
+            trace_id=done.trace_id,
+            model=done.admitted.plan.model,
+            answers=answers,
+            usage=done.usage,
+        )
+
+    async def _run(
+        self,
+        kind: _Kind,
+        validate: Validate,
+        prepare: PrepareTexts,
+        remaining_s: float | None,
+        metadata: Mapping[str, str],
+    ) -> _Done:
+        spans = CallSpans(self.tracer, kind.span, metadata)
+        with spans.call():
+            timeout_s = self.settings.default_timeout_s if remaining_s is None else remaining_s
+            request = validate(min(timeout_s, self.settings.max_timeout_s), tenant_of(metadata))
+            call = _Call(self, kind, request, spans)
+            try:
+                async with asyncio.timeout(request.timeout_s):
+                    return await call.run(prepare)
+            except TimeoutError:
+                raise _deadline_passed().of_request(call.request_id) from None
+            except SluiceError as error:
+                raise error.of_request(call.request_id) from error
+
+
+class _Call:
+    """One call. Its methods stand in the order in which they run."""
+
+    def __init__(
+        self, shared: TextCalls, kind: _Kind, request: ValidRequest, spans: CallSpans
+    ) -> None:
+        self.request_id = new_request_id()
+        self._shared = shared
+        self._upstream = shared.upstream
+        self._kind = kind
+        self._request = request
+        self._spans = spans
+        self._timings = RequestTimings(arrived_at=time.monotonic())
+        self._rows: list[InternalRow] = []
+        spans.describe(self._attributes)
+
+    async def run(self, prepare: PrepareTexts) -> _Done:
+        record = self._shared.records.open(
+            self._request, self.request_id, self._spans.trace_id, self._kind.operation
+        )
+        try:
+            admitted = await self._admit(record, prepare)
+        except BaseException as error:
+            refused = self._error_of(error)
+            record.finish_with_error(refused)
+            metrics, priority_class = self._shared.metrics, self._request.priority_class
+            metrics.count_refusal(priority_class, refused.reason, record.record)
+            raise
+        try:
+            await self._work(admitted)
+        except BaseException as error:
+            self._ended(admitted, record, self._error_of(error).reason)
+            raise
+        self._ended(admitted, record, "")
+        attempts = [row.attempt for row in self._rows]
+        return _Done(self.request_id, self._spans.trace_id, admitted, attempts)
+
+    async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
+        async with self._shared.limiter.slot(self._request.priority_class):
+            return await self._upstream.admission.admit_texts(
+                self._request, self._spans, self._timings, record, prepare
+            )
+
+    async def _work(self, admitted: AdmittedTexts) -> None:
+        """Sends all rows, and waits until they have ended; when one fails the others are cancelled."""
+        # Answers of no tokens must not count as short answers of the caller's own kind of work.
+        request = replace(self._request, labels={WORKLOAD_LABEL: self._kind.operation})
+        deadline = admitted.scheduling.deadline
+        try:
+            for number, row in enumerate(admitted.rows):
+                row_id = f"{self.request_id}-{number}"
+                self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
+            with self._spans.hop(
+                names.SPAN_ATTEMPT, SpanKind.PRODUCER, self._row_attributes(admitted)
+            ) as span:
+                headers = headers_of(span)
+                for number, one in enumerate(self._rows):
+                    one.send(headers if number < TRACED_ROWS else _untraced(headers))
+                for one in self._rows:
+                    await one.ended()
+        finally:
+            for one in self._rows:
+                one.close()
+            admitted.reservation.release()
+
+    def _ended(self, admitted: AdmittedTexts, record: RecordBuilder, error: str) -> None:
+        now, attempts = time.monotonic(), [row.attempt for row in self._rows]
+        for row in self._rows:
+            self._upstream.usage.record_stream(self._request.tenant, row.stream, now)
+        last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
+        timings = self._timings.with_row(last, now, now)
+        record.finish_rows(admitted.plan.model, attempts, timings, error)
+        span = self._spans.server.get_span_context()
+        self._shared.metrics.count_rows(
+            self._request, self._kind.operation, admitted.plan, attempts, record.record, span
+        )
+        self._spans.describe(lambda: _end_attributes(admitted, attempts))
+
+    def _error_of(self, error: BaseException) -> SluiceError:
+        """What a call ends with that ``error`` ended. A caller's deadline passes at the caller first."""
+        if isinstance(error, SluiceError):
+            return error
+        if not isinstance(error, asyncio.CancelledError):
+            return InternalError("the gateway failed; its log has the reason")
+        late = time.monotonic() - self._timings.arrived_at >= 0.98 * self._request.timeout_s
+        return _deadline_passed() if late else Cancelled("the caller has gone")
+
+    def _attributes(self) -> Mapping[str, AttributeValue]:
+        request = self._request
+        return {
+            names.GEN_AI_OPERATION: self._kind.operation,
+            names.GEN_AI_SYSTEM: "sluice",
+            names.GEN_AI_REQUEST_MODEL: request.model or "auto",
+            names.PRIORITY_CLASS: request.priority_class,
+            names.TENANT: request.tenant,
+            names.REQUEST_ID: self.request_id,
+            names.TEXTS: len(request.conversation.turns),
+        }
+
+    def _row_attributes(self, admitted: AdmittedTexts) -> Mapping[str, AttributeValue]:
+        model = admitted.plan.model
+        return {
+            names.GEN_AI_REQUEST_MODEL: model,
+            names.REQUEST_ID: self.request_id,
+            names.MESSAGING_SYSTEM: "nats",
+            names.MESSAGING_OPERATION: "send",
+            names.MESSAGING_DESTINATION: subjects.tasks(model, self._request.priority_class),
+        }
+
+
+def _end_attributes(
+    admitted: AdmittedTexts, attempts: Sequence[ModelAttempt]
+) -> Mapping[str, AttributeValue]:
+    tokens = sum(len(row.prompt_token_ids) for row in admitted.rows)
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_RESPONSE_MODEL: admitted.plan.model,
+        names.GEN_AI_INPUT_TOKENS: tokens,
+        names.TIER: admitted.plan.tier,
+        names.ROUTE_STRATEGY: admitted.plan.strategy,
+    }
+    final = attempts[0].final if attempts else None
+    if final is not None and admitted.rows[0].model.settings.engine == "embedding":
+        attributes[names.GEN_AI_DIMENSIONS] = len(final.values) // 4
+    return attributes
+
+
+def _values_of(attempt: ModelAttempt) -> bytes:
+    assert attempt.final is not None, "it has ended"
+    return attempt.final.values
+
+
+def _floats(values: bytes) -> list[float]:
+    return array("f", values).tolist()
+
+
+def _untraced(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The same parent, of which nothing is recorded."""
+    parent = headers.get(TRACEPARENT, "")
+    return {TRACEPARENT: parent[:-3] + UNSAMPLED} if parent else {}
+
+
+def _deadline_passed() -> DeadlinePassed:
+    return DeadlinePassed("the deadline passed before all texts were computed")

@@ -1,0 +1,117 @@
+"""From hidden states to embeddings: the modules that sentence-transformers puts behind a transformer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sluice.settings import SettingsError
+from sluice.settings.sentence_folder import Module, read_json
+
+_MODES: Final[Mapping[str, str]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Older folders have a key for each mode."""
+
+
+def _weighted(hidden: Tensor) -> Tensor:
+    weights = torch.arange(1, len(hidden) + 1, device=hidden.device, dtype=hidden.dtype)
+    return weights @ hidden / weights.sum()
+
+
+POOLING: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "cls": lambda hidden: hidden[0],
+    "max": lambda hidden: hidden.amax(0),
+    "mean": lambda hidden: hidden.mean(0),
+    "mean_sqrt_len_tokens": lambda hidden: hidden.sum(0) / len(hidden) ** 0.5,
+    "weightedmean": _weighted,
+    "lasttoken": lambda hidden: hidden[-1],
+}
+"""From the hidden states of a text [tokens, size] to one vector."""
+_ACTIVATIONS: Final = {
+    "Tanh": torch.tanh,
+    "Identity": lambda x: x,
+    "ReLU": torch.relu,
+    "GELU": functional.gelu,
+}
+
+
+class Pipeline:
+    """Pooling, then dense layers, then perhaps a norm.
+
+    Attributes:
+        normalizes: whether embeddings have length 1.
+    """
+
+    def __init__(self, modules: Sequence[Module], device: torch.device) -> None:
+        """``modules``: none is pooling by the mean.
+
+        Raises:
+            SettingsError: one of them is not served.
+        """
+        kinds = [module.kind for module in modules]
+        self.normalizes = kinds[-1:] == ["Normalize"]
+        served = [*(["Pooling"] if kinds else []), *(kind for kind in kinds[1:] if kind == "Dense")]
+        if kinds != served + (["Normalize"] if self.normalizes else []):
+            raise SettingsError(
+                f"modules.json: {', '.join(kinds)}: only Pooling, Dense and Normalize are served, in this order"
+            )
+        self._pool = _pooling(modules[0].folder) if modules else [POOLING["mean"]]
+        self._dense = [_dense(one.folder, device) for one in modules if one.kind == "Dense"]
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Sequence[Tensor]) -> Tensor:
+        """Embeddings [texts, size] of texts by their hidden states."""
+        pooled = torch.stack([torch.cat([pool(one) for pool in self._pool]) for one in hidden])
+        for layer in self._dense:
+            pooled = layer(pooled)
+        return functional.normalize(pooled, dim=1) if self.normalizes else pooled
+
+
+def _pooling(folder: Path) -> list[Callable[[Tensor], Tensor]]:
+    config = read_json(folder / "config.json")
+    if config.get("include_prompt") is False:
+        raise SettingsError(
+            f"{folder}: include_prompt: false is not served: prompts count as text here"
+        )
+    named = config.get("pooling_mode") or [mode for key, mode in _MODES.items() if config.get(key)]
+    modes = [named] if isinstance(named, str) else list(named)
+    unknown = [mode for mode in modes if mode not in POOLING]
+    if unknown or not modes:
+        raise SettingsError(f"{folder}: pooling {unknown or 'without a mode'} is not served")
+    return [POOLING[mode] for mode in modes]
+
+
+def _dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+    config = read_json(folder / "config.json")
+    activation = _activation(folder, config)
+    if config.get("use_residual"):
+        raise SettingsError(f"{folder}: use_residual is not served")
+    weights = load_file(folder / "model.safetensors")
+    layer = nn.Linear(
+        config["in_features"], config["out_features"], bias=bool(config.get("bias", True))
+    )
+    layer.load_state_dict(
+        {name.removeprefix("linear."): weight.float() for name, weight in weights.items()}
+    )
+    layer = layer.to(device)
+    return lambda x: activation(layer(x))
+
+
+def _activation(folder: Path, config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    named = str(config.get("activation_function", "Tanh") or "Identity")
+    kind = named.rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise SettingsError(
+            f"{folder}: activation {named} is not served, only {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[kind]

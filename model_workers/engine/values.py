@@ -1,0 +1,187 @@
+"""The engine of models whose answer is numbers: embeddings of texts, scores of pairs of texts (rerankers)."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+from model_workers.engine.cacheless import WholeTextEngine
+from model_workers.engine.devices import find_device
+from model_workers.engine.forward.encoder import PaddedTexts, Text, hidden_of
+from model_workers.engine.forward.hub import replace_linear_layers
+from model_workers.engine.forward.load import find_dtype
+from model_workers.engine.forward.pooling import Pipeline
+from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep, Sampling, ValuesSpec
+from model_workers.engine.rows import Row, RowLimits
+from sluice.settings import ModelSettings, SettingsError, resolve_model_path
+from sluice.settings.sentence_folder import SentenceFolder, read_sentence_folder
+
+Values = NDArray[np.float32]
+Compute = Callable[[Sequence[RowSpec]], Sequence[Values]]
+"""The numbers of each row."""
+
+_ACTIVATIONS: Final = {
+    "Sigmoid": torch.sigmoid,
+    "Identity": lambda logits: logits,
+    "Tanh": torch.tanh,
+}
+_HUB_FILES: Final = ("*.json", "*/*.json", "*.txt", "*.safetensors", "*/*.safetensors")
+
+log = logging.getLogger(__name__)
+
+
+class ValuesEngine(WholeTextEngine):
+    """Rows in, numbers out; see `Engine`."""
+
+    def __init__(self, compute: Compute, limits: RowLimits, vocab_size: int) -> None:
+        # Nothing is drawn: a text may fill the context.
+        super().__init__(replace(limits, context_tokens=limits.context_tokens + 1))
+        self._compute = compute
+        self._vocab_size = vocab_size
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`."""
+        if row.values is None or row.values.scored_token_ids:
+            raise RowInvalid("this model gives no tokens; ask for an embedding or a score of texts")
+        if max(row.prompt, default=0) >= self._vocab_size:
+            raise RowInvalid(f"a token is not one of the model's {self._vocab_size}")
+        super().add(row, now)
+
+    def _answers(self, rows: Sequence[Row]) -> list[RowStep]:
+        found = self._compute([row.spec for row in rows])
+        return [_end(row, values) for row, values in zip(rows, found, strict=True)]
+
+
+def _end(row: Row, values: Values) -> RowStep:
+    if not np.isfinite(values).all():
+        return row.end_step(RowEnd.FAILED, "the model's output is not a number")
+    return row.end_with(values.astype("<f4").tobytes())
+
+
+class Embedder:
+    """Embeddings of texts."""
+
+    def __init__(self, model: Any, pipeline: Pipeline) -> None:
+        self._hidden = hidden_of(model)
+        self._pipeline = pipeline
+
+    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
+        """See `Compute`."""
+        hidden = self._hidden([Text(row.prompt) for row in rows])
+        found: Values = self._pipeline(hidden).cpu().numpy()
+        return [
+            self._shaped(values, row.values or ValuesSpec())
+            for values, row in zip(found, rows, strict=True)
+        ]
+
+    def _shaped(self, values: Values, wanted: ValuesSpec) -> Values:
+        cut = values[: wanted.dimensions] if wanted.dimensions else values
+        normalize = self._pipeline.normalizes if wanted.normalize is None else wanted.normalize
+        if not normalize or (cut is values and self._pipeline.normalizes):
+            return cut
+        return cut / max(float(np.linalg.norm(cut)), 1e-12)
+
+
+class Reranker:
+    """Scores of pairs of texts, by a sequence classification head with one label."""
+
+    def __init__(self, model: Any) -> None:
+        self._logits = PaddedTexts(model, lambda output: output.logits[:, 0])
+        self._activation = _activation(model.config)
+
+    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
+        """See `Compute`."""
+        pairs = [Text(row.prompt, row.values.second_text if row.values else 0) for row in rows]
+        scores = self._activation(torch.stack(self._logits(pairs)))
+        return list(scores.numpy().reshape(-1, 1))
+
+
+def _activation(config: Any) -> Any:
+    """What sentence-transformers applies to the logits: a name in the configuration, else the sigmoid."""
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    kind = named.rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise SettingsError(f"the activation {named} is not served, only {known}")
+    return _ACTIVATIONS[kind]
+
+
+def load_values(settings: ModelSettings) -> ValuesEngine:
+    """The engine of a folder or hub id of an embedding model or a reranker, warmed up.
+
+    Raises:
+        SettingsError: it is of another kind, or has a part that is not served.
+    """
+    try:
+        folder = read_sentence_folder(_folder_of(settings))
+        device = find_device(settings.device)
+        dtype = find_dtype(settings.dtype, device)
+        load = _load_embedder if settings.engine == "embedding" else _load_reranker
+        compute, config = load(settings, folder, dtype, device)
+        context = _context(folder, settings.context_tokens)
+    except SettingsError as error:
+        raise SettingsError(f"models: {settings.name}: {error}") from error
+    except (ValueError, OSError) as error:
+        message = f"models: {settings.name}: {str(error).splitlines()[0]}"
+        raise SettingsError(message) from error
+    limits = RowLimits(settings.slots, settings.max_waiting_rows, context, settings.prefill_tokens)
+    engine = ValuesEngine(compute, limits, int(config.vocab_size))
+    engine.add(
+        RowSpec("warm-up", "", 0, (1, 1), (), Sampling(max_tokens=1), values=ValuesSpec()), 0.0
+    )
+    while engine.has_rows():
+        engine.step(0.0)
+    log.info("%s: %s on %s, context of %d tokens", settings.name, dtype, device, context)
+    return engine
+
+
+def _load_embedder(
+    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
+) -> tuple[Compute, Any]:
+    pipeline = Pipeline(folder.modules, device)
+    model: Any = AutoModel.from_pretrained(folder.transformer, dtype=dtype).to(device).eval()
+    if model.config.is_encoder_decoder:
+        raise SettingsError("is an encoder-decoder model; name an encoder")
+    replace_linear_layers(model, settings.quantization)
+    return Embedder(model, pipeline), model.config
+
+
+def _load_reranker(
+    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
+) -> tuple[Compute, Any]:
+    config = AutoConfig.from_pretrained(folder.transformer)
+    if config.num_labels != 1:
+        message = (
+            f"a reranker has one label, this model {config.num_labels}; use engine: classifier"
+        )
+        raise SettingsError(message)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder.transformer, dtype=dtype)
+    model = model.to(device).eval()
+    replace_linear_layers(model, settings.quantization)
+    return Reranker(model), config
+
+
+def _folder_of(settings: ModelSettings) -> Path:
+    folder = Path(resolve_model_path(settings.path))
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(settings.path, allow_patterns=list(_HUB_FILES)))
+
+
+def _context(folder: SentenceFolder, wanted: int | None) -> int:
+    context = wanted or folder.context_tokens
+    if not context:
+        raise SettingsError("set context_tokens, the model names none")
+    if folder.positions and context > folder.positions:
+        most = folder.positions
+        raise SettingsError(f"context_tokens is {context}, the model allows at most {most}")
+    return context

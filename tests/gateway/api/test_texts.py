@@ -1,0 +1,244 @@
+"""Embed, Rerank and Score: a real gateway, a real nats-server, the test as batcher."""
+
+import asyncio
+import re
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.errors import InvalidRequest, PromptTooLong, SafetyBlocked, UnknownModel
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import ModelSettings
+from sluice.telemetry import catalog, names
+from sluice.v1 import inference_pb2 as pb
+from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.cascades import explained
+from tests.gateway.kit.metrics import values
+from tests.gateway.kit.wire import Wire, error_of, open_wire
+from tests.support.tiny_encoders import add_modules, config_of, save_reranker, save_transformer
+
+PROMPTS = {"prompts": {"query": "w0 w1 ", "spoken": "w9 "}, "default_prompt_name": "spoken"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("encoders")
+    encoder, reranker = root / "encoder", root / "reranker"
+    save_transformer(encoder, config_of("bert"))
+    add_modules(encoder, {"pooling_mode_mean_tokens": True}, about=PROMPTS)
+    return encoder, save_reranker(reranker)
+
+
+@pytest.fixture
+async def wire(
+    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> AsyncIterator[Wire]:
+    encoder, reranker = folders
+    more = (
+        ModelSettings(name="embed", path=str(encoder), engine="embedding", prompt_price=2.0),
+        ModelSettings(name="rank", path=str(reranker), engine="reranker"),
+    )
+    async with open_wire(nats_url, model_folder, more_models=more) as opened:
+        yield opened
+
+
+async def tasks_of(wire: Wire, count: int, model: str, of_class: str = "interactive") -> list[Task]:
+    return [await wire.batcher.task(model, of_class) for _ in range(count)]
+
+
+async def answer(wire: Wire, task: Task, numbers: Sequence[float]) -> None:
+    whole = frame(0, end=ROW_END_STOP)
+    whole.final.values = array("f", numbers).tobytes()
+    await wire.batcher.send(task, whole)
+
+
+def ids(task: Task) -> list[int]:
+    return list(task.prompt_token_ids)
+
+
+async def test_embeddings_come_in_the_order_of_the_texts(wire: Wire) -> None:
+    request = pb.EmbedRequest(texts=["w1 w2", "W3"], prompt_name="query", dimensions=3)
+    call = wire.stub.Embed(request)
+    tasks = await tasks_of(wire, 2, "embed")
+    assert [ids(task) for task in tasks] == [[2, 5, 6, 6, 7, 3], [2, 5, 6, 8, 3]]
+    assert [task.values.dimensions for task in tasks] == [3, 3]
+    assert not tasks[0].values.HasField("normalize")
+    assert tasks[0].sampling.max_tokens == 1
+    await answer(wire, tasks[1], [4, 5, 6])
+    await answer(wire, tasks[0], [1, 2, 3])
+    response = await call
+    found = [array("f", one.values).tolist() for one in response.embeddings]
+    assert found == [[1, 2, 3], [4, 5, 6]]
+    assert [one.token_count for one in response.embeddings] == [6, 5]
+    assert response.model == "embed"
+    assert response.usage.prompt_tokens == 11
+    assert len(wire.gateway.registry) == 0
+
+
+async def test_records_metrics_and_spans_speak_of_the_call(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1"], priority=pb.PRIORITY_STANDARD))
+    (task,) = await tasks_of(wire, 1, "embed", "standard")
+    assert ids(task) == [2, 14, 6, 3]  # with the folder's default prompt
+    await answer(wire, task, [1, 2])
+    response = await call
+    record = await explained(wire, response.request_id)
+    assert (record.operation, record.requested_model) == ("embeddings", "embed")
+    (attempt,) = record.attempts
+    assert (attempt.model, attempt.rows, attempt.prompt_tokens) == ("embed", 1, 4)
+    assert attempt.cost == pytest.approx(8e-6)
+    (labels,) = values(wire.metrics, catalog.REQUESTS)
+    assert {value for _, value in labels} == {"embed", "standard", "stop"}
+    assert list(values(wire.metrics, catalog.TOKENS).values()) == [4]
+    await wire.until(lambda: wire.span(names.SPAN_EMBED) is not None)
+    about = wire.span(names.SPAN_EMBED).attributes
+    assert about[names.GEN_AI_OPERATION] == "embeddings"
+    assert about[names.GEN_AI_INPUT_TOKENS] == 4
+    assert about[names.GEN_AI_DIMENSIONS] == 2
+
+
+async def test_documents_come_best_first(wire: Wire) -> None:
+    request = pb.RerankRequest(query="w1", documents=["w2", "w3 w4", "w5"], top_n=2)
+    call = wire.stub.Rerank(request)
+    tasks = await tasks_of(wire, 3, "rank")
+    assert ids(tasks[1]) == [2, 6, 3, 8, 9, 3]
+    assert [task.values.second_text for task in tasks] == [3, 3, 3]
+    for task, score in zip(tasks, (0.25, 0.5, 0.5), strict=True):
+        await answer(wire, task, [score])
+    response = await call
+    assert [(one.index, one.score) for one in response.results] == [(1, 0.5), (2, 0.5)]
+
+
+async def test_answers_get_the_log_probabilities_of_their_tokens(wire: Wire) -> None:
+    request = pb.ScoreRequest(prompt="hello", answers=[" world", "the answer"], raw_prompt=True)
+    request.model = "small"
+    call = wire.stub.Score(request)
+    tasks = await tasks_of(wire, 2, "small")
+    hello = wire.tokens("hello")
+    for task, text in zip(tasks, request.answers, strict=True):
+        scored = wire.tokens(text)
+        assert ids(task) == [*hello, *scored][:-1]
+        assert list(task.values.scored_token_ids) == scored
+        await answer(wire, task, [-0.5] * len(scored))
+    response = await call
+    first = response.answers[0]
+    assert first.logprob == pytest.approx(-0.5 * len(wire.tokens(" world")))
+    assert list(first.token_ids) == wire.tokens(" world")
+    assert list(first.logprobs) == [-0.5] * len(first.token_ids)
+
+
+async def test_without_a_prompt_the_first_token_has_no_probability(wire: Wire) -> None:
+    call = wire.stub.Score(pb.ScoreRequest(answers=["hello world"], model="small"))
+    (task,) = await tasks_of(wire, 1, "small")
+    tokens = wire.tokens("hello world")
+    assert ids(task) == tokens[:-1]
+    assert list(task.values.scored_token_ids) == tokens[1:]
+    call.cancel()
+    await wire.batcher.cancelled(task)
+
+
+async def test_texts_pass_the_safety_policy(
+    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> None:
+    more = (ModelSettings(name="embed", path=str(folders[0]), engine="embedding"),)
+    actions = {"pii.email": "redact", "pii.iban": "block"}
+    safety = {"default": "own", "policies": {"own": {"actions": actions}}}
+    async with open_wire(nats_url, model_folder, more_models=more, safety=safety) as wire:
+        call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2 ann@example.org w3"]))
+        tasks = await tasks_of(wire, 2, "embed")
+        assert len(tasks[1].prompt_token_ids) == 6  # [CLS] w9 w2 PLACEHOLDER w3 [SEP]
+        call.cancel()
+        blocked = pb.EmbedRequest(texts=["w1", "w2 DE89370400440532013000"])
+        _, error = await error_of(wire.stub.Embed(blocked))
+        assert isinstance(error, SafetyBlocked)
+        assert "pii.iban" in error.metadata["rules"]
+
+
+async def test_a_row_that_fails_ends_the_call_and_the_other_rows(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"]))
+    first, second = await tasks_of(wire, 2, "embed")
+    error = RowError(reason="ENGINE_FAILED", message="the model's output is not a number")
+    await wire.batcher.send(first, frame(0, end=ROW_END_FAILED, error=error))
+    _, raised = await error_of(call)
+    assert "not a number" in raised.message
+    await wire.batcher.cancelled(second)
+    assert raised.metadata["request_id"]
+
+
+async def test_a_caller_that_goes_cancels_its_rows(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"]))
+    tasks = await tasks_of(wire, 2, "embed")
+    call.cancel()
+    for task in tasks:
+        await wire.batcher.cancelled(task)
+
+
+async def test_the_deadline_ends_the_call(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1"]), timeout=0.5)
+    (task,) = await tasks_of(wire, 1, "embed")
+    with pytest.raises(Exception, match=r"(?i)deadline"):
+        await call
+    await wire.batcher.cancelled(task)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "kind", "words"),
+    [
+        ("Embed", pb.EmbedRequest(), InvalidRequest, "texts: must have 1 to 2048 entries"),
+        ("Embed", pb.EmbedRequest(texts=["a", " "]), InvalidRequest, r"texts\[1\]: must not be"),
+        ("Embed", pb.EmbedRequest(texts=["a"], model="gone"), UnknownModel, "known: embed"),
+        ("Embed", pb.EmbedRequest(texts=["a"], model="small"), InvalidRequest, "engine embedding"),
+        ("Embed", pb.EmbedRequest(texts=["a"], dimensions=33), InvalidRequest, "at most 32"),
+        ("Embed", pb.EmbedRequest(texts=["a"], prompt_name="x"), InvalidRequest, "no such prompt"),
+        ("Embed", pb.EmbedRequest(texts=["a", "w1 " * 70]), PromptTooLong, r"texts\[1\]: has 71"),
+        ("Rerank", pb.RerankRequest(documents=["a"]), InvalidRequest, "query: must not be empty"),
+        ("Rerank", pb.RerankRequest(query="w " * 70, documents=["a"]), PromptTooLong, "query: has"),
+        ("Score", pb.ScoreRequest(answers=["a"], model="embed"), InvalidRequest, "known: small"),
+        ("Score", pb.ScoreRequest(answers=["h"]), InvalidRequest, r"answers\[0\]: is one token"),
+        ("Generate", pb.GenerateRequest(prompt="a", model="embed"), UnknownModel, "known: small"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named(
+    wire: Wire, method: str, request_: Any, kind: type, words: str
+) -> None:
+    call = getattr(wire.stub, method)(request_)
+    _, error = await error_of(call if method != "Generate" else _first(call))
+    assert isinstance(error, kind)
+    assert re.search(words, error.message), error.message
+
+
+async def _first(call: Any) -> None:
+    async for _ in call:
+        return
+
+
+async def test_texts_are_cut_where_the_caller_says_so(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1 " * 70], truncate=True))
+    (task,) = await tasks_of(wire, 1, "embed")
+    assert len(task.prompt_token_ids) == 64
+    assert ids(task)[-1] == 3
+    await answer(wire, task, [1.0])
+    assert (await call).embeddings[0].truncated
+    call = wire.stub.Rerank(pb.RerankRequest(query="w1", documents=["w2 " * 70], truncate=True))
+    (task,) = await tasks_of(wire, 1, "rank")
+    assert len(task.prompt_token_ids) == 64
+    await answer(wire, task, [1.0])
+    assert (await call).results[0].truncated
+
+
+async def test_a_call_of_class_bulk_goes_through_jetstream(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1", "w2"], priority=pb.PRIORITY_BULK))
+    for task in await tasks_of(wire, 2, "embed", "bulk"):
+        await answer(wire, task, [1.0])
+    assert len((await call).embeddings) == 2
+
+
+async def test_a_thousand_texts_are_a_thousand_rows(wire: Wire) -> None:
+    call = wire.stub.Embed(pb.EmbedRequest(texts=[f"w{n % 100}" for n in range(1000)]))
+    tasks = await tasks_of(wire, 1000, "embed")
+    await asyncio.gather(*(answer(wire, task, [task.prompt_token_ids[2]]) for task in tasks))
+    found = [array("f", one.values)[0] for one in (await call).embeddings]
+    assert found == [5 + n % 100 for n in range(1000)]
