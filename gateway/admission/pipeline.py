@@ -325,7 +325,7 @@ class Admission:
             await self._features(router, prompt, named, request.labels, request.tenant),
             resumed=bool(request.resume and request.resume_model),
             answer_tokens=request.sampling.max_tokens,
-            key=record.request_id,
+            key=request.route_key or record.request_id,
         )
         now = time.monotonic()
         load = CurrentLoad(self._usage, self._overload, request.priority_class, now)

@@ -1,6 +1,6 @@
 """Attributes of the spans of a call of Generate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.util.types import AttributeValue
 
@@ -53,6 +53,11 @@ def call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attr
         names.GEN_AI_REQUEST_MODEL: wire.model or AUTO,
         names.PRIORITY_CLASS: word_of(Priority, wire.priority),
     }
+
+
+def reasons_attribute(reasons: Sequence[str]) -> Attributes:
+    """How the answers ended, for the server span of a call with several."""
+    return {names.GEN_AI_FINISH_REASONS: list(reasons)}
 
 
 def end_attributes(answer: Stream | Replay, models: Mapping[str, ModelFacts]) -> Attributes:

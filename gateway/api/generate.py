@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -17,9 +18,11 @@ from gateway.api.call_attributes import (
     attempt_end,
     call_attributes,
     end_attributes,
+    reasons_attribute,
     request_attributes,
     started_attributes,
 )
+from gateway.api.several import Write, answer_all, requests_of
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.shared.answers import AnswerCache
@@ -45,13 +48,16 @@ from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
 from sluice.telemetry import names
 from sluice.telemetry.logs import about_request
+from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_REPLAYED,
+    FinishReason,
     GenerateRequest,
     GenerateResponse,
     Notice,
     Started,
 )
+from sluice.wire.enums import word_of
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +129,33 @@ class Generator:
         """
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
         with spans.call():
-            await _Call(self, spans, write).run(request, remaining_s, tenant_of(metadata))
+            call = _Call(self, spans, write)
+            valid = call.validated(request, remaining_s, tenant_of(metadata))
+            if valid.sampling.n <= 1:
+                await call.run(valid)
+            else:
+                await self._answer_several(request, valid, write, spans)
+
+    async def _answer_several(
+        self, wire: GenerateRequest, request: ValidRequest, write: Write, spans: CallSpans
+    ) -> None:
+        reasons: dict[int, str] = {}
+
+        async def note(event: GenerateResponse) -> None:
+            if event.HasField("finished"):
+                reasons[event.answer_index] = word_of(FinishReason, event.finished.reason)
+            await write(event)
+
+        async def answer(one: ValidRequest, write_one: Write) -> None:
+            own = CallSpans(self.tracer, names.SPAN_GENERATE, headers_of(spans.server))
+            further = self.limiter.call(one.priority_class, one.tenant)
+            with own.call(), further if one.answer_index else nullcontext():
+                call = _Call(self, own, write_one)
+                call.describe(wire, one)
+                await call.run(one)
+
+        await answer_all(requests_of(request), answer, note)
+        spans.describe(reasons_attribute, [reasons[index] for index in sorted(reasons)])
 
 
 class _Call:
@@ -150,7 +182,9 @@ class _Call:
         self._error: SluiceError | None = None
         """Why the call was stopped."""
 
-    async def run(self, wire: GenerateRequest, remaining_s: float | None, tenant: str) -> None:
+    def validated(
+        self, wire: GenerateRequest, remaining_s: float | None, tenant: str
+    ) -> ValidRequest:
         catalog, settings = self._upstream.admission.catalog, self._shared.settings
         timeout_s = settings.default_timeout_s if remaining_s is None else remaining_s
         timeout_s = min(timeout_s, settings.max_timeout_s)
@@ -158,6 +192,15 @@ class _Call:
         about_request(self._request_id, self._spans.trace_id)
         request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
         self._spans.describe(request_attributes, request)
+        return request
+
+    def describe(self, wire: GenerateRequest, request: ValidRequest) -> None:
+        """For a call whose request another one has validated."""
+        about_request(self._request_id, self._spans.trace_id)
+        self._spans.describe(call_attributes, wire, request.tenant, self._request_id)
+        self._spans.describe(request_attributes, request)
+
+    async def run(self, request: ValidRequest) -> None:
         try:
             async with asyncio.timeout(request.timeout_s) as self._timeout:
                 await self._answer(request)
@@ -278,7 +321,11 @@ class _Call:
         if admitted.guards:
             guards = GuardRunner(self._shared.guards, context)
         first = self._upstream.new_attempt(
-            request, admitted.first, context.request_id, request.resume
+            request,
+            admitted.first,
+            context.request_id,
+            request.resume,
+            counts_prompt=request.answer_index == 0,
         )
         on_end = partial(self._ended, context, answer_key, cascade, guards)
         stream = self._registry.open(

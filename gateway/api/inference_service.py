@@ -1,7 +1,7 @@
 """``sluice.v1.InferenceService`` over grpc.aio."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.admission.load_table import ModelLoadTable
@@ -53,15 +53,9 @@ class InferenceService(InferenceServiceServicer):
 
     async def GenerateText(self, request: GenerateRequest, context: Any) -> GenerateTextResponse:
         """See the proto."""
-        response = GenerateTextResponse()
-
-        async def collect(event: GenerateResponse) -> None:
-            add_event(response, event)
-
-        await self._generator.answer(
-            request, collect, context.time_remaining(), metadata_of(context)
+        return await whole_answer(
+            self._generator, request, context.time_remaining(), metadata_of(context)
         )
-        return response
 
     async def Embed(self, request: EmbedRequest, context: Any) -> EmbedResponse:
         """See the proto."""
@@ -105,6 +99,28 @@ class InferenceService(InferenceServiceServicer):
             running=load.running,
             queued=load.queued,
         )
+
+
+async def whole_answer(
+    generator: Generator,
+    request: GenerateRequest,
+    remaining_s: float | None,
+    metadata: Mapping[str, str],
+) -> GenerateTextResponse:
+    """The only answer to ``request``, in one message.
+
+    Raises:
+        SluiceError: see `Generator.answer`; InvalidRequest when the request wants several answers.
+    """
+    if request.sampling.n > 1:
+        raise InvalidRequest.of("sampling.n", "must be 1 here; Generate gives several answers")
+    answer = GenerateTextResponse()
+
+    async def collect(event: GenerateResponse) -> None:
+        add_event(answer, event)
+
+    await generator.answer(request, collect, remaining_s, metadata)
+    return answer
 
 
 def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.api.generate import Generator
-from gateway.api.inference_service import add_event
+from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
 from gateway.routing.router import ModelFacts
@@ -15,7 +15,7 @@ from gateway.validation.requests import class_of, tenant_of
 from sluice.errors import InternalError, SluiceError
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
-from sluice.v1.inference_pb2 import Finished, GenerateResponse, GenerateTextResponse
+from sluice.v1.inference_pb2 import Finished
 from sluice.wire.clock import ms_of
 
 _log = logging.getLogger(__name__)
@@ -69,15 +69,10 @@ class ItemsService(ItemsServiceServicer):
             self._slots.release()
 
     async def _answer(self, request: RunRequest, metadata: Mapping[str, str]) -> RunResponse:
-        answer = GenerateTextResponse()
-
-        async def collect(event: GenerateResponse) -> None:
-            add_event(answer, event)
-
         remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
         try:
             with self._generator.limiter.call(class_of(request.request), tenant_of(metadata)):
-                await self._generator.answer(request.request, collect, remaining_s, metadata)
+                answer = await whole_answer(self._generator, request.request, remaining_s, metadata)
         except SluiceError as error:
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())
         except Exception:  # one bad item must not end the call of all others

@@ -34,7 +34,7 @@ class ModelAttempt:
 
     Attributes:
         row_id: names the row in tasks and frames; that of the first attempt is the request id.
-        prompt_tokens: in this model's tokens.
+        prompt_tokens: in this model's tokens; 0 where another answer counts them.
         transcript: the tokens that arrived, and their text.
         assembler: order of its frames.
         inspection: what the safety policy does about the answer; its filter is in the transcript.
@@ -80,12 +80,17 @@ class ModelAttempt:
         return len(self.transcript.token_ids)
 
     @property
+    def cached_prompt_tokens(self) -> int:
+        """Of its prompt tokens, those in the worker's prefix cache."""
+        return min(self.prompt_tokens, self.final.cached_prompt_tokens) if self.final else 0
+
+    @property
     def usage(self) -> Usage:
         """Tokens of prompt and answer."""
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            cached_prompt_tokens=0 if self.final is None else self.final.cached_prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
             resumed_tokens=min(self.resumed, self.completion_tokens),
         )
 

@@ -116,8 +116,13 @@ class Upstream:
         prepared: PreparedPrompt,
         row_id: str,
         held: Sequence[VisibleToken] = (),
+        *,
+        counts_prompt: bool = True,
     ) -> ModelAttempt:
-        """A model's attempt at the answer; ``held`` are the tokens that the caller was shown before."""
+        """A model's attempt at the answer.
+
+        ``held`` are the tokens that the caller was shown before; ``counts_prompt``: no other answer counts the prompt.
+        """
         model, inspection = prepared.model, prepared.inspect and prepared.inspect()
         transcript = Transcript(
             model.tokenizer.detokenizer(tools=request.tools is not None),
@@ -132,7 +137,7 @@ class Upstream:
             if not transcript.closed:  # the held tokens may contain a stop string
                 transcript.append(token_id)
         assembler = Assembler(len(transcript.token_ids), self.stall_s, time.monotonic())
-        prompt_tokens = len(prepared.prompt_token_ids)
+        prompt_tokens = len(prepared.prompt_token_ids) if counts_prompt else 0
         return ModelAttempt(
             row_id,
             model.name,

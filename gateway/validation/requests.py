@@ -78,6 +78,10 @@ class ValidRequest:
     """The model that those tokens came from; empty: not named."""
     tools: ToolUse | None = None
     """What the answer may call; None: nothing."""
+    answer_index: int = 0
+    """Which of several answers to the caller's request it is for."""
+    route_key: str = ""
+    """What decides about shares of the traffic; empty: the request id."""
 
     @property
     def seed_of_key(self) -> int | None:
@@ -124,6 +128,11 @@ def validate(
     )
     gather_ms = _gather_ms(request, found)
     resume = _check_resume(request, sampling, catalog, found)
+    found.check(
+        sampling.n <= 1 or not request.HasField("resume"),
+        "resume",
+        "continues one answer, not n: ask again without it",
+    )
     model = _model(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
     if resume:

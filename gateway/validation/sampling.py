@@ -20,6 +20,7 @@ MAX_STOP_CHARS: Final = 64
 MAX_STOP_TOKENS: Final = 32
 MAX_BIASES: Final = 1024
 MAX_BIAS: Final = 100
+MAX_ANSWERS: Final = 16
 
 
 def sampling_of(
@@ -36,7 +37,8 @@ def sampling_of(
     _check_stops(sampling.stop, found)
     _check_stop_tokens(sampling, found)
     _check_logit_bias(sampling.logit_bias, found)
-    _check_served(sampling, found)
+    within = not sampling.HasField("n") or 1 <= sampling.n <= MAX_ANSWERS
+    found.check(within, "sampling.n", f"must be between 1 and {MAX_ANSWERS}")
     return sampling
 
 
@@ -100,12 +102,4 @@ def _check_logit_bias(biases: Mapping[int, float], found: FieldViolations) -> No
         all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
         field,
         f"values must be in [-{MAX_BIAS}, {MAX_BIAS}]",
-    )
-
-
-def _check_served(s: SamplingParams, found: FieldViolations) -> None:
-    found.check(
-        not s.HasField("n") or s.n == 1,
-        "sampling.n",
-        "must be 1; several answers are not served yet",
     )

@@ -50,7 +50,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {3: math.nan}}, "logit_bias"),
     ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
     ({"n": 0}, "n"),
-    ({"n": 2}, "n"),
+    ({"n": 17}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": CONTEXT + 1}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
