@@ -2,7 +2,7 @@
 
 But there may be several of each, each with a configuration of its own, so that a proxy stands between any two of them.
 
-Processes are named "nats", "triton", "batcher", "gateway", and with a number from the second on ("gateway.1").
+Processes are named "nats", "triton", "batcher", "gateway", "jobs", and with a number from the second on ("gateway.1").
 """
 
 import asyncio
@@ -53,6 +53,7 @@ class Topology:
         disk_mib: size of the file system that JetStream stores on; None: an ordinary folder.
         clocks: whether the clocks of batchers and gateways can be set.
         poison: whether the model is an echo whose worker dies of a request with the seed `POISON_SEED`.
+        jobs: processes that run jobs.
     """
 
     gateways: int = 1
@@ -64,6 +65,7 @@ class Topology:
     disk_mib: int | None = None
     clocks: bool = False
     poison: bool = False
+    jobs: int = 0
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,10 @@ def _cluster(*kinds: str) -> Needs:
     return lambda topology: replace(topology, nats=3, proxied=topology.proxied | set(kinds))
 
 
+def _jobs(topology: Topology) -> Topology:
+    return replace(topology, jobs=max(1, topology.jobs))
+
+
 _PROCESSES: Final = {
     "worker": "the Python process of the model",
     "triton": "tritonserver",
@@ -230,6 +234,7 @@ FAULTS: Final[dict[str, Fault]] = {
         f"{k}-stop": Fault(f"{what} is stopped for {HOLD_S:g} s", partial(stop, k))
         for k, what in _PROCESSES.items()
     },
+    "jobs-kill": Fault("the process of jobs is killed", partial(kill, "jobs"), _jobs),
     "any-kill": Fault("any process but NATS is killed, each in turn", kill_any),
     "rolling-restart": Fault("batchers, gateways, Tritons are restarted in turn", restart_all),
     "leader-kill": Fault("the leader of three NATS servers is killed", kill_leader, _cluster()),

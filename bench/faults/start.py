@@ -114,13 +114,26 @@ async def _start(mesh: FaultMesh, stack: AsyncExitStack) -> None:
         workers = await _through(mesh, stack, BATCHER_TRITON, name, tritons)
         _start_python(mesh, name, "batcher", urls, workers)
     gateways = {name: free_port() for name in _names(mesh, "gateway", topology.gateways)}
+    jobs = {name: free_port() for name in _names(mesh, "jobs", topology.jobs)}
+    mesh.settings = _with_jobs(mesh.settings, list(gateways.values()), list(jobs.values()))
     for name, port in gateways.items():
         urls = _urls(await _through(mesh, stack, GATEWAY_NATS, name, servers))
         _start_python(mesh, name, "gateway", urls, list(tritons.values()), port)
+    for name, port in jobs.items():
+        _start_python(mesh, name, "jobs", mesh.nats_urls, list(tritons.values()), port)
     outside = await _through(mesh, stack, CLIENT_GATEWAY, "client", gateways)
     mesh.addresses = [f"{LOOPBACK}:{port}" for port in outside]
     mesh.vanishing = await stack.enter_async_context(Proxy(gateways["gateway"], free_port()))
     await mesh.supervisor.during_start(mesh.all_serving(START_S))
+
+
+def _with_jobs(settings: Settings, gateways: list[int], jobs: list[int]) -> Settings:
+    """Gateways and processes of jobs know each other."""
+    if not jobs:
+        return settings
+    addresses = [",".join(f"{LOOPBACK}:{port}" for port in ports) for ports in (jobs, gateways)]
+    update = {"address": addresses[0], "gateways": addresses[1]}
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=update)})
 
 
 def _names(mesh: FaultMesh, kind: str, count: int) -> list[str]:
@@ -208,7 +221,7 @@ def _start_python(
     tritons: list[int],
     port: int | None = None,
 ) -> None:
-    """A batcher or a gateway with a configuration of its own."""
+    """A batcher, a gateway or a process of jobs with a configuration of its own."""
     settings = mesh.settings
     workers = tuple(f"{LOOPBACK}:{triton}" for triton in tritons)
     update: dict[str, object] = {
@@ -221,13 +234,16 @@ def _start_python(
         ),
     }
     if port is not None:
-        update["gateway"] = settings.gateway.model_copy(update={"address": f"{LOOPBACK}:{port}"})
+        own = getattr(settings, module)
+        update[module] = own.model_copy(update={"address": f"{LOOPBACK}:{port}"})
     path = mesh.root / f"{name}.yaml"
     path.write_text(settings.model_copy(update=update).to_yaml(), encoding="utf-8")
     log = mesh.root / "logs" / f"{name}.log"
     stop_s = settings.gateway.drain_s + _STOP_MARGIN_S
     environment = {**child_environment(), **_clock_environment(mesh, name)}
     command = module_command(module, path)
+    if module == "jobs":
+        command = (*command, "--id", name)
     mesh.supervisor.start(ChildSpec(name, command, environment, log, port, stop_s))
 
 

@@ -37,7 +37,7 @@ class OurEngine:
             device=device,
             dtype="float32" if dtype == "float32" else "bfloat16",
             threads=threads,
-            max_waiting_rows=1024,
+            max_waiting_rows=65_536,
             **options,
         )
         self._engine = load_engine(settings)

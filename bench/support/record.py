@@ -38,6 +38,12 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "overload": ("overload",),
     "telemetry": ("telemetry",),
     "simulation": ("simulation",),
+    "jobs-throughput": ("jobs", "throughput"),
+    "jobs-growth": ("jobs", "growth"),
+    "jobs-first-item": ("jobs", "first-item"),
+    "jobs-dedupe": ("jobs", "dedupe"),
+    "jobs-interactive": ("jobs", "interactive"),
+    "jobs-kills": ("jobs", "kills"),
 }
 """By name: a benchmark, and the options that make the part."""
 OUTCOMES: Final = "router-outcomes"

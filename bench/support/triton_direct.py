@@ -41,7 +41,8 @@ def rows(
 class DirectWorker:
     """A channel to one model in Triton."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, heartbeat_ms: int = 1000) -> None:
+        self._heartbeat_ms = heartbeat_ms
         self._channel = grpc.aio.insecure_channel(url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._model = model
@@ -53,7 +54,7 @@ class DirectWorker:
 
     async def __aenter__(self) -> Self:
         opening = worker_pb2.WorkerRequest(
-            open_channel=worker_pb2.OpenChannel(batcher=self._id, heartbeat_ms=1000)
+            open_channel=worker_pb2.OpenChannel(batcher=self._id, heartbeat_ms=self._heartbeat_ms)
         )
         self._frames = self._stub.ModelStreamInfer(self._requests(opening, hold=True))
         while not (await self._next()).ready:

@@ -22,6 +22,7 @@ SHORT = {
 }
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
+    "jobs": ["--runs", "1", "--items", "200", "dedupe"],
     "mesh": ["--runs", "1"],
     "processes": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],

@@ -1,0 +1,180 @@
+"""A job whose mesh is killed piece by piece, beside the same job on a calm mesh: bench/jobs.py says what is counted."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from bench.faults.mesh import FaultMesh, Topology
+from bench.faults.registry import FAULTS
+from bench.faults.start import fault_mesh
+from bench.support.harness import Figure, machine
+from bench.support.job_client import JobClient, Line, job_client, task_lines
+from bench.support.triton_direct import DirectWorker
+from sluice.errors import SluiceError
+from sluice.internal.v1.worker_pb2 import WorkerCounts
+from sluice.startup import LOOPBACK
+
+KINDS: Final = ("batcher", "worker", "gateway", "nats", "jobs")
+TOKENS: Final = 16
+EVERY_S: Final = 10.0
+POLL_S: Final = 0.1
+RETRY_S: Final = 0.2
+CALM_ITEMS: Final = 200
+"""Of a job that warms the mesh up."""
+MODEL: Final = "small"
+
+
+class TokenMeter:
+    """Tokens that the workers have computed: reads their heartbeats, and adds up the lives of each."""
+
+    def __init__(self, mesh: FaultMesh) -> None:
+        self._counts: dict[str, WorkerCounts] = {}
+        self._readers = [
+            asyncio.ensure_future(
+                self._read(f"{LOOPBACK}:{mesh.supervisor.process(name).spec.port}")
+            )
+            for name in mesh.names["triton"]
+        ]
+
+    @property
+    def computed(self) -> int:
+        """Of answers; a worker counts a prompt only when its row has ended."""
+        return sum(one.tokens for one in self._counts.values())
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _read(self, address: str) -> None:
+        while True:
+            with suppress(grpc.RpcError, ConnectionError, TimeoutError, AssertionError):
+                async with DirectWorker(address, MODEL, heartbeat_ms=100) as worker:
+                    while True:
+                        report = await worker.report()
+                        if report.HasField("counts"):
+                            self._counts[report.worker] = report.counts
+            await asyncio.sleep(RETRY_S)
+
+
+@dataclass
+class Run:
+    """One job.
+
+    Attributes:
+        answers: ids and texts, in order.
+        tokens: that the workers computed.
+        resumes: seconds from each kill to the next item that was written.
+    """
+
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    tokens: int = 0
+    took_s: float = 0.0
+    resumes: list[float] = field(default_factory=list)
+
+
+async def kills(kinds: Sequence[str], items: int, seconds: float) -> list[Figure]:
+    """See bench/jobs.py."""
+    return [await _killed(kind, items, seconds) for kind in kinds]
+
+
+async def _killed(kind: str, items: int, seconds: float) -> Figure:
+    topology = Topology(jobs=1)
+    if kind == "worker":
+        topology = replace(topology, workers=2, standby=1)
+    lines = task_lines(items, 1, TOKENS)
+    with tempfile.TemporaryDirectory(prefix="sluice-jobs-kill-") as folder:
+        async with (
+            fault_mesh(topology, Path(folder)) as mesh,
+            job_client(mesh.addresses[0], MODEL) as jobs,
+        ):
+            await jobs.run(task_lines(CALM_ITEMS, 0, TOKENS))
+            calm = await _run(mesh, jobs, lines, None, 0.0)
+            killed = await _run(mesh, jobs, lines, kind, seconds)
+            notes = mesh.notes
+    names = Counter(name for name, _ in killed.answers)
+    missing = sum(names[line["id"]] != 1 for line in lines) + len(names.keys() - set(_ids(lines)))
+    expected = dict(calm.answers)
+    also = {
+        "missing": float(missing),
+        "different": float(sum(expected[name] != text for name, text in killed.answers)),
+        "resume_max_s": max(killed.resumes, default=0.0),
+        "kills": float(len(killed.resumes)),
+        "took_s": killed.took_s,
+        "calm_s": calm.took_s,
+    }
+    again = killed.tokens / calm.tokens - 1
+    note = f"{items:,} items, {kind} killed every {EVERY_S:g} s for {seconds:g} s; bound: 0.05"
+    note = "; ".join([note, *notes])
+    settings = {"items": items, "answer_tokens": TOKENS}
+    return Figure(
+        f"jobs_kill_{kind}",
+        again,
+        None,
+        None,
+        "share of tokens",
+        1,
+        machine(),
+        note,
+        settings,
+        also,
+    )
+
+
+def _ids(lines: list[Line]) -> list[str]:
+    return [line["id"] for line in lines]
+
+
+async def _run(
+    mesh: FaultMesh, jobs: JobClient, lines: list[Line], kind: str | None, seconds: float
+) -> Run:
+    run, meter = Run(), TokenMeter(mesh)
+    try:
+        await asyncio.sleep(1.0)  # a heartbeat of each worker
+        before, begun = meter.computed, time.monotonic()
+        job = await jobs.submit(lines)
+        ending = asyncio.ensure_future(jobs.end(job))
+        while kind is not None and time.monotonic() < begun + seconds:
+            await asyncio.wait([ending], timeout=EVERY_S)
+            if ending.done():
+                break
+            run.resumes.append(await _kill(mesh, jobs, job, kind))
+            _say(
+                f"{time.monotonic() - begun:6.1f} s  {kind} killed, on after {run.resumes[-1]:.2f} s"
+            )
+        await ending
+        run.took_s = time.monotonic() - begun
+        _say(f"{run.took_s:6.1f} s  {len(lines):,} items, {kind or 'nothing'} killed")
+        await asyncio.sleep(1.0)
+        run.tokens = meter.computed - before
+        run.answers = await jobs.answers(job)
+    finally:
+        await meter.close()
+    return run
+
+
+async def _kill(mesh: FaultMesh, jobs: JobClient, job: str, kind: str) -> float:
+    """Seconds to the next item that is written; those that were computed before do not count."""
+    killed_at = time.monotonic()
+    await FAULTS[f"{kind}-kill"].strike(mesh)
+    mark: int | None = None
+    while True:
+        with suppress(SluiceError):
+            progress = await jobs.progress(job)
+            if mark is not None and progress.succeeded > mark:
+                return time.monotonic() - killed_at
+            mark = progress.succeeded if mark is None else mark
+        await asyncio.sleep(POLL_S)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
