@@ -4,8 +4,9 @@ engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
     python bench/mesh.py [--json] [--runs N] [FIGURES...]
 
 FIGURES: `overhead` (the above, the default); `request_cost`: CPU of a one-token request, `gateway_cpu_vs_bare_grpc`,
-`mesh_requests_per_s` and `mesh_cpu_lone_ms`, defined in `bench/support/request_cost.py`; with the shipped settings on
-the small tier `interactive_beside_bulk` and `openloop_ttft`, defined in `bench/support/open_loop.py`.
+`mesh_requests_per_s`, `mesh_cpu_lone_ms` and `cache_hit_vs_computed`, defined in `bench/support/request_cost.py`; with
+the shipped settings on the small tier `interactive_beside_bulk` and `openloop_ttft`, defined in
+`bench/support/open_loop.py`.
 """
 
 import argparse

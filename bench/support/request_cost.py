@@ -12,6 +12,9 @@ alternate, after one warm-up of each; figures are medians.
   is bare over ours. `also` has the other processes of the mesh.
 - `mesh_requests_per_s`: the same runs; requests answered a second, client on the same machine.
 - `mesh_cpu_lone_ms`: one caller; milliseconds of all processes of the mesh, and of the bare server.
+- `cache_hit_vs_computed`: `MANY` callers; milliseconds of the gateway's process where every request but the
+  first of the warm-up finds its answer in the cache (`cache.enabled`, all ask the same), and of the mesh above; the
+  ratio is the former over the latter.
 """
 
 import asyncio
@@ -72,12 +75,15 @@ async def request_cost(runs: int) -> list[Figure]:
     async with echo_mesh() as mesh, bare_server() as bare:
         many, bare_many = await _interleaved(mesh, bare, MANY, runs)
         lone, bare_lone = await _interleaved(mesh, bare, 1, runs)
+        async with echo_mesh(config.CacheSettings(enabled=True)) as caching:
+            computed, hits = await _interleaved(mesh, caching, MANY, runs)
     by_process, by_process_lone = _medians(many), _medians(lone)
     settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS}
     bare_ms, gateway_ms = _total(bare_many), by_process["gateway"]
     rate = statistics.median(run.requests_per_s for run in many)
     bare_rate = statistics.median(run.requests_per_s for run in bare_many)
     lone_ms, bare_lone_ms = _total(lone), _total(bare_lone)
+    hit_ms, computed_ms = _medians(hits)["gateway"], _medians(computed)["gateway"]
     rows: list[tuple[Any, ...]] = [
         ("gateway_cpu_vs_bare_grpc", gateway_ms, bare_ms, bare_ms / gateway_ms, "ms of CPU",
          f"a one-token request, {MANY} callers; peer: the same messages from a bare grpc.aio server", by_process),
@@ -85,6 +91,8 @@ async def request_cost(runs: int) -> list[Figure]:
          f"one-token requests, {MANY} callers; peer: a bare grpc.aio server", {}),
         ("mesh_cpu_lone_ms", lone_ms, bare_lone_ms, bare_lone_ms / lone_ms, "ms of CPU",
          "a one-token request of a lone caller, all processes; peer: a bare grpc.aio server", by_process_lone),
+        ("cache_hit_vs_computed", hit_ms, computed_ms, hit_ms / computed_ms, "ms of CPU",
+         f"gateway, a one-token answer found in the cache, {MANY} callers; peer: the same answer computed", {}),
     ]  # fmt: skip
     return [
         Figure(name, ours, peer, ratio, unit, runs, machine(), note, settings, _in_ms(also))
@@ -93,8 +101,8 @@ async def request_cost(runs: int) -> list[Figure]:
 
 
 @asynccontextmanager
-async def echo_mesh() -> AsyncIterator[Server]:
-    """The mesh."""
+async def echo_mesh(cache: config.CacheSettings | None = None) -> AsyncIterator[Server]:
+    """The mesh; ``cache``: as shipped unless given."""
     model = config.ModelSettings(
         name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
     )
@@ -102,6 +110,8 @@ async def echo_mesh() -> AsyncIterator[Server]:
         models=(model,),
         routing=RoutingSettings(default=MODEL),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
+        http=config.HttpSettings(address=None),
+        cache=cache or config.CacheSettings(),
     )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (

@@ -143,14 +143,19 @@ async def test_tenants_share_answers_where_the_operator_says_so(
         assert not cached(await compute(wire, prompt(), tenant="three"))
 
 
-async def test_equal_requests_at_the_same_time_share_one_row(wire: Wire) -> None:
-    calls = [wire.stub.Generate(prompt()) for _ in range(40)]
-    task = await wire.batcher.task()
-    await wire.batcher.send(task, frame(0, wire.tokens("hello")))
-    await wire.batcher.send(task, last(1, wire.tokens(" world")))
-    answers = await asyncio.gather(*map(events_of, calls))
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
+async def test_equal_requests_at_the_same_time_share_one_row(
+    nats_url: str, model_folder: Path, count: int
+) -> None:
+    limit = {"max_concurrent_requests": 2 * count}
+    async with open_wire(nats_url, model_folder, cache=ON, **limit) as wire:
+        calls = [wire.stub.Generate(prompt()) for _ in range(count)]
+        task = await wire.batcher.task()
+        await wire.batcher.send(task, frame(0, wire.tokens("hello")))
+        await wire.batcher.send(task, last(1, wire.tokens(" world")))
+        answers = await asyncio.gather(*map(events_of, calls))
     assert len({text_of(events) for events in answers}) == 1
-    assert sorted(map(cached, answers)) == [False] + [True] * 39
+    assert sorted(map(cached, answers)) == [False] + [True] * (count - 1)
 
 
 async def test_when_the_first_caller_leaves_another_request_is_computed(wire: Wire) -> None:
