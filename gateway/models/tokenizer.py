@@ -168,6 +168,8 @@ class ModelTokenizer:
         assert self.template is not None, "callers check for a template"
         variables = variables or {}
         whole = self._encode(self.template.render(messages, variables, tools))
+        if not tools and all(self._is_plain(message) for message in messages):
+            return whole
         parts = self._encode_in_parts(self.template, messages, variables, tools)
         same = self._plain.control_of(whole) == self._plain.control_of(parts)
         return whole if same else parts
@@ -252,6 +254,9 @@ class ModelTokenizer:
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def _is_plain(self, message: Mapping[str, Any]) -> bool:
+        return "tool_calls" not in message and self._plain.has_no_control(message["content"] or "")
+
     def _encode_in_parts(
         self,
         template: ChatTemplate,
@@ -301,11 +306,27 @@ class PlainTextEncoder:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if _is_control(token) and token.content != unknown
         }
+        edges = {char for token in self._control.values() for char in (token[0], token[-1])}
+        self._edges = re.compile(f"[{re.escape(''.join(edges))}]" if edges else "(?!)", re.I)
+        self._control_chars_max = max(map(len, self._control.values()), default=0)
         self._firsts = {content[0] for content in self._control.values()}
 
     def may_hold_control(self, text: str) -> bool:
         """Whether ``text`` may hold the text of a control token; quick."""
         return not self._firsts.isdisjoint(text)
+
+    def has_no_control(self, text: str) -> bool:
+        """Whether ``text`` has no part in a control token, whatever a template writes around it.
+
+        A token that begins or ends in the text has its first or last character there; else all of the text is inside
+        it. Only ASCII: other characters may be normalized to these.
+        """
+        if not text.isascii() or self._edges.search(text) is not None:
+            return False
+        bare = text.strip()
+        return len(bare) >= self._control_chars_max or not any(
+            bare in token for token in self._control.values()
+        )
 
     def control_of(self, token_ids: Sequence[int]) -> list[int]:
         """The control tokens among ``token_ids``, in order."""

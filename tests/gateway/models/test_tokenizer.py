@@ -79,6 +79,14 @@ def test_raw_text_never_becomes_a_control_token(text: str) -> None:
     assert TOKENIZER.decode(token_ids, skip_special_tokens=False) == text
 
 
+def test_text_inside_a_control_token_of_the_template_is_plain_text_too() -> None:
+    """What the template writes around it would make it one."""
+    template = ChatTemplate("{% for m in messages %}<|{{ m.content }}|>{% endfor %}", {})
+    tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())
+    assert control_of(tokenization.encode_chat(user("user"))) == []
+    assert control_of(tokenization.encode_chat(user("hello"))) == []
+
+
 def test_marks_among_ordinary_added_tokens_are_plain_text_too() -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
