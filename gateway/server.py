@@ -22,7 +22,7 @@ from gateway.api.admin_service import ADMIN_SERVICE, AdminService, MeshControl
 from gateway.api.generate import Generator, RequestObservers
 from gateway.api.health import SERVICE, GatewayHealth
 from gateway.api.inference_service import InferenceService
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.interceptor import Callers, ErrorInterceptor
 from gateway.api.items_service import ItemsService
 from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
@@ -30,6 +30,7 @@ from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.texts import TextCalls
 from gateway.http.app import make_app
 from gateway.http.server import HttpServer
+from gateway.identity.authenticator import Authenticator
 from gateway.models.catalog import Catalog
 from gateway.records.record_builder import RecordBuilders
 from gateway.records.store import RecordStore
@@ -65,7 +66,7 @@ from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import jetstream
-from sluice.wire.bucket import Bucket, shared_secret
+from sluice.wire.bucket import Bucket, mesh_key, shared_secret
 from sluice.wire.connection import connect, disconnect
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Gateway:
         registry: the live requests.
         peers: the other gateways.
         spending: of the tenants.
+        authenticator: says who calls; HTTP asks it too.
         policies: the policies that all gateways have taken with a reload.
         before_serving: what to do when NATS is connected, before calls are accepted.
     """
@@ -122,6 +124,7 @@ class Gateway:
         self._secrets = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
         self._drains = Drains(gateway_id, Bucket(jetstream.drains_bucket(), settings.nats.replicas))
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
+        self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         self._resume_key = ResumeKey(limits.resume_key or "")
         self._key_bucket = Bucket(jetstream.keys_bucket(), settings.nats.replicas)
         keep_s = limits.replay_s if limits.replay_entries else 0.0
@@ -193,7 +196,7 @@ class Gateway:
         texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
         self._service = InferenceService(generator, texts, admission, self._loads)
         self._items = ItemsService(generator, catalog.facts)
-        self._jobs = JobForwarder(settings.jobs)
+        self._jobs = JobForwarder(settings.jobs, lambda: self.authenticator.mesh_key)
         self._health = GatewayHealth(
             self._loads, catalog, lambda: self._transport.connected, self._transport.stores
         )
@@ -201,7 +204,12 @@ class Gateway:
         self.http: HttpServer | None = None
         if settings.http.address is not None:
             app = make_app(
-                generator, catalog, self._loads, self._jobs, lambda: self._health.serving
+                generator,
+                catalog,
+                self._loads,
+                self._jobs,
+                self.authenticator,
+                lambda: self._health.serving,
             )
             self.http = HttpServer(settings.http.address, app)
         self._server = self._make_server(limits.max_message_bytes)
@@ -287,6 +295,7 @@ class Gateway:
             group.create_task(self._store.run())
             group.create_task(self.peers.run())
             group.create_task(self._share_spending())
+            group.create_task(self.authenticator.run())
             group.create_task(self._tick())
 
     async def _share_spending(self) -> None:
@@ -367,10 +376,14 @@ class Gateway:
         await self._shared_spending.read()
         if self._settings.gateway.resume_key is None:
             self._resume_key.use(await shared_secret(self._secrets, "resume_key"))
+        self.authenticator.mesh_key = await mesh_key(self._settings, self._secrets)
+        await self.authenticator.start(client)
 
     def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(max_message_bytes, self._limiter)],
+            interceptors=[
+                ErrorInterceptor(max_message_bytes, self._limiter, Callers(self.authenticator))
+            ],
             options=[
                 ("grpc.so_reuseport", 0),
                 # gRPC accepts calls in order of arrival, whoever sent them: what a connection could not be given anyway

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import secrets
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,9 +21,9 @@ from jobs.scheduler import Scheduler
 from jobs.service import JobService
 from jobs.store import JobStore
 from jobs.uploads import Outside
-from sluice.client.channel import LOOKUP_S, error_of
+from sluice.client.channel import LOOKUP_S, bearer_metadata, error_of
 from sluice.defaults import AUTO
-from sluice.errors import SettingsError, SetupError, TransportUnavailable
+from sluice.errors import PermissionDenied, SettingsError, SetupError, TransportUnavailable
 from sluice.settings import Settings
 from sluice.startup import listen_problem, reachable, split_address
 from sluice.telemetry.exchange import MetricsExchange
@@ -30,6 +31,8 @@ from sluice.telemetry.names import SERVICE_JOBS
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
+from sluice.wire import jetstream
+from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.connection import connect, disconnect
 
 _log = logging.getLogger(__name__)
@@ -62,9 +65,11 @@ async def serve(
     """
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
-    gateways = Gateways(settings.jobs.gateways or reachable(settings.gateway.address))
     client = await connect(settings.nats, process, lambda: None, PING_INTERVAL_S)
+    gateways: Gateways | None = None
     try:
+        key = await _mesh_key(settings, client)
+        gateways = Gateways(settings.jobs.gateways or reachable(settings.gateway.address), key)
         store = await _started_store(settings, client)
         outside = Outside.of(settings.jobs)
         registry = registry or MetricRegistry()
@@ -73,13 +78,14 @@ async def serve(
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
         service = JobService(store, outside, _ModelNames(gateways))
-        async with _serving(settings.jobs.address, service):
+        async with _serving(settings.jobs.address, service, key):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
             running.cancel()
             await scheduler.close()
     finally:
-        await gateways.close()
+        if gateways is not None:
+            await gateways.close()
         await disconnect(client)
     _log.info("%s has ended", process)
 
@@ -92,10 +98,49 @@ class _ModelNames:
 
     async def __call__(self) -> set[str]:
         try:
-            models = await self._gateways.models.ListModels(ListModelsRequest(), timeout=LOOKUP_S)
+            models = await self._gateways.models.ListModels(
+                ListModelsRequest(), timeout=LOOKUP_S, metadata=self._gateways.metadata
+            )
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed) from failed
         return {AUTO, *(model.name for model in models.models)}
+
+
+async def _mesh_key(settings: Settings, client: Client) -> str | None:
+    secrets_bucket = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
+    try:
+        if settings.identity.enabled and settings.identity.mesh_key is None:
+            await secrets_bucket.start(client)
+        return await mesh_key(settings, secrets_bucket)
+    except (TimeoutError, NatsError, TransportUnavailable) as error:
+        raise SetupError(
+            f"identity.mesh_key: is not set, and JetStream does not say it: {error}"
+        ) from error
+
+
+class _MeshOnly(grpc.aio.ServerInterceptor):
+    """Answers gateways alone: whose jobs a call may see is what they say. Health is for everybody."""
+
+    def __init__(self, mesh_key: str) -> None:
+        self._expected = dict(bearer_metadata(mesh_key))["authorization"].encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Refuses a call without the key of the mesh."""
+        given = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
+        shown = hmac.compare_digest(str(given).encode(), self._expected)
+        if shown or handler_call_details.method.startswith("/grpc.health.v1.Health/"):
+            return await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+async def _refuse(_: Any, context: Any) -> None:
+    error = PermissionDenied("the service of jobs answers gateways alone: call a gateway")
+    details = (("grpc-status-details-bin", error.to_status().SerializeToString()),)
+    await context.abort(error.code, error.message, details)
 
 
 async def _started_store(settings: Settings, client: Client) -> JobStore:
@@ -111,13 +156,14 @@ async def _started_store(settings: Settings, client: Client) -> JobStore:
 
 
 @contextlib.asynccontextmanager
-async def _serving(address: str, service: JobService) -> AsyncIterator[None]:
+async def _serving(address: str, service: JobService, mesh_key: str | None) -> AsyncIterator[None]:
     server = grpc.aio.server(
+        interceptors=[] if mesh_key is None else [_MeshOnly(mesh_key)],
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
-        ]
+        ],
     )
     add_JobServiceServicer_to_server(service, server)
     health = health_aio.HealthServicer()

@@ -9,7 +9,7 @@ import grpc
 from google.rpc import status_pb2
 
 from jobs.core.window import Entry
-from sluice.client.channel import error_of, open_aio
+from sluice.client.channel import bearer_metadata, error_of, open_aio
 from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
@@ -25,9 +25,14 @@ OnReturned = Callable[[Entry], None]
 
 
 class Gateways:
-    """The gateways of the mesh, behind one channel that spreads calls over them."""
+    """The gateways of the mesh, behind one channel that spreads calls over them.
 
-    def __init__(self, address: str) -> None:
+    Attributes:
+        metadata: of every call: what processes of the mesh show each other.
+    """
+
+    def __init__(self, address: str, mesh_key: str | None = None) -> None:
+        self.metadata = bearer_metadata(mesh_key)
         self._channel = open_aio(address)
         self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
         self.models = InferenceServiceStub(self._channel)
@@ -49,7 +54,8 @@ class ItemCalls:
         on_returned: OnReturned,
     ) -> None:
         self._calls = [
-            _Call(gateways.stub, metadata, on_answer, on_returned) for _ in range(gateways.count)
+            _Call(gateways.stub, (*metadata, *gateways.metadata), on_answer, on_returned)
+            for _ in range(gateways.count)
         ]
 
     async def run(self) -> None:

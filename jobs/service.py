@@ -16,7 +16,7 @@ from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
 from jobs.store import JobStore
 from jobs.uploads import NewUpload, Outside
-from sluice.defaults import TENANT_METADATA
+from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import (
     IdempotencyConflict,
     InternalError,
@@ -112,11 +112,11 @@ class JobService(JobServiceServicer):
     @_method
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
-        tenant, size = tenant_of(context), min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        tenant, size = scope_of(context), min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
         jobs = [
             _shown(record)
             async for record in self._store.records()
-            if record.job.tenant == tenant
+            if tenant in (None, record.job.tenant)
             and (not request.states or record.job.state in request.states)
         ]
         jobs.sort(key=_page_key)
@@ -318,11 +318,11 @@ class JobService(JobServiceServicer):
 
     async def _own(self, job: str, context: Any) -> JobRecord:
         record, _ = await self._store.read(job)
-        _check_owner(record, tenant_of(context))
+        _check_owner(record, scope_of(context))
         return record
 
     async def _change(self, job: str, context: Any, edit: Callable[[JobRecord], None]) -> pb.Job:
-        tenant = tenant_of(context)
+        tenant = scope_of(context)
 
         def checked(record: JobRecord) -> None:
             _check_owner(record, tenant)
@@ -374,6 +374,12 @@ def tenant_of(context: Any) -> str:
     return tenant
 
 
+def scope_of(context: Any) -> str | None:
+    """The one tenant whose jobs the caller may see or change, as the gateway says; None: every tenant's."""
+    metadata = dict(context.invocation_metadata() or ())
+    return None if ALL_TENANTS_METADATA in metadata else tenant_of(context)
+
+
 def new_job_id(tenant: str, key: str) -> str:
     """The same for the same key of a tenant; else one that no other job has."""
     if not key:
@@ -381,8 +387,8 @@ def new_job_id(tenant: str, key: str) -> str:
     return f"job-{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:20]}"
 
 
-def _check_owner(record: JobRecord, tenant: str) -> None:
-    if record.job.tenant != tenant:
+def _check_owner(record: JobRecord, tenant: str | None) -> None:
+    if tenant not in (None, record.job.tenant):
         raise JobUnknown(f"there is no job {record.job.id!r}")
 
 

@@ -13,3 +13,6 @@ AUTO: Final = "auto"
 
 TENANT_METADATA: Final = "sluice-tenant"
 """gRPC metadata that names the tenant where the gateway asks for no credentials."""
+
+ALL_TENANTS_METADATA: Final = "sluice-all-tenants"
+"""Metadata from a gateway to `jobs`: the caller may see or change the jobs of every tenant."""

@@ -16,6 +16,7 @@
 | `SafetyBlocked` | FAILED_PRECONDITION | SAFETY_BLOCKED | metadata rules, policy |
 | `NoDryRun` | FAILED_PRECONDITION | NO_DRY_RUN | |
 | `OutcomesNotKept` | FAILED_PRECONDITION | OUTCOMES_NOT_KEPT | |
+| `Unauthenticated` | UNAUTHENTICATED | UNAUTHENTICATED | metadata problem |
 | `PermissionDenied` | PERMISSION_DENIED | PERMISSION_DENIED | |
 | `IdempotencyConflict` | ALREADY_EXISTS | IDEMPOTENCY_KEY_REUSED | |
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
@@ -208,8 +209,24 @@ class NoDryRun(SluiceError):
     reason = "NO_DRY_RUN"
 
 
+class Unauthenticated(SluiceError):
+    """It is not known who calls.
+
+    Metadata: ``problem``: CREDENTIALS_MISSING, KEY_INVALID, KEY_EXPIRED, KEY_REVOKED, TOKEN_INVALID, TOKEN_EXPIRED or
+    CERTIFICATE_UNKNOWN.
+    """
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+    @classmethod
+    def of(cls, problem: str, message: str) -> "Unauthenticated":
+        """With the metadata."""
+        return cls(message, metadata={"problem": problem})
+
+
 class PermissionDenied(SluiceError):
-    """This caller may not call the method."""
+    """This caller may not do that."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"

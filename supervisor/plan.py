@@ -49,7 +49,8 @@ GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
 
 RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
-"""In the environment, so that it is in no file but the one that holds it."""
+MESH_KEY: Final = "SLUICE_IDENTITY__MESH_KEY"
+"""In the environment, so that they are in no file but those that hold them."""
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 MODELS_NICE: Final = 10
@@ -248,7 +249,10 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
     """
     port = int(config.address.rpartition(":")[2])
     spec = _python_spec(GATEWAY, plan.state, port, plan.settings.gateway.drain_s)
-    own = {RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key()}
+    own = {
+        RESUME_KEY: plan.settings.gateway.resume_key or plan.state.resume_key(),
+        MESH_KEY: plan.settings.identity.mesh_key or plan.state.mesh_key(),
+    }
     if config is not plan.gateways[0]:
         own["SLUICE_GATEWAY__ADDRESS"] = config.address
         if config.http is not None:
@@ -264,7 +268,8 @@ def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
     port = int(config.address.rpartition(":")[2])
     spec = _python_spec(JOBS, plan.state, port, plan.settings.jobs.drain_s)
     argv = (*spec.argv, "--id", config.name.replace(".", "-"))
-    env = {**spec.env, "SLUICE_JOBS__ADDRESS": config.address}
+    key = plan.settings.identity.mesh_key or plan.state.mesh_key()
+    env = {**spec.env, "SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
     if config.page is not None:
         env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
     return replace(spec, name=config.name, argv=argv, env=env, log=plan.state.log(config.name))

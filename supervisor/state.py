@@ -5,6 +5,7 @@
 | ``lock`` | held (flock) by the supervisor as long as it runs |
 | ``state.json`` | `MeshState`, replaced at every change |
 | ``resume.key`` | the key of resume tokens, made once; survives `down` |
+| ``mesh.key`` | what processes of the mesh show each other, made once |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
 | ``models/`` | the Triton model repository, rendered at start |
 | ``nats/`` | JetStream's store; survives `down` |
@@ -177,7 +178,14 @@ class StateDir:
 
     def resume_key(self) -> str:
         """The key of resume tokens; makes it if there is none."""
-        path = self.root / "resume.key"
+        return self._secret("resume.key")
+
+    def mesh_key(self) -> str:
+        """What processes of the mesh show each other; makes it if there is none."""
+        return self._secret("mesh.key")
+
+    def _secret(self, name: str) -> str:
+        path = self.root / name
         if not path.exists():
             write_atomically(path, secrets.token_hex())
         return path.read_text(encoding="utf-8")

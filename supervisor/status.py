@@ -8,6 +8,7 @@ from typing import Final
 
 from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
 from sluice.errors import SluiceError
+from sluice.settings import load
 from sluice.startup import LOOPBACK
 from sluice.startup import answers as port_answers
 from supervisor.nats import wait_for_nats
@@ -65,7 +66,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         return MeshReport(False, starting if locked else absent, str(directory.root))
     gateway, answering = _Gateway(), frozenset[str]()
     if locked:
-        gateway, answering = await _ask(state)
+        gateway, answering = await _ask(state, _mesh_key(directory))
     processes = tuple(
         _process_report(process, process.name in answering) for process in state.processes
     )
@@ -93,12 +94,12 @@ class _Gateway:
     routers: tuple[RouterHealth, ...] = ()
 
 
-async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
+async def _ask(state: MeshState, key: str) -> tuple[_Gateway, frozenset[str]]:
     """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
     workers = [process for process in state.processes if is_worker(process.name)]
     jobs = [process for process in state.processes if is_jobs(process.name)]
     gateways, nats, served, loaded = await asyncio.gather(
-        asyncio.gather(*map(_ask_gateway, state.address.split(","))),
+        asyncio.gather(*(_ask_gateway(one, key) for one in state.address.split(","))),
         _in_time(wait_for_nats(state.nats_url, BOUND_S)),
         asyncio.gather(
             *(asyncio.to_thread(port_answers, LOOPBACK, one.port or 0, BOUND_S) for one in jobs)
@@ -117,15 +118,20 @@ async def _ask(state: MeshState) -> tuple[_Gateway, frozenset[str]]:
     return gateway, frozenset(name for name, answered in answers.items() if answered)
 
 
-async def _ask_gateway(address: str) -> _Gateway:
+async def _ask_gateway(address: str, key: str) -> _Gateway:
     try:
-        async with AsyncClient(address, RetryPolicy(start_tries=1)) as client:
+        async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key) as client:
             models, routers = await asyncio.gather(
                 client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
             )
     except SluiceError:
         return _Gateway()
     return _Gateway(True, tuple(models), tuple(routers))
+
+
+def _mesh_key(directory: StateDir) -> str:
+    """Where calls are authenticated, the supervisor's are those of a process of the mesh."""
+    return load(directory.config).identity.mesh_key or directory.mesh_key()
 
 
 async def _in_time(answer: Awaitable[None]) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.api.metadata import is_local
+from gateway.identity.caller import MESH, current_caller
 from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.answers import AnswerCache
@@ -84,6 +85,7 @@ class AdminService(AdminServiceServicer):
         """See the proto."""
         if request.limit > LIST_MAX:
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
+        request.tenant = current_caller().reads or request.tenant
         return await self._mesh.requests.listed(request)
 
     async def CancelRequests(
@@ -126,13 +128,14 @@ class AdminService(AdminServiceServicer):
         self, request: GetRequestRecordRequest, context: Any
     ) -> GetRequestRecordResponse:
         """See the proto."""
-        return await self._store.explain(_request_id(request.request_id))
+        return await self._store.explain(_request_id(request.request_id), current_caller().reads)
 
     async def GetAuditEntry(
         self, request: GetAuditEntryRequest, context: Any
     ) -> GetAuditEntryResponse:
         """See the proto."""
-        return audit_response(await self._store.audit_entry(_request_id(request.request_id)))
+        request_id = _request_id(request.request_id)
+        return audit_response(await self._store.audit_entry(request_id, current_caller().reads))
 
     async def SubmitFeedback(
         self, request: SubmitFeedbackRequest, context: Any
@@ -141,7 +144,8 @@ class AdminService(AdminServiceServicer):
         if not 0 <= request.grade <= 1:  # NaN too
             raise InvalidRequest.of("grade", "must be in [0, 1]")
         grade = Grade(grade=request.grade, create_time=timestamp(unix_ms()))
-        record = await self._store.grade(_request_id(request.request_id), grade)
+        request_id = _request_id(request.request_id)
+        record = await self._store.grade(request_id, grade, current_caller().changes)
         self._drift.graded(record, grade.grade)
         return SubmitFeedbackResponse()
 
@@ -150,12 +154,8 @@ class AdminService(AdminServiceServicer):
         self, request: StreamOutcomesRequest, context: Any
     ) -> None:
         """See the proto."""
-        if not (self._allow_remote_outcomes or is_local(context.peer())):
-            raise PermissionDenied(
-                "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
-                "set gateway.allow_remote_outcomes"
-            )
-        listed = self._store.list_outcomes(list(request.tenants), ms_of(request.since_time))
+        tenants = self._readable(list(request.tenants), context)
+        listed = self._store.list_outcomes(tenants, ms_of(request.since_time))
         async with aclosing(listed):
             async for response in listed:
                 await context.write(response)
@@ -175,6 +175,22 @@ class AdminService(AdminServiceServicer):
     ) -> ClearAnswersResponse:
         """See the proto."""
         return ClearAnswersResponse(unreached_gateways=await self._answers.clear(request))
+
+    def _readable(self, tenants: list[str], context: Any) -> list[str]:
+        """The tenants whose outcomes are asked for, empty for all; raises PermissionDenied."""
+        caller = current_caller()
+        if MESH in caller.roles and not (self._allow_remote_outcomes or is_local(context.peer())):
+            raise PermissionDenied(
+                "outcomes have prompts, and callers of other machines get none: call from the gateway's machine, or "
+                "set gateway.allow_remote_outcomes"
+            )
+        if caller.reads is None:
+            return tenants
+        if set(tenants) - {caller.reads}:
+            raise PermissionDenied(
+                f"outcomes of other tenants need the role operator or auditor; name {caller.reads}, or none"
+            )
+        return [caller.reads]
 
     async def _own_health(self, _: GatewayQuestion) -> GatewayAnswer:
         return GatewayAnswer(router_health=self._drift.health())

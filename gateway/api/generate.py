@@ -23,6 +23,7 @@ from gateway.api.call_attributes import (
     started_attributes,
 )
 from gateway.api.several import Write, answer_all, requests_of
+from gateway.identity.caller import current_caller
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.routing.cascade.limit import EscalationLimiter
 from gateway.shared.answers import AnswerCache
@@ -42,7 +43,7 @@ from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
 from gateway.upstream.rows import RequestContext, Upstream, already_complete
 from gateway.upstream.shadow_runner import ShadowRunner
-from gateway.validation.requests import ValidRequest, tenant_of, validate
+from gateway.validation.requests import ValidRequest, validate
 from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
 from sluice.settings import GatewaySettings
@@ -122,7 +123,11 @@ class Generator:
         remaining_s: float | None,
         metadata: Mapping[str, str],
     ) -> None:
-        """Passes all events of the answer to ``write``; ``remaining_s``: until the deadline of the call.
+        """Passes all events of the answer to `current_caller` to ``write``.
+
+        Args:
+            remaining_s: until the deadline of the call.
+            metadata: for the trace context.
 
         Raises:
             SluiceError: the call ends with it.
@@ -130,7 +135,7 @@ class Generator:
         spans = CallSpans(self.tracer, names.SPAN_GENERATE, metadata)
         with spans.call():
             call = _Call(self, spans, write)
-            valid = call.validated(request, remaining_s, tenant_of(metadata))
+            valid = call.validated(request, remaining_s, current_caller().tenant)
             if valid.sampling.n <= 1:
                 await call.run(valid)
             else:

@@ -9,7 +9,8 @@ from gateway.admission.pipeline import Admission
 from gateway.api.generate import Generator
 from gateway.api.metadata import metadata_of
 from gateway.api.texts import TextCalls
-from gateway.validation.requests import UNSTATED_CLASS, tenant_of, validate_count
+from gateway.identity.caller import current_caller
+from gateway.validation.requests import UNSTATED_CLASS, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
@@ -72,7 +73,7 @@ class InferenceService(InferenceServiceServicer):
     async def CountTokens(self, request: CountTokensRequest, context: Any) -> CountTokensResponse:
         """See the proto."""
         conversation, name = validate_count(request, self._admission.catalog)
-        tenant = tenant_of(metadata_of(context))
+        tenant = current_caller().tenant
         async with self._generator.limiter.slot(UNSTATED_CLASS):
             count, model = await self._admission.count(conversation, name, tenant)
         return CountTokensResponse(

@@ -1,13 +1,15 @@
 """Parses and counts the requests of our services, and turns errors into ``google.rpc.Status``.
 
 grpc answers INTERNAL to a request that it cannot parse. So requests are parsed here, into the message or an error, and
-the error is raised where errors are turned into a status. Every method passes the limits of its class and tenant here,
-before any other work is done for it.
+the error is raised where errors are turned into a status. Every method is authenticated and passes the limits of its
+class and tenant here, before any other work is done for it. Health alone is for everybody.
 """
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -15,7 +17,9 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.api.metadata import metadata_of
-from gateway.validation.requests import class_of, tenant_of
+from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import Caller, roles_for, set_caller
+from gateway.validation.requests import class_of
 from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
 
 _log = logging.getLogger(__name__)
@@ -26,20 +30,37 @@ _OPERATORS: Final = frozenset(
     for name in ("ListRequests", "CancelRequests", "DrainWorker", "ReadMetrics")
 )
 """Needed most when the limits are reached."""
+_OPEN: Final = "/grpc.health.v1.Health/"
 STATUS_DETAILS: Final = "grpc-status-details-bin"
 ABORT_S: Final = 5.0
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Parses and counts requests and turns errors into statuses, for the methods of ``sluice.*``."""
+class Callers:
+    """Finds out who makes a gRPC call, and whether it may."""
 
-    def __init__(self, max_message_bytes: int, limiter: ClassLimiter) -> None:
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def admit(self, context: Any, method: str, roles: frozenset[str]) -> Caller:
+        """The caller, `current_caller` from now on in this task; raises as `Authenticator.caller_of`."""
+        names = _certificate_names(context) if self._authenticator.takes_certificates else ()
+        caller = await self._authenticator.caller_of(metadata_of(context), names)
+        caller.require(roles, method.removeprefix("/"))
+        set_caller(caller)
+        return caller
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses."""
+
+    def __init__(self, max_message_bytes: int, limiter: ClassLimiter, callers: Callers) -> None:
         self._max_message_bytes = max_message_bytes
         self._limiter = limiter
+        self._callers = callers
         self._handlers: dict[str, Any] = {}
-        """By method of our services."""
+        """By method."""
 
     async def intercept_service(
         self,
@@ -52,21 +73,47 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if known is not None:
             return known
         handler = await continuation(handler_call_details)
-        if handler is None or not method.startswith(_OURS):
+        if handler is None or method.startswith(_OPEN):
             return handler
-        if handler.request_streaming:  # it has many requests: ItemsService, JobForwarder
-            return handler
+        if handler.request_streaming or not method.startswith(_OURS):
+            made = self._handlers[method] = self._authenticated(method, handler)
+            return made
+        made = self._handlers[method] = self._parsed(method, handler)
+        return made
+
+    def _authenticated(self, method: str, handler: Any) -> Any:
+        """Of a method with many requests, which parses and counts them itself: items, jobs, reflection."""
+        assert handler.stream_stream is not None, "others are ours"
+        behaviour, callers, roles = handler.stream_stream, self._callers, roles_for(method)
+        generates = inspect.isasyncgenfunction(behaviour)
+
+        async def guarded(requests: Any, context: Any) -> None:
+            try:
+                await callers.admit(context, method, roles)
+            except SluiceError as error:
+                await abort(context, error)
+            if not generates:
+                await behaviour(requests, context)
+                return
+            async for response in behaviour(requests, context):
+                await context.write(response)
+
+        return grpc.stream_stream_rpc_method_handler(
+            guarded, handler.request_deserializer, handler.response_serializer
+        )
+
+    def _parsed(self, method: str, handler: Any) -> Any:
         streams = handler.response_streaming
         make = (
             grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
         )
         behaviour = handler.unary_stream if streams else handler.unary_unary
-        made = self._handlers[method] = make(
-            _guarded(behaviour, None if method in _OPERATORS else self._limiter),
+        admit = partial(self._callers.admit, method=method, roles=roles_for(method))
+        return make(
+            _guarded(behaviour, None if method in _OPERATORS else self._limiter, admit),
             request_deserializer=self._deserializer(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
-        return made
 
     def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
         def deserialize(payload: bytes) -> Message | SluiceError:
@@ -82,16 +129,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return deserialize
 
 
-def _guarded(behaviour: Behaviour, limiter: ClassLimiter | None) -> Behaviour:
+def _guarded(
+    behaviour: Behaviour, limiter: ClassLimiter | None, admit: Callable[[Any], Awaitable[Caller]]
+) -> Behaviour:
     """``behaviour`` with its errors as statuses; without ``limiter`` it has no limits."""
 
     async def guarded(request: Message | SluiceError, context: Any) -> Any:
         try:
+            caller = await admit(context)
             if isinstance(request, SluiceError):
                 raise request
             if limiter is None:
                 return await behaviour(request, context)
-            with limiter.call(class_of(request), tenant_of(metadata_of(context))):
+            with limiter.call(class_of(request), caller.tenant):
                 return await behaviour(request, context)
         except SluiceError as error:
             await abort(context, error)
@@ -116,6 +166,12 @@ async def abort(context: Any, error: SluiceError) -> None:
             await context.abort(error.code, status.message, details)
     except TimeoutError:
         raise asyncio.CancelledError from None
+
+
+def _certificate_names(context: Any) -> list[str]:
+    """Subject alternative names of the client's certificate, which TLS has verified."""
+    names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
+    return [name.decode(errors="replace") for name in names]
 
 
 def _too_large(size: int, limit: int) -> MessageTooLarge:

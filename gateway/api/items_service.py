@@ -10,8 +10,9 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
+from gateway.identity.caller import current_caller
 from gateway.routing.router import ModelFacts
-from gateway.validation.requests import class_of, tenant_of
+from gateway.validation.requests import class_of
 from sluice.errors import InternalError, SluiceError
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
@@ -37,7 +38,6 @@ class ItemsService(ItemsServiceServicer):
         answers: asyncio.Queue[RunResponse | None] = asyncio.Queue()
         metadata = metadata_of(context)
         try:
-            tenant_of(metadata)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._take(requests, metadata, answers))
                 while (answer := await answers.get()) is not None:
@@ -71,7 +71,7 @@ class ItemsService(ItemsServiceServicer):
     async def _answer(self, request: RunRequest, metadata: Mapping[str, str]) -> RunResponse:
         remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
         try:
-            with self._generator.limiter.call(class_of(request.request), tenant_of(metadata)):
+            with self._generator.limiter.call(class_of(request.request), current_caller().tenant):
                 answer = await whole_answer(self._generator, request.request, remaining_s, metadata)
         except SluiceError as error:
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())

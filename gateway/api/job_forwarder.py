@@ -1,7 +1,7 @@
 """``sluice.v1.JobService`` of a gateway: each call goes on to a process of `jobs`, its messages unread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -10,8 +10,9 @@ import grpc
 
 from gateway.api.interceptor import STATUS_DETAILS, abort
 from gateway.api.metadata import metadata_of
-from sluice.client.channel import error_of, open_aio
-from sluice.defaults import TENANT_METADATA
+from gateway.identity.caller import JOB_READS, MESH, Caller, current_caller
+from sluice.client.channel import bearer_metadata, error_of, open_aio
+from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.telemetry.tracing import TRACEPARENT
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 JOB_SERVICE: Final = jobs_pb2.DESCRIPTOR.services_by_name["JobService"].full_name
 RETRY_AFTER_S: Final = 1.0
-_FORWARDED: Final = (TENANT_METADATA, TRACEPARENT)
 
 
 class JobForwarder(grpc.GenericRpcHandler):
     """Passes calls on. To HTTP/2 each of them is a stream of messages in both directions."""
 
-    def __init__(self, settings: JobsSettings) -> None:
+    def __init__(self, settings: JobsSettings, mesh_key: Callable[[], str | None]) -> None:
+        """``mesh_key``: what processes of the mesh show each other; None: nothing."""
         self._address = settings.address
+        self._mesh_key = mesh_key
         self._channel: grpc.aio.Channel | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -48,9 +50,19 @@ class JobForwarder(grpc.GenericRpcHandler):
         """
         return JobServiceStub(self._open())
 
-    def metadata(self, of_caller: Mapping[str, str]) -> list[tuple[str, str]]:
-        """What a process of `jobs` is told of a caller."""
-        return [one for one in of_caller.items() if one[0] in _FORWARDED]
+    def metadata(
+        self, of_caller: Mapping[str, str], method: str = ""
+    ) -> tuple[tuple[str, str], ...]:
+        """What a process of `jobs` is told of `current_caller`, who sent ``of_caller``.
+
+        ``method``: it may see the jobs of other tenants where its role lets it call this one for them; unset: not.
+        """
+        trace = of_caller.get(TRACEPARENT)
+        return (
+            *_identity(current_caller(), method),
+            *bearer_metadata(self._mesh_key()),
+            *(((TRACEPARENT, trace),) if trace else ()),
+        )
 
     async def close(self) -> None:
         """Ends what still runs."""
@@ -64,7 +76,7 @@ class JobForwarder(grpc.GenericRpcHandler):
             await abort(context, error)
 
     async def _exchange(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
-        metadata = self.metadata(metadata_of(context))
+        metadata = self.metadata(metadata_of(context), method)
         call: Any = self._open().stream_stream(method)(
             timeout=context.time_remaining(), metadata=metadata
         )
@@ -91,6 +103,15 @@ def error_of_jobs(error: grpc.aio.AioRpcError) -> SluiceError:
     if error.code() is grpc.StatusCode.UNAVAILABLE and not _details(error):
         return _unreachable()
     return error_of(error)
+
+
+def _identity(caller: Caller, method: str) -> tuple[tuple[str, str], ...]:
+    """Whose jobs the call may see. A process of the mesh, or anybody where nobody is asked, calls for one tenant."""
+    scope = caller.reads if method in JOB_READS else caller.changes
+    named = ((TENANT_METADATA, caller.tenant),)
+    if not method or scope is not None or MESH in caller.roles:
+        return named
+    return (*named, (ALL_TENANTS_METADATA, "1"))
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:

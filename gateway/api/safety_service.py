@@ -4,13 +4,13 @@ from typing import Any, Final
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import Admission, SafetyOutcome
-from gateway.api.metadata import metadata_of
+from gateway.identity.caller import current_caller
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
 from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_dry_runs
-from gateway.validation.requests import UNSTATED_CLASS, check_labels, tenant_of
+from gateway.validation.requests import UNSTATED_CLASS, check_labels
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2
@@ -42,7 +42,7 @@ class SafetyService(SafetyServiceServicer):
     async def CheckText(self, request: CheckTextRequest, context: Any) -> CheckTextResponse:
         """See the proto."""
         check_labels(request.labels)
-        tenant = tenant_of(metadata_of(context))
+        tenant = current_caller().tenant
         async with self._limiter.slot(UNSTATED_CLASS):
             return _checked(await self._admission.check([request.text], request.labels, tenant))
 

@@ -18,13 +18,14 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import AdmittedTexts, PrepareTexts
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
 from gateway.api.generate import new_request_id
+from gateway.identity.caller import current_caller
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans
 from gateway.upstream.rows import InternalRow, Upstream
-from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest, tenant_of
+from gateway.validation.requests import WORKLOAD_LABEL, ValidRequest
 from gateway.validation.texts import validate_embed, validate_rerank, validate_score
 from sluice.errors import Cancelled, DeadlinePassed, InternalError, SluiceError
 from sluice.internal.v1.frame_pb2 import RowTimings
@@ -170,7 +171,7 @@ class TextCalls:
         spans = CallSpans(self.tracer, kind.span, metadata)
         with spans.call():
             timeout_s = self.settings.default_timeout_s if remaining_s is None else remaining_s
-            request = validate(min(timeout_s, self.settings.max_timeout_s), tenant_of(metadata))
+            request = validate(min(timeout_s, self.settings.max_timeout_s), current_caller().tenant)
             call = _Call(self, kind, request, spans)
             try:
                 async with asyncio.timeout(request.timeout_s):

@@ -17,6 +17,8 @@ from gateway.http.call import Behaviour, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
 from gateway.http.models import Models
+from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.models.catalog import Catalog
 from gateway.validation.requests import UNSTATED_CLASS
 from sluice.openai.errors import error_body
@@ -28,6 +30,7 @@ def make_app(
     catalog: Catalog,
     loads: ModelLoadTable,
     jobs: JobForwarder,
+    authenticator: Authenticator,
     serving: Callable[[], bool],
 ) -> Starlette:
     """The application; ``serving``: whether the gateway can answer."""
@@ -37,21 +40,22 @@ def make_app(
         method: str,
         path: str,
         behaviour: Behaviour,
+        roles: frozenset[str] = ANY,
         class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
     ) -> Route:
         limit = generator.settings.max_message_bytes
-        endpoint = Endpoint(behaviour, generator.limiter, class_of, limit)
+        endpoint = Endpoint(behaviour, authenticator, roles, generator.limiter, class_of, limit)
         return Route(path, endpoint, methods=[method])
 
     files, batches = Files(jobs), Batches(jobs)
     batch_routes = [
-        route("POST", "/v1/files", files.upload),
+        route("POST", "/v1/files", files.upload, ASKS),
         route("GET", "/v1/files/{id}", files.get),
         route("GET", "/v1/files/{id}/content", files.content),
-        route("POST", "/v1/batches", batches.create),
+        route("POST", "/v1/batches", batches.create, ASKS),
         route("GET", "/v1/batches", batches.page),
         route("GET", "/v1/batches/{id}", batches.get),
-        route("POST", "/v1/batches/{id}/cancel", batches.cancel),
+        route("POST", "/v1/batches/{id}/cancel", batches.cancel, CHANGES),
     ]
 
     async def health(request: Request) -> Response:
@@ -60,7 +64,7 @@ def make_app(
 
     return Starlette(
         routes=[
-            *(route("POST", url, Completions(generator, url), class_of) for url in URLS),
+            *(route("POST", url, Completions(generator, url), ASKS, class_of) for url in URLS),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
             *batch_routes,

@@ -16,7 +16,8 @@ from gateway.admission.class_limiter import ClassLimiter
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.headers import headers_of
 from gateway.http.requests import parse_json
-from gateway.validation.requests import tenant_of
+from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import set_caller
 from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
 from sluice.openai.errors import error_body
 
@@ -49,7 +50,6 @@ class HttpCall:
 
     Attributes:
         headers: names in lower case.
-        tenant: who pays for it.
         path: the parameters of its path.
         query: those behind the "?"; of one that comes twice the last.
         sent: the headers that have been sent; None: none yet.
@@ -64,15 +64,6 @@ class HttpCall:
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
-
-    @property
-    def tenant(self) -> str:
-        """Who pays for it. The only place where a call of HTTP gets its tenant.
-
-        Raises:
-            InvalidRequest: the headers name no valid tenant.
-        """
-        return tenant_of(self.headers)
 
     async def json(self) -> dict[str, Any]:
         """The body, a JSON object.
@@ -198,17 +189,23 @@ Behaviour = Callable[[HttpCall], Awaitable[None]]
 class Endpoint:
     """A route as an ASGI application.
 
-    ``class_of`` says the class of a call by its headers, for the limits that come before all other work.
+    Args:
+        roles: who may call it.
+        class_of: the class of a call by its headers, for the limits that come before all other work.
     """
 
     def __init__(
         self,
         behaviour: Behaviour,
+        authenticator: Authenticator,
+        roles: frozenset[str],
         limiter: ClassLimiter,
         class_of: Callable[[Mapping[str, str]], str],
         max_body_bytes: int,
     ) -> None:
         self._behaviour = behaviour
+        self._authenticator = authenticator
+        self._roles = roles
         self._limiter = limiter
         self._class_of = class_of
         self._max_body_bytes = max_body_bytes
@@ -218,7 +215,10 @@ class Endpoint:
         call = HttpCall(scope, receive, send, self._max_body_bytes)
         with suppress(ClientGone):
             try:
-                with self._limiter.call(self._class_of(call.headers), call.tenant):
+                caller = await self._authenticator.caller_of(call.headers)
+                caller.require(self._roles, scope["path"])
+                set_caller(caller)
+                with self._limiter.call(self._class_of(call.headers), caller.tenant):
                     await self._behaviour(call)
             except SluiceError as error:
                 await call.fail(error)

@@ -132,15 +132,17 @@ class RecordStore:
         """Queues ``event`` for operators."""
         self._put(subjects.ROUTER_DRIFT, event, replace=False)
 
-    async def grade(self, request_id: str, grade: Grade) -> RequestRecord:
-        """Stores ``grade``, with the record and with the outcome; returns the record when it is stored.
+    async def grade(self, request_id: str, grade: Grade, tenant: str | None) -> RequestRecord:
+        """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.
 
-        Outcomes may be kept longer: of a record that is gone request and tenant are left.
+        It is stored with the record and with the outcome. Outcomes may be kept longer: of a record that is gone request
+        and tenant are left.
 
         Raises:
             RecordUnknown: nothing is kept of the request.
         """
         record = await self._record_of(request_id)
+        _check_tenant(record.tenant, tenant)
         stored = [subjects.grade(request_id)] if self._settings.enabled else []
         if record.tenant in self._outcomes.tenants:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
@@ -151,19 +153,26 @@ class RecordStore:
             raise _unavailable(error) from error
         return record
 
-    async def explain(self, request_id: str) -> GetRequestRecordResponse:
-        """The record of a request and its grade; raises `RecordUnknown` when nothing is kept."""
+    async def explain(self, request_id: str, tenant: str | None) -> GetRequestRecordResponse:
+        """The record of a request of ``tenant`` (None: of any), and its grade.
+
+        Raises:
+            RecordUnknown: nothing is kept.
+        """
         record = unpack(RequestRecord, await self._record(subjects.record(request_id)))
+        _check_tenant(record.tenant, tenant)
         response = GetRequestRecordResponse(record=record)
         with suppress(RecordUnknown):  # it has no grade
             response.grade.CopyFrom(unpack(Grade, await self._record(subjects.grade(request_id))))
         return response
 
-    async def audit_entry(self, request_id: str) -> AuditEntry:
-        """The audit entry of a request; raises `RecordUnknown` when there is none."""
+    async def audit_entry(self, request_id: str, tenant: str | None) -> AuditEntry:
+        """The audit entry of a request of ``tenant`` (None: of any); raises `RecordUnknown` when there is none."""
         if not self._settings.audit_enabled:
             raise RecordUnknown("the audit is switched off: see records.audit_enabled")
-        subject = subjects.audit_of_any(request_id)
+        subject = (
+            subjects.audit(tenant, request_id) if tenant else subjects.audit_of_any(request_id)
+        )
         return unpack(AuditEntry, _known(await self._last(subjects.AUDIT_STREAM, subject)))
 
     async def list_outcomes(
@@ -274,10 +283,20 @@ class RecordStore:
 
 def _known(data: bytes | None) -> bytes:
     if data is None:
-        raise RecordUnknown(
-            "nothing is kept of this request: it is too old, unknown, or still running"
-        )
+        raise _unknown()
     return data
+
+
+def _check_tenant(owner: str, tenant: str | None) -> None:
+    """Another tenant's request is unknown, like one that never was."""
+    if tenant is not None and owner != tenant:
+        raise _unknown()
+
+
+def _unknown() -> RecordUnknown:
+    return RecordUnknown(
+        "nothing is kept of this request: it is too old, unknown, or still running"
+    )
 
 
 def _unavailable(error: Exception) -> TransportUnavailable:

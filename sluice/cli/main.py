@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "logs": ("logs", "logs", "mesh"),
     "batch": ("batch", "batch", "jobs"),
     "cache": ("cache", "cache", ""),
+    "keys": ("keys", "keys", "process"),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
     "drift": ("drift", "drift", ""),

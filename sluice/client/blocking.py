@@ -85,6 +85,7 @@ class Client(Caller):
             Unset: SLUICE_ADDRESS, else 127.0.0.1:50051.
         retry: how often and how soon to try again.
         tenant: who pays, where the gateway asks for no credentials; unset: "default".
+        api_key: who calls, where it does: an API key or a JSON Web Token. Unset: SLUICE_API_KEY.
 
     Attributes:
         jobs: offline jobs.
@@ -95,10 +96,11 @@ class Client(Caller):
         address: str | None = None,
         retry: RetryPolicy | None = None,
         tenant: str | None = None,
+        api_key: str | None = None,
     ) -> None:
         self.address = channel.resolve_address(address)
         super().__init__(
-            channel.tenant_metadata(tenant),
+            channel.call_metadata(tenant, api_key),
             retry or RetryPolicy.for_gateways(channel.has_several(self.address)),
         )
         self._channel = channel.open_blocking(self.address)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     BlockingMethod = grpc.UnaryUnaryMultiCallable
 
 ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
+API_KEY_VARIABLE: Final = "SLUICE_API_KEY"
 
 LOOKUP_S: Final = 10.0
 """How long counting tokens and listing models may take, seconds."""
@@ -123,9 +124,22 @@ def _numbers_of(part: str) -> list[tuple[str, str]]:
     return old or new
 
 
-def tenant_metadata(tenant: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata that names the tenant; empty without one."""
-    return () if tenant is None else ((TENANT_METADATA, tenant),)
+def call_metadata(tenant: str | None, api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata that says who calls: `api_key`, else what SLUICE_API_KEY says, and the tenant where one is named.
+
+    Raises:
+        InvalidRequest: the key cannot travel.
+    """
+    named = () if tenant is None else ((TENANT_METADATA, tenant),)
+    key = (api_key or os.environ.get(API_KEY_VARIABLE) or "").strip()
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise InvalidRequest.of("api_key", "is none: it has characters that no key has")
+    return (*named, *bearer_metadata(key))
+
+
+def bearer_metadata(credential: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata with a credential; empty without one."""
+    return (("authorization", f"Bearer {credential}"),) if credential else ()
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:

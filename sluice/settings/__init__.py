@@ -1,6 +1,7 @@
 """Settings: the schema of a mesh's configuration file, with defaults for a mesh on this machine."""
 
 from sluice.errors import SettingsError
+from sluice.settings.identity import IdentitySettings, JwtSettings
 from sluice.settings.mesh import (
     BatcherSettings,
     CacheSettings,
@@ -27,7 +28,9 @@ __all__ = [
     "CallShares",
     "GatewaySettings",
     "HttpSettings",
+    "IdentitySettings",
     "JobsSettings",
+    "JwtSettings",
     "ModelSettings",
     "NatsSettings",
     "PrometheusSettings",

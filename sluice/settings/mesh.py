@@ -25,6 +25,7 @@ from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from sluice.errors import SettingsError
 from sluice.settings.base import Name, Port, Section
 from sluice.settings.batching import Policy
+from sluice.settings.identity import IdentitySettings
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
@@ -247,6 +248,7 @@ class Settings(BaseSettings):
     )
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()
+    identity: IdentitySettings = IdentitySettings()
     batcher: BatcherSettings = BatcherSettings()
     nats: NatsSettings = NatsSettings()
     triton: TritonSettings = TritonSettings()

@@ -14,6 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, Stream
 from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import TransportUnavailable
+from sluice.settings import Settings
 from sluice.wire import jetstream, subjects
 from sluice.wire.codec import OversizedMessage, pack, unpack
 
@@ -86,6 +87,14 @@ class Bucket:
         assert found.seq is not None, "stored messages have one"
         return unpack(kind, found.data or b""), found.seq
 
+    async def state(self) -> tuple[int, int]:
+        """Differs from an earlier one when something was written or removed since."""
+        try:
+            info = await self._js.stream_info(self._stream)
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+        return info.state.last_seq, info.state.messages
+
     async def remove(self, revision: int) -> None:
         """Removes the message of that revision, unless another one has replaced it."""
         try:
@@ -149,6 +158,13 @@ async def shared_secret(bucket: Bucket, name: str) -> str:
     found = await bucket.read(name, StringValue)
     assert found is not None, "it was there, or is written"
     return found[0].value
+
+
+async def mesh_key(settings: Settings, secrets_bucket: Bucket) -> str | None:
+    """What processes of the mesh show each other; None where calls are not authenticated. Raises as `shared_secret`."""
+    if not settings.identity.enabled:
+        return None
+    return settings.identity.mesh_key or await shared_secret(secrets_bucket, "mesh_key")
 
 
 def _unavailable(error: Exception) -> TransportUnavailable:

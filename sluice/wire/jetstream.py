@@ -38,6 +38,7 @@ SPENDING_MAX_AGE_S: Final = 3660.0
 POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
 SECRETS_MAX_BYTES: Final = 1024 * 1024
 DRAINS_MAX_BYTES: Final = 1024 * 1024
+API_KEYS_MAX_BYTES: Final = 64 * 1024 * 1024
 JOBS_MAX_BYTES: Final = 256 * 1024 * 1024
 
 _OTHER_CONFIGURATION: Final = 10058
@@ -116,6 +117,11 @@ def secrets_bucket() -> StreamConfig:
 def drains_bucket() -> StreamConfig:
     """The workers that operators have drained."""
     return _bucket(subjects.DRAINS_BUCKET, DRAINS_MAX_BYTES)
+
+
+def api_keys_bucket() -> StreamConfig:
+    """API keys by id; when it is full none is made."""
+    return _bucket(subjects.API_KEYS_BUCKET, API_KEYS_MAX_BYTES).evolve(discard=DiscardPolicy.NEW)
 
 
 def jobs_bucket() -> StreamConfig:

@@ -28,7 +28,8 @@
 | ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
 | ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file |
 | ``sluice.job_results.<job>.<stage>.<round>`` | `jobs`, `jobs` (JetStream) | ``JobSegment`` |
-| ``$KV.SLUICE_SECRETS.resume_key`` | gateway, gateways (JetStream) | ``google.protobuf.StringValue`` |
+| ``$KV.SLUICE_API_KEYS.<id>`` | `sluice keys`, gateways (JetStream) | ``ApiKeyRecord`` |
+| ``$KV.SLUICE_SECRETS.<name>`` | gateway or `jobs`, gateways and `jobs` (JetStream) | ``google.protobuf.StringValue`` |
 """
 
 import re
@@ -65,6 +66,7 @@ SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 DRAINS_BUCKET: Final = "KV_SLUICE_DRAINS"
 JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
 ANSWERS_BUCKET: Final = "KV_SLUICE_ANSWERS"
+API_KEYS_BUCKET: Final = "KV_SLUICE_API_KEYS"
 """Streams of the key-value buckets; the prefix is JetStream's."""
 DRAINED_WORKERS: Final = "workers"
 """The one key of `DRAINS_BUCKET`."""

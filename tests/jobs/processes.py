@@ -12,7 +12,7 @@ from opentelemetry.trace import NoOpTracer
 
 from jobs.app import serve
 from sluice.client.channel import error_of
-from sluice.settings import JobsSettings, NatsSettings, Settings
+from sluice.settings import IdentitySettings, JobsSettings, NatsSettings, Settings
 from sluice.startup import child_environment, free_port, module_command
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
@@ -54,12 +54,13 @@ class Processes:
         self._nats_url = nats_url
         self._gateway = gateway
         self._folder = folder
+        self.identity = IdentitySettings()
         self._running: list[Process | RealProcess] = []
         self._channel: Any = None
 
     async def start(self, name: str = "jobs", **jobs: Any) -> Process:
         """A process that answers, with these settings of ``jobs``."""
-        settings = self._settings(jobs)
+        settings = self._settings(jobs).model_copy(update={"identity": self.identity})
         process = Process(settings, name)
         await self._use(process, settings)
         return process

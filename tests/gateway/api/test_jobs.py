@@ -8,13 +8,16 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
+from gateway.admission.class_limiter import ClassLimiter
+from gateway.api.interceptor import Callers, ErrorInterceptor
 from gateway.api.job_forwarder import JobForwarder
+from gateway.identity.authenticator import Authenticator
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.errors import from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
-from sluice.settings import JobsSettings
+from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP, PRIORITY_BULK, GenerateRequest
@@ -83,7 +86,9 @@ class Jobs(JobServiceServicer):
         size = 0
         async for request in requests:
             size += len(request.data)
-        tenant = dict(context.invocation_metadata())["sluice-tenant"]
+        metadata = dict(context.invocation_metadata())
+        assert metadata["authorization"] == "Bearer the key of the mesh"
+        tenant = metadata["sluice-tenant"]
         return jobs_pb2.UploadInputResponse(upload_id=tenant, size_bytes=size)
 
     async def GetJob(self, request: Any, context: Any) -> jobs_pb2.GetJobResponse:
@@ -93,8 +98,10 @@ class Jobs(JobServiceServicer):
 
 
 async def forwarding(address: str) -> tuple[grpc.aio.Server, Any, JobForwarder]:
-    forwarder = JobForwarder(JobsSettings(address=address))
-    server = grpc.aio.server()
+    forwarder = JobForwarder(JobsSettings(address=address), lambda: "the key of the mesh")
+    callers = Callers(Authenticator(IdentitySettings()))
+    limiter = ClassLimiter(8, CallShares())
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, callers)])
     server.add_generic_rpc_handlers((forwarder,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

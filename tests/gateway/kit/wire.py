@@ -32,6 +32,7 @@ from sluice.settings import (
     CacheSettings,
     GatewaySettings,
     HttpSettings,
+    IdentitySettings,
     JobsSettings,
     ModelSettings,
     NatsSettings,
@@ -61,6 +62,7 @@ def settings_for(
     cache: CacheSettings | None = None,
     jobs: str = "127.0.0.1:0",
     more_models: Sequence[ModelSettings] = (),
+    identity: IdentitySettings | None = None,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -69,6 +71,7 @@ def settings_for(
         models=(*models, *more_models),
         gateway=GatewaySettings(**values),
         http=HttpSettings(address=http),
+        identity=identity or IdentitySettings(),
         nats=NatsSettings(url=url),
         safety=safety or {},
         records=records or RecordsSettings(),
@@ -180,9 +183,10 @@ async def open_wire(
     cache: CacheSettings | None = None,
     jobs: str = "127.0.0.1:0",
     more_models: Sequence[ModelSettings] = (),
+    identity: IdentitySettings | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    kinds = (safety, records, routing, prices, http, cache, jobs, more_models)
+    kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity)
     settings = settings_for(folder, url, *kinds, **gateway)
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))

@@ -34,9 +34,9 @@ async def test_what_is_kept_can_be_found(nats_url: str) -> None:
         for number in range(200):
             kept.write_record(RequestRecord(request_id=f"req-{number}", tenant="one"))
         await kept.flush(BOUND_S)
-        assert (await kept.explain("req-199")).record.tenant == "one"
+        assert (await kept.explain("req-199", None)).record.tenant == "one"
         with pytest.raises(RecordUnknown):
-            await kept.explain("req-200")
+            await kept.explain("req-200", None)
     finally:
         running.cancel()
         await client.close()
@@ -96,7 +96,7 @@ async def test_records_wait_for_a_server_that_comes_back(tmp_path: Path) -> None
         kept.write_record(RequestRecord(request_id="req-1", tenant="one"))
         async with running_nats(tmp_path, port):
             await kept.flush(30.0)
-            assert (await kept.explain("req-1")).record.tenant == "one"
+            assert (await kept.explain("req-1", None)).record.tenant == "one"
     finally:
         running.cancel()
         await client.close()
@@ -113,7 +113,7 @@ async def test_a_later_audit_entry_takes_no_earlier_ones_place(nats_url: str) ->
             await kept.flush(BOUND_S)
         info = await client.jetstream().stream_info(subjects.AUDIT_STREAM)
         assert info.state.messages == 2
-        assert (await kept.audit_entry("req-1")).policy == "two"
+        assert (await kept.audit_entry("req-1", None)).policy == "two"
     finally:
         running.cancel()
         await client.close()
@@ -164,4 +164,4 @@ async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
     kept = opened(enabled=False, audit_enabled=False)
     kept.write_record(RequestRecord(request_id="req-1"))
     with pytest.raises(RecordUnknown, match=r"records\.enabled"):
-        await kept.explain("req-1")
+        await kept.explain("req-1", None)

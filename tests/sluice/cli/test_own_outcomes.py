@@ -12,12 +12,13 @@ import grpc
 import pytest
 
 from gateway.admission.class_limiter import ClassLimiter
-from gateway.api.interceptor import ErrorInterceptor
+from gateway.api.interceptor import Callers, ErrorInterceptor
+from gateway.identity.authenticator import Authenticator
 from gateway.routing.learned.artefact import load
 from learning import train as training
 from sluice.client.aio import AsyncClient
 from sluice.errors import OutcomesNotKept
-from sluice.settings import CallShares
+from sluice.settings import CallShares, IdentitySettings
 from sluice.v1.admin_pb2 import StreamOutcomesRequest, StreamOutcomesResponse
 from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.wire.clock import ms_of
@@ -47,9 +48,9 @@ class Admin(AdminServiceServicer):
 
 @asynccontextmanager
 async def serving(rows: Sequence[StreamOutcomesResponse]) -> AsyncIterator[tuple[Admin, str]]:
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(1 << 20, ClassLimiter(8, CallShares()))]
-    )
+    callers = Callers(Authenticator(IdentitySettings()))
+    limiter = ClassLimiter(8, CallShares())
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(1 << 20, limiter, callers)])
     service = Admin(rows)
     add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,0 +1,176 @@
+"""Who calls, by the metadata of the call and the certificate of the connection; the same for gRPC and HTTP.
+
+A credential that was accepted is remembered by its hash, so the next call with it costs a lookup. Everything that may
+make it invalid empties the memory: a change of the keys, other settings. A token's end is remembered with it.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from nats.aio.client import Client
+
+from gateway.identity.caller import Caller
+from gateway.identity.jwks import IssuerKeys
+from gateway.identity.key_bucket import KeyBucket
+from gateway.identity.keys import caller_of_key
+from gateway.identity.tokens import KeyMissing, caller_of_token, issuer_of
+from gateway.validation.requests import tenant_of
+from sluice.defaults import TENANT_METADATA
+from sluice.errors import PermissionDenied, Unauthenticated
+from sluice.settings import IdentitySettings
+from sluice.wire.api_keys import PREFIX
+
+AUTHORIZATION: Final = "authorization"
+_BEARER: Final = "bearer "
+KNOWN_MAX: Final = 16_384
+"""Credentials that are remembered; the oldest make room."""
+_FOREVER: Final = float("inf")
+
+
+class Authenticator:
+    """Attributes:
+    on: whether calls must say who they are.
+    mesh_key: what processes of the mesh show.
+    """
+
+    def __init__(
+        self,
+        settings: IdentitySettings,
+        replicas: int = 1,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.on = settings.enabled
+        self._settings = settings
+        self.mesh_key = settings.mesh_key
+        self._time = unix_time
+        self._known: dict[bytes, tuple[Caller, float]] = {}
+        forget = self._known.clear
+        self._bucket = KeyBucket(replicas, forget) if settings.api_keys else None
+        self._issuers = {
+            one.issuer: IssuerKeys(one, f"identity.jwt.{number}", forget)
+            for number, one in enumerate(settings.jwt)
+        }
+
+    async def start(self, client: Client) -> None:
+        """Reads keys of all kinds.
+
+        Raises:
+            SettingsError: a file of keys cannot be used.
+            TransportUnavailable, nats.errors.Error: JetStream does not answer.
+        """
+        for issuer in self._issuers.values():
+            await issuer.start()
+        if self._bucket is not None:
+            await self._bucket.start(client)
+
+    async def run(self) -> None:
+        """Keeps the keys up to date, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for issuer in self._issuers.values():
+                group.create_task(issuer.run())
+            if self._bucket is not None:
+                group.create_task(self._bucket.run())
+
+    @property
+    def takes_certificates(self) -> bool:
+        """Whether `caller_of` needs the names in the client's certificate."""
+        return bool(self._settings.certificates)
+
+    async def caller_of(
+        self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()
+    ) -> Caller:
+        """Who calls.
+
+        Args:
+            metadata: of a gRPC call, or headers of an HTTP request with names in lower case.
+            certificate_names: subject alternative names of a client certificate that the connection has verified.
+
+        Raises:
+            Unauthenticated: nobody, or nobody any more.
+            PermissionDenied: the metadata names another tenant.
+            InvalidRequest: the metadata names no possible tenant.
+            TransportUnavailable: the keys of the token's issuer could not be fetched yet.
+        """
+        if not self.on:
+            return Caller(tenant_of(metadata))
+        given = metadata.get(AUTHORIZATION, "")
+        if not given:
+            return _as_named(self._of_certificate(certificate_names), metadata)
+        digest = hashlib.sha256(given.encode()).digest()
+        known = self._known.get(digest)
+        if known is None or known[1] <= self._time():
+            if given[: len(_BEARER)].lower() != _BEARER:
+                raise Unauthenticated.of(
+                    "CREDENTIALS_MISSING",
+                    "authorization: must be 'Bearer ' and an API key or a token",
+                )
+            text = given[len(_BEARER) :].strip()
+            if self._is_mesh_key(text):
+                return Caller(tenant_of(metadata))
+            known = await self._verified(text)
+            self._remember(digest, known)
+        return _as_named(known[0], metadata)
+
+    def _is_mesh_key(self, text: str) -> bool:
+        return self.mesh_key is not None and hmac.compare_digest(
+            text.encode(), self.mesh_key.encode()
+        )
+
+    async def _verified(self, text: str) -> tuple[Caller, float]:
+        """Whose credential it is, and until when it may be remembered."""
+        if text.startswith(PREFIX):
+            records = {} if self._bucket is None else self._bucket.records
+            now, key_id = self._time(), text[len(PREFIX) :][:12]
+            caller = caller_of_key(text, records, now)
+            expires_ms = records[key_id].expire_unix_ms
+            return caller, expires_ms / 1000 if expires_ms else _FOREVER
+        issuer = self._issuers.get(issuer_of(text))
+        if issuer is None:
+            raise Unauthenticated.of(
+                "TOKEN_INVALID", "the token is of an issuer that is not trusted here"
+            )
+        try:
+            try:
+                return caller_of_token(text, issuer.settings, issuer.keys, self._time())
+            except KeyMissing:
+                await issuer.refresh()
+                return caller_of_token(text, issuer.settings, issuer.keys, self._time())
+        except KeyMissing:
+            raise Unauthenticated.of(
+                "TOKEN_INVALID", "the token is signed with a key that its issuer does not have"
+            ) from None
+
+    def _remember(self, digest: bytes, known: tuple[Caller, float]) -> None:
+        while len(self._known) >= KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = known
+
+    def _of_certificate(self, names: Collection[str]) -> Caller:
+        for name in names:
+            found = self._settings.certificates.get(name)
+            if found is not None:
+                return Caller(found.tenant, frozenset(found.roles))
+        if names and self.takes_certificates:
+            raise Unauthenticated.of(
+                "CERTIFICATE_UNKNOWN",
+                f"no name of the client certificate is in identity.certificates: {', '.join(names)}",
+            )
+        raise Unauthenticated.of(
+            "CREDENTIALS_MISSING",
+            "this mesh asks who calls: send an API key (SLUICE_API_KEY, api_key= of the client, or the header "
+            "'authorization: Bearer ...')",
+        )
+
+
+def _as_named(caller: Caller, metadata: Mapping[str, str]) -> Caller:
+    """``caller``, if the metadata names no other tenant."""
+    named = metadata.get(TENANT_METADATA)
+    if named is not None and named != caller.tenant:
+        raise PermissionDenied(
+            f"{TENANT_METADATA}: the credentials are of tenant {caller.tenant!r}: name no tenant, or that one"
+        )
+    return caller

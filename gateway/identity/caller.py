@@ -1,0 +1,101 @@
+"""The identity of a call, and what it may do."""
+
+from collections.abc import Collection
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from sluice.errors import PermissionDenied
+from sluice.settings.identity import AUDITOR, CALLER, OPERATOR, ROLES
+
+MESH: Final = "mesh"
+"""The role of other processes of the mesh, which call for tenants."""
+ANY: Final = frozenset({*ROLES, MESH})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        tenant: whose call it is.
+        roles: "caller" asks models and has jobs; "operator" runs the mesh and reads and changes what tenants have;
+            "auditor" reads it.
+        key_id: of the API key; empty for other identities.
+    """
+
+    tenant: str
+    roles: frozenset[str] = ANY
+    key_id: str = ""
+
+    @property
+    def reads(self) -> str | None:
+        """The one tenant whose data it may read; None: every tenant's."""
+        return None if self.roles & {OPERATOR, AUDITOR} else self.tenant
+
+    @property
+    def changes(self) -> str | None:
+        """The one tenant whose data it may change; None: every tenant's."""
+        return None if OPERATOR in self.roles else self.tenant
+
+    def require(self, roles: Collection[str], what: str) -> None:
+        """Raises PermissionDenied without one of ``roles``; ``what`` names the call."""
+        if self.roles.isdisjoint(roles):
+            needed = " or ".join(sorted(roles))
+            has = ", ".join(sorted(self.roles)) or "none"
+            raise PermissionDenied(
+                f"{what} needs the role {needed}; this identity of tenant {self.tenant} has: {has}"
+            )
+
+
+def roles_for(method: str) -> frozenset[str]:
+    """The roles that may call ``method``, "/package.Service/Method"; an unknown one is for operators."""
+    service = method.rpartition("/")[0].removeprefix("/")
+    return _BY_METHOD.get(method) or _BY_SERVICE.get(service) or frozenset({OPERATOR})
+
+
+ASKS: Final = frozenset({CALLER, MESH})
+"""Who may ask models."""
+_READERS: Final = frozenset({OPERATOR, AUDITOR, MESH})
+CHANGES: Final = frozenset({CALLER, OPERATOR, MESH})
+"""Who may change what a tenant has."""
+_BY_SERVICE: Final = {
+    "sluice.v1.InferenceService": ASKS,
+    "sluice.v1.SafetyService": ASKS,
+    "sluice.v1.AdminService": frozenset({OPERATOR, MESH}),
+    "sluice.v1.JobService": CHANGES,
+    "sluice.internal.v1.ItemsService": frozenset({MESH}),
+    "grpc.reflection.v1.ServerReflection": ANY,
+    "grpc.reflection.v1alpha.ServerReflection": ANY,
+}
+JOB_READS: Final = frozenset(
+    f"/sluice.v1.JobService/{name}"
+    for name in ("GetJob", "ListJobs", "WatchJob", "GetResults", "ListDeadLetters")
+)
+"""Methods of jobs that change nothing."""
+_OWN_OR_ALL: Final = tuple(
+    f"/sluice.v1.AdminService/{name}"
+    for name in ("ListRequests", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes")
+)
+"""They answer a caller with what is its tenant's."""
+_BY_METHOD: Final = {
+    "/sluice.v1.InferenceService/ListModels": ANY,
+    "/sluice.v1.SafetyService/GetDryRun": _READERS,
+    "/sluice.v1.AdminService/GetRouterHealth": _READERS,
+    "/sluice.v1.AdminService/ReadMetrics": _READERS,
+    "/sluice.v1.AdminService/SubmitFeedback": CHANGES,
+    **dict.fromkeys(_OWN_OR_ALL, ANY),
+    **dict.fromkeys(JOB_READS, ANY),
+}
+
+_current: ContextVar[Caller] = ContextVar("caller")
+
+
+def set_caller(caller: Caller) -> None:
+    """The present task, which is one call's, is that of ``caller``."""
+    _current.set(caller)
+
+
+def current_caller() -> Caller:
+    """Whose call the present task answers. A task whose call was never authenticated has none: LookupError."""
+    return _current.get()

@@ -1,0 +1,124 @@
+"""The keys of an issuer, from a file or an https URL.
+
+They are read at the start, every 5 minutes, and when a token names one that is missing. What cannot be read leaves the
+last good keys in force.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.identity.tokens import KeySet, key_set
+from sluice.errors import SettingsError, TransportUnavailable
+from sluice.settings.identity import JwtSettings
+
+REFRESH_S: Final = 300.0
+AGAIN_S: Final = 5.0
+"""Keys are not read more often than this, whoever asks: tokens can name keys at will."""
+FETCH_S: Final = 4.0
+BYTES_MAX: Final = 256 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class IssuerKeys:
+    """The keys of one issuer, as they were read last."""
+
+    def __init__(self, settings: JwtSettings, setting: str, on_change: Callable[[], None]) -> None:
+        """``setting`` is its key in the configuration, for messages."""
+        self.settings = settings
+        self._setting = f"{setting}.jwks"
+        self._on_change = on_change
+        self._payload = b""
+        self._keys: KeySet | None = None
+        self._read_at = -AGAIN_S
+        self._reading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Reads the keys. A URL that does not answer is asked again later.
+
+        Raises:
+            SettingsError: the file cannot be read, or is no JWKS.
+        """
+        try:
+            await self._read()
+        except SettingsError as error:
+            if not self.settings.is_url:
+                raise
+            _log.error("%s; tokens of this issuer are refused until it answers", error)
+
+    @property
+    def keys(self) -> KeySet:
+        """Raises TransportUnavailable when none were ever read."""
+        if self._keys is None:
+            raise TransportUnavailable(
+                f"the keys of issuer {self.settings.issuer} could not be fetched yet",
+                retry_after_s=AGAIN_S,
+            )
+        return self._keys
+
+    async def refresh(self) -> None:
+        """Reads the keys again, unless that was a moment ago."""
+        async with self._reading:
+            if time.monotonic() - self._read_at < AGAIN_S:
+                return
+            try:
+                await self._read()
+            except SettingsError as error:
+                _log.warning("%s; its last keys stay in force", error)
+
+    async def run(self) -> None:
+        """Reads the keys again and again, until it is cancelled."""
+        while True:
+            await asyncio.sleep(AGAIN_S if self._keys is None else REFRESH_S)
+            await self.refresh()
+
+    async def _read(self) -> None:
+        self._read_at = time.monotonic()
+        try:
+            payload = await asyncio.wait_for(
+                asyncio.to_thread(_payload, self.settings), FETCH_S + 1
+            )
+            if payload != self._payload:
+                self._keys, self._payload = key_set(_parsed(payload)), payload
+                self._on_change()
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
+            problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            where = self.settings.jwks
+            raise SettingsError(f"{self._setting}: {where} cannot be used: {problem}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect could lead away from https."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _payload(settings: JwtSettings) -> bytes:
+    if not settings.is_url:
+        data = Path(settings.jwks).read_bytes()
+    else:
+        opener = urllib.request.build_opener(_NoRedirect)
+        try:
+            with opener.open(settings.jwks, timeout=FETCH_S) as response:
+                data = response.read(BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise ValueError(f"the server answers with status {error.code}") from error
+    if len(data) > BYTES_MAX:
+        raise ValueError(f"is larger than {BYTES_MAX} bytes")
+    return data
+
+
+def _parsed(payload: bytes) -> object:
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None

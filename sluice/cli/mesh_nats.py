@@ -1,0 +1,60 @@
+"""The NATS of a mesh for commands of its operator, who may read its configuration or its state folder."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sluice.cli.failure import CommandFailed
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from sluice.settings import Settings
+
+PING_S: Final = 2
+
+Config = Annotated[
+    Path | None,
+    typer.Option(help="YAML file of the mesh; unset: of the mesh of the state folder."),
+]
+
+
+def settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
+    """The settings of the mesh.
+
+    Raises:
+        CommandFailed: no mesh has been started with that state folder.
+        SettingsError: the file cannot be used.
+    """
+    from sluice.settings import load
+
+    if config is None:
+        from supervisor.state import StateDir
+
+        state = StateDir.of(state_dir)
+        if not state.config.exists():
+            raise CommandFailed(
+                "NO_MESH", f"{state.root} has no mesh; start it with sluice up, or name --config"
+            )
+        config = state.config
+    settings = load(config)
+    if settings.nats.url is None:
+        raise CommandFailed(
+            "NO_MESH", f"{config}: nats.url: is not set, so it does not say which mesh"
+        )
+    return settings
+
+
+@asynccontextmanager
+async def connected(settings: "Settings") -> AsyncIterator["Client"]:
+    """A connection to the NATS of ``settings``; raises NatsUnreachable."""
+    from sluice.wire.connection import connect, disconnect
+
+    client = await connect(settings.nats, "sluice-cli", lambda: None, PING_S)
+    try:
+        yield client
+    finally:
+        await disconnect(client)

@@ -1,0 +1,191 @@
+"""Keys of issuers and of the bucket, read from where they are."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from gateway.identity import jwks
+from gateway.identity.authenticator import Authenticator
+from gateway.identity.caller import Caller
+from sluice.errors import PermissionDenied, SettingsError, TransportUnavailable, Unauthenticated
+from sluice.settings import IdentitySettings, JwtSettings
+from sluice.wire import jetstream
+from sluice.wire.bucket import Bucket
+from tests.gateway.kit.issuer import AUDIENCE, NAME, Issuer, bearer, make_key
+
+BOUND_S = 5.0
+
+
+class JwksServer(ThreadingHTTPServer):
+    """Answers with `body`; counts."""
+
+    body = b"{}"
+    status = 200
+    asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/jwks"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, JwksServer)
+        server.asked += 1
+        self.send_response(server.status)
+        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+        self.wfile.write(server.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def jwks_server() -> Iterator[JwksServer]:
+    with JwksServer(("127.0.0.1", 0), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Client]:
+    connected = await nats.connect(nats_url)
+    yield connected
+    await connected.close()
+
+
+def at(url: str) -> IdentitySettings:
+    return IdentitySettings(jwt=(JwtSettings(issuer=NAME, audience=AUDIENCE, jwks=url),))
+
+
+async def called(authenticator: Authenticator, credential: str, **metadata: str) -> Caller:
+    return await authenticator.caller_of({**dict(bearer(credential)), **metadata})
+
+
+async def problem(authenticator: Authenticator, credential: str) -> str:
+    with pytest.raises(Unauthenticated) as refused:
+        await called(authenticator, credential)
+    return refused.value.metadata["problem"]
+
+
+async def test_keys_that_an_issuer_has_changed_are_fetched(
+    client: Client, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = Issuer("old"), Issuer("new")
+    jwks_server.body = json.dumps(old.jwks()).encode()
+    authenticator = Authenticator(at(jwks_server.url))
+    await authenticator.start(client)
+    assert (await called(authenticator, old.token())).tenant == "acme"
+
+    jwks_server.body = json.dumps(new.jwks()).encode()
+    assert await problem(authenticator, new.token()) == "TOKEN_INVALID"  # fetched a moment ago
+    assert jwks_server.asked == 1
+    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    assert (await called(authenticator, new.token())).tenant == "acme"
+    assert await problem(authenticator, old.token()) == "TOKEN_INVALID"
+
+
+async def test_an_issuer_that_does_not_answer_leaves_its_last_keys(
+    client: Client, jwks_server: JwksServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks, "AGAIN_S", 0.0)
+    issuer = Issuer()
+    jwks_server.body = b"no JSON"
+    authenticator = Authenticator(at(jwks_server.url))
+    await authenticator.start(client)
+    with pytest.raises(TransportUnavailable) as unavailable:
+        await called(authenticator, issuer.token())
+    assert unavailable.value.retry_after_s is not None
+
+    jwks_server.body = json.dumps(issuer.jwks()).encode()
+    first = next(iter(authenticator._issuers.values()))
+    await first.refresh()
+    for status, body in ((500, b""), (302, b""), (200, b"x" * (jwks.BYTES_MAX + 1))):
+        jwks_server.status, jwks_server.body = status, body
+        await first.refresh()
+        assert await problem(authenticator, Issuer("other").token()) == "TOKEN_INVALID"
+        assert (await called(authenticator, issuer.token())).tenant == "acme"
+
+
+async def test_a_file_of_keys_that_cannot_be_used_stops_the_start(
+    client: Client, tmp_path: Path
+) -> None:
+    for text in (None, "no JSON", "{}"):
+        path = tmp_path / "jwks.json"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(SettingsError, match=r"identity\.jwt\.0\.jwks: .*jwks\.json cannot"):
+            await Authenticator(at(str(path))).start(client)
+
+
+async def test_a_revoked_key_is_refused_and_nats_away_changes_nothing(
+    client: Client, tmp_path: Path
+) -> None:
+    bucket = Bucket(jetstream.api_keys_bucket())
+    await bucket.start(client)
+    authenticator = Authenticator(IdentitySettings(api_keys=True))
+    await authenticator.start(client)
+    running = asyncio.ensure_future(authenticator.run())
+    key_id, text = await make_key(bucket, "acme")
+    async with asyncio.timeout(BOUND_S):
+        while not authenticator._bucket or not authenticator._bucket.records:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await called(authenticator, text)).key_id == key_id
+
+    record = authenticator._bucket.records[key_id]
+    record.revoke_unix_ms = 1
+    await bucket.write(key_id, record)
+    async with asyncio.timeout(BOUND_S):
+        while authenticator._bucket.records[key_id] is record:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await problem(authenticator, text) == "KEY_REVOKED"
+    await client.close()
+    await asyncio.sleep(0)
+    assert await problem(authenticator, text) == "KEY_REVOKED"
+    assert not running.done()
+    running.cancel()
+
+
+async def test_a_token_that_was_accepted_ends_all_the_same(client: Client, tmp_path: Path) -> None:
+    issuer, now = Issuer(), 1000.0
+    settings = IdentitySettings(jwt=(issuer.written(tmp_path / "jwks.json"),))
+    authenticator = Authenticator(settings, unix_time=lambda: now)
+    await authenticator.start(client)
+    token = issuer.token(exp=1010.0)
+    assert await called(authenticator, token)
+    assert await called(authenticator, token)
+    now = 1041.0
+    assert await problem(authenticator, token) == "TOKEN_EXPIRED"
+
+
+async def test_certificates_and_the_key_of_the_mesh(client: Client) -> None:
+    names = {"spiffe://example.org/team-a": {"tenant": "team-a", "roles": ["auditor"]}}
+    settings = IdentitySettings(certificates=names, mesh_key="0123456789abcdef")
+    authenticator = Authenticator(settings)
+    found = await authenticator.caller_of({}, ["other", "spiffe://example.org/team-a"])
+    assert (found.tenant, found.roles) == ("team-a", {"auditor"})
+    with pytest.raises(Unauthenticated) as unknown:
+        await authenticator.caller_of({}, ["spiffe://example.org/team-b"])
+    assert unknown.value.metadata["problem"] == "CERTIFICATE_UNKNOWN"
+    mesh = await called(authenticator, "0123456789abcdef", **{"sluice-tenant": "acme"})
+    assert mesh.tenant == "acme"
+    with pytest.raises(PermissionDenied, match="team-a"):
+        await authenticator.caller_of({"sluice-tenant": "acme"}, list(names))
+
+
+async def test_without_identities_the_metadata_names_the_tenant() -> None:
+    authenticator = Authenticator(IdentitySettings())
+    caller = await authenticator.caller_of({"sluice-tenant": "acme", "authorization": "Basic x"})
+    assert (caller.tenant, caller.reads, caller.changes) == ("acme", None, None)

@@ -1,0 +1,81 @@
+"""Whose jobs a call may see: what the gateway says, and nobody else."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice import errors
+from sluice.client.channel import bearer_metadata, error_of
+from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
+from sluice.settings import IdentitySettings
+from sluice.v1 import jobs_pb2 as pb
+from tests.jobs.processes import Processes, lines
+
+MESH_KEY = "0123456789abcdef"
+MESH = bearer_metadata(MESH_KEY)
+OTHER = (*MESH, (TENANT_METADATA, "other"))
+EVERY = (*OTHER, (ALL_TENANTS_METADATA, "1"))
+
+
+async def error(call: Any) -> errors.SluiceError:
+    with pytest.raises(grpc.RpcError) as failed:
+        await (call.read() if hasattr(call, "read") else call)
+    return error_of(failed.value)
+
+
+def every_call(stub: Any, job: str, metadata: Any) -> list[Any]:
+    """One call of each method that names a job."""
+    return [
+        stub.GetJob(pb.GetJobRequest(id=job), metadata=metadata),
+        stub.WatchJob(pb.WatchJobRequest(id=job), metadata=metadata),
+        stub.PauseJob(pb.PauseJobRequest(id=job), metadata=metadata),
+        stub.ResumeJob(pb.ResumeJobRequest(id=job), metadata=metadata),
+        stub.CancelJob(pb.CancelJobRequest(id=job), metadata=metadata),
+        stub.DeleteJob(pb.DeleteJobRequest(id=job), metadata=metadata),
+        stub.GetResults(pb.GetResultsRequest(id=job), metadata=metadata),
+        stub.ListDeadLetters(pb.ListDeadLettersRequest(id=job), metadata=metadata),
+        stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job), metadata=metadata),
+    ]
+
+
+async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Processes) -> None:
+    await processes.start()
+    job = await processes.create(lines(2) + b"no JSON\n", key="monthly")
+    await processes.ended(job.id)
+    stub, other = processes.stub, ((TENANT_METADATA, "other"),)
+
+    for call in every_call(stub, job.id, other):
+        assert isinstance(await error(call), errors.JobUnknown)
+    assert not (await stub.ListJobs(pb.ListJobsRequest(), metadata=other)).jobs
+    # The same key is a job of their own; its input must be theirs too.
+    spec = pb.JobSpec(model="echo", input=job.spec.input)
+    theirs = pb.CreateJobRequest(spec=spec, idempotency_key="monthly")
+    refused = await error(stub.CreateJob(theirs, metadata=other))
+    assert isinstance(refused, errors.UploadUnknown)
+    assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
+
+
+async def test_with_identities_gateways_alone_are_answered_and_say_whose_jobs(
+    processes: Processes,
+) -> None:
+    processes.identity = IdentitySettings(api_keys=True, mesh_key=MESH_KEY)
+    await processes.start()
+    stub = processes.stub
+    for metadata in ((), ((TENANT_METADATA, "acme"),), bearer_metadata("x" * 20)):
+        for call in every_call(stub, "job-1", metadata):
+            assert isinstance(await error(call), errors.PermissionDenied)
+
+    assert not (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
+    unknown = await error(stub.GetJob(pb.GetJobRequest(id="job-1"), metadata=OTHER))
+    assert isinstance(unknown, errors.JobUnknown)
+
+
+async def test_an_operator_sees_and_ends_the_jobs_of_all(processes: Processes) -> None:
+    await processes.start()
+    job = await processes.create(lines(1))
+    await processes.ended(job.id)
+    stub = processes.stub
+    (seen,) = (await stub.ListJobs(pb.ListJobsRequest(), metadata=EVERY)).jobs
+    assert (seen.id, seen.tenant) == (job.id, "default")
+    await stub.DeleteJob(pb.DeleteJobRequest(id=job.id), metadata=EVERY)
