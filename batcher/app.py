@@ -25,6 +25,8 @@ from sluice.settings.reload import refuse_changes, reloading
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
+from sluice.tls import channel_credentials
+from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
 from sluice.wire.connection import connect, disconnect
 
@@ -42,7 +44,7 @@ LIVE_KEYS: Final = frozenset(
     for name in ("policy", "policies", "prefetch_rows", "prefetch_bytes", "drain_s")
 )
 """Settings that a running batcher takes over at once; the rest needs a new process."""
-SECTIONS: Final = ("models", "nats", "triton", "batcher")
+SECTIONS: Final = ("models", "nats", "triton", "batcher", "tls")
 """Sections of the settings that a batcher depends on; others may change."""
 
 
@@ -83,6 +85,7 @@ class Batcher:
             self._peers,
             self._reporter.changed,
             BatcherMetrics(registry),
+            channel_credentials(settings.tls.mesh),
         )
         self._loops = {model.name: self._new_loop(model) for model in settings.models}
 
@@ -242,7 +245,14 @@ async def _connected(
         for process in processes:
             process.on_loss()
 
-    nats_client = await connect(settings.nats, f"batcher {batcher}", on_loss, PING_INTERVAL_S)
+    nats_client = await connect(
+        settings.nats,
+        permissions.BATCHER,
+        batcher,
+        on_loss,
+        PING_INTERVAL_S,
+        settings.tls.mesh,
+    )
     try:
         await MetricsExchange(SERVICE_BATCHER, batcher, registry).start(nats_client)
         processes.append(Batcher(nats_client, settings, batcher, tracer, registry))

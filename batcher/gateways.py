@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
-from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_report, unpack
 from sluice.wire.connection import settle
 
 log = logging.getLogger(__name__)
@@ -99,9 +99,9 @@ class Gateways:
 
         async def report(message: Msg) -> None:
             try:
-                events.on_report(unpack(control_pb2.BatcherReport, message.data))
+                events.on_report(read_report(message.subject, message.data))
             except MalformedMessage as error:
-                log.warning("%s: %s", subjects.REPORTS, error)
+                log.warning("%s: %s", message.subject, error)
 
         async def absent(message: Msg) -> None:
             gateway = message.subject.rpartition(".")[2]
@@ -116,7 +116,7 @@ class Gateways:
             pending_bytes_limit=PENDING_BYTES,
         )
         await self._nats.subscribe(subjects.CONTROL, cb=control)
-        await self._nats.subscribe(subjects.REPORTS, cb=report)
+        await self._nats.subscribe(subjects.ALL_REPORTS, cb=report)
         await self._nats.subscribe(subjects.all_absent(self._batcher), cb=absent)
         # The first report brings tasks.
         await settle(self._nats, SETTLE_S)
@@ -171,7 +171,8 @@ class Reporter:
         self._nats = nats_client
         self._batcher = batcher
         self._models = models
-        self._sequence = 0
+        # Above that of an earlier process with this id, whose reports are known still.
+        self._sequence = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -206,6 +207,6 @@ class Reporter:
 
     async def _send(self, report: control_pb2.BatcherReport) -> None:
         try:
-            await self._nats.publish(subjects.REPORTS, pack(report))
+            await self._nats.publish(subjects.report(self._batcher), pack(report))
         except nats.errors.Error as error:
             log.warning("report: %s", error)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import grpc
 from nats.aio.client import Client
 
 from batcher.core.effects import Effects
@@ -51,6 +52,7 @@ class Process:
         peers: the other batchers.
         on_readiness: called when the readiness of a model changed.
         metrics: what it counts.
+        worker_credentials: for calls to Triton; None: not encrypted.
     """
 
     nats_client: Client
@@ -60,6 +62,7 @@ class Process:
     peers: Peers
     on_readiness: Callable[[], None]
     metrics: BatcherMetrics
+    worker_credentials: grpc.ChannelCredentials | None = None
 
 
 class ModelLoop:
@@ -84,7 +87,8 @@ class ModelLoop:
             ranked=workers,
             standby=model.standby,
         )
-        self._fleet = Fleet(urls, model, process.batcher, batcher, self)
+        credentials = process.worker_credentials
+        self._fleet = Fleet(urls, model, process.batcher, batcher, self, credentials)
         self.inbox = Inbox(
             process.nats_client,
             model.name,

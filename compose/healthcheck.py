@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nats.aio.subscription import Subscription
 
 from sluice.internal.v1.control_pb2 import BatcherReport
+from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack
-from sluice.wire.subjects import REPORTS
 
 TIMEOUT_S: Final = 3.5
 """A batcher reports every second, so three of its reports may be lost."""
@@ -55,7 +55,7 @@ async def check_batcher(nats_url: str, batcher: str) -> None:
             servers = nats_url.split(",")
             client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1)
             try:
-                await _await_report(await client.subscribe(REPORTS), batcher)
+                await _await_report(await client.subscribe(subjects.report(batcher)), batcher)
             finally:
                 await client.close()
     except (OSError, TimeoutError, nats.errors.Error, MalformedMessage) as error:

@@ -62,10 +62,11 @@ from sluice.startup import listen_problem, split_address
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
+from sluice.tls import AUTHORITIES, server_credentials
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
-from sluice.wire import jetstream
+from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key, shared_secret
 from sluice.wire.connection import connect, disconnect
 
@@ -196,7 +197,9 @@ class Gateway:
         texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
         self._service = InferenceService(generator, texts, admission, self._loads)
         self._items = ItemsService(generator, catalog.facts)
-        self._jobs = JobForwarder(settings.jobs, lambda: self.authenticator.mesh_key)
+        self._jobs = JobForwarder(
+            settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
+        )
         self._health = GatewayHealth(
             self._loads, catalog, lambda: self._transport.connected, self._transport.stores
         )
@@ -242,9 +245,11 @@ class Gateway:
         self._bind()
         client = await connect(
             self._settings.nats,
+            permissions.GATEWAY,
             self._transport.gateway_id,
             self._on_loss,
             PING_INTERVAL_S,
+            self._settings.tls.mesh,
         )
         try:
             await self._start_store(client)
@@ -432,9 +437,20 @@ class Gateway:
                 f"{key}: {self.address} is {problem}; choose another or stop what uses it"
             )
         try:
-            bound = self._server.add_insecure_port(self.address)
+            bound = self._add_port()
         except RuntimeError as error:
             raise SetupError(f"{key}: {self.address} cannot be served: {error}") from error
         self.address = f"{self.address.rpartition(':')[0]}:{bound}"
         if self.http is not None:
             self.http.bind()
+
+    def _add_port(self) -> int:
+        tls = self._settings.tls
+        if tls.serving is None:
+            return self._server.add_insecure_port(self.address)
+        # Processes of the mesh call too, with the certificates that they have.
+        others = () if tls.mesh is None else (tls.mesh / AUTHORITIES,)
+        client_cas = () if tls.client_ca is None else (tls.client_ca, *others)
+        return self._server.add_secure_port(
+            self.address, server_credentials(tls.serving, client_cas)
+        )

@@ -6,6 +6,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -29,9 +30,10 @@ from sluice.startup import listen_problem, reachable, split_address
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_JOBS
 from sluice.telemetry.registry import MetricRegistry
+from sluice.tls import AUTHORITIES, server_credentials
 from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
-from sluice.wire import jetstream
+from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key
 from sluice.wire.connection import connect, disconnect
 
@@ -65,11 +67,15 @@ async def serve(
     """
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
-    client = await connect(settings.nats, process, lambda: None, PING_INTERVAL_S)
+    tls = settings.tls.mesh
+    client = await connect(
+        settings.nats, permissions.JOBS, process, lambda: None, PING_INTERVAL_S, tls
+    )
     gateways: Gateways | None = None
     try:
         key = await _mesh_key(settings, client)
-        gateways = Gateways(settings.jobs.gateways or reachable(settings.gateway.address), key)
+        addresses = settings.jobs.gateways or reachable(settings.gateway.address)
+        gateways = Gateways(addresses, key, tls)
         store = await _started_store(settings, client)
         outside = Outside.of(settings.jobs)
         registry = registry or MetricRegistry()
@@ -78,7 +84,7 @@ async def serve(
         await MetricsExchange(SERVICE_JOBS, process, registry).start(client)
         await scheduler.start(client)
         service = JobService(store, outside, _ModelNames(gateways))
-        async with _serving(settings.jobs.address, service, key):
+        async with _serving(settings.jobs.address, service, key, tls):
             running = asyncio.create_task(scheduler.run())
             await stop.wait()
             running.cancel()
@@ -144,7 +150,7 @@ async def _refuse(_: Any, context: Any) -> None:
 
 
 async def _started_store(settings: Settings, client: Client) -> JobStore:
-    store = JobStore(settings.jobs, settings.nats.replicas)
+    store = JobStore(settings.jobs, settings.nats.replicas, owner=settings.tls.mesh is None)
     try:
         await store.start(client)
     except (TimeoutError, NatsError, TransportUnavailable) as error:
@@ -156,7 +162,9 @@ async def _started_store(settings: Settings, client: Client) -> JobStore:
 
 
 @contextlib.asynccontextmanager
-async def _serving(address: str, service: JobService, mesh_key: str | None) -> AsyncIterator[None]:
+async def _serving(
+    address: str, service: JobService, mesh_key: str | None, tls: Path | None
+) -> AsyncIterator[None]:
     server = grpc.aio.server(
         interceptors=[] if mesh_key is None else [_MeshOnly(mesh_key)],
         options=[
@@ -171,7 +179,10 @@ async def _serving(address: str, service: JobService, mesh_key: str | None) -> A
     host, port = split_address(address, "jobs.address")
     if problem := listen_problem(host, port):
         raise SetupError(f"jobs.address: {address} is {problem}; choose another")
-    bound = server.add_insecure_port(address)
+    if tls is None:
+        bound = server.add_insecure_port(address)
+    else:
+        bound = server.add_secure_port(address, server_credentials(tls, (tls / AUTHORITIES,)))
     await server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     _log.info("jobs are served on %s:%d", host, bound)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -13,6 +14,7 @@ from sluice.client.channel import bearer_metadata, error_of, open_aio
 from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
+from sluice.tls import channel_credentials
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
 
@@ -31,9 +33,10 @@ class Gateways:
         metadata: of every call: what processes of the mesh show each other.
     """
 
-    def __init__(self, address: str, mesh_key: str | None = None) -> None:
+    def __init__(self, address: str, mesh_key: str | None = None, tls: Path | None = None) -> None:
+        """``tls``: folder of this process's certificate for calls between processes."""
         self.metadata = bearer_metadata(mesh_key)
-        self._channel = open_aio(address)
+        self._channel = open_aio(address, channel_credentials(tls))
         self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
         self.models = InferenceServiceStub(self._channel)
         self.count = max(1, len(address.split(",")))

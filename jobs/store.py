@@ -46,13 +46,11 @@ class Fenced(Exception):
 class JobStore:
     """All of it. Methods raise TransportUnavailable while JetStream does not answer, StorageFull when it is full."""
 
-    def __init__(self, settings: JobsSettings, replicas: int) -> None:
-        self._replicas = replicas
-        self._records = Bucket(jetstream.jobs_bucket(), replicas)
-        self._streams = (
-            jetstream.job_inputs_stream(settings.inputs_max_bytes),
-            jetstream.job_results_stream(settings.results_max_bytes),
-        )
+    def __init__(self, settings: JobsSettings, replicas: int, *, owner: bool = True) -> None:
+        """``owner``: see `jetstream.ensure_stream`."""
+        self._replicas, self._owner = replicas, owner
+        self._records = Bucket(jetstream.jobs_bucket(), replicas, owner=owner)
+        self._streams = jetstream.job_streams(settings)
         self._jetstream: JetStreamContext | None = None
 
     async def start(self, client: Client) -> None:
@@ -64,7 +62,9 @@ class JobStore:
         self._jetstream = client.jetstream(timeout=ANSWER_S)
         await self._records.start(client)
         for config in self._streams:
-            await jetstream.ensure_stream(self._jetstream, config, self._replicas)
+            await jetstream.ensure_stream(
+                self._jetstream, config, self._replicas, owner=self._owner
+            )
 
     # Records.
 

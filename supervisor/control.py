@@ -190,6 +190,9 @@ def _carried(settings: Settings, running: Settings) -> Settings:
         update["nats"] = settings.nats.model_copy(
             update={"url": running.nats.url, "port": running.nats.port}
         )
+    if running.tls.embedded:
+        update["nats"] = running.nats
+        update["tls"] = running.tls
     embedded = embedded_models(settings)
     update["models"] = tuple(
         _carried_model(model, running) if model in embedded else model for model in settings.models

@@ -25,7 +25,12 @@ _LOG: Final = "supervisor"
 
 
 def start_detached(
-    state: StateDir, config: Path | None, address: str | None, http: str | None = None
+    state: StateDir,
+    config: Path | None,
+    address: str | None,
+    http: str | None = None,
+    *,
+    secure: bool = False,
 ) -> float:
     """Starts a supervisor in a session of its own; returns the seconds its mesh took until it was ready.
 
@@ -38,7 +43,7 @@ def start_detached(
     state.create()
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
-        process, log_start = _spawn_detached(state, config, address, http, writing)
+        process, log_start = _spawn_detached(state, config, address, http, writing, secure=secure)
         os.close(writing)
         try:
             bound_s = load(config).triton.start_s + START_S
@@ -56,6 +61,8 @@ def _spawn_detached(
     address: str | None,
     http: str | None,
     descriptor: int,
+    *,
+    secure: bool,
 ) -> tuple[subprocess.Popen[bytes], int]:
     command = [*module_command("supervisor.serve", config and config.resolve())]
     command += ["--state-dir", str(state.root), "--report-fd", str(descriptor)]
@@ -63,6 +70,8 @@ def _spawn_detached(
         command += ["--address", address]
     if http is not None:
         command += ["--http", http]
+    if secure:
+        command.append("--secure")
     with state.log(_LOG).open("ab") as log:
         process = subprocess.Popen(
             command,

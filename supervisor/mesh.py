@@ -23,12 +23,14 @@ from model_workers.deploy import render_repository
 from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import is_loopback, reachable
+from sluice.tls import AUTHORITIES, channel_credentials, open_channel
 from supervisor.child import Child
-from supervisor.nats import wait_for_nats
+from supervisor.nats import prepare_streams, wait_for_nats
 from supervisor.plan import (
     TRITON,
     MeshPlan,
     batcher_spec,
+    certify,
     check_models,
     checked_port,
     gateway_spec,
@@ -85,6 +87,18 @@ class Mesh:
         assert self.settings.nats.url is not None
         return self.settings.nats.url
 
+    @property
+    def ca(self) -> Path | None:
+        """The authorities of the gateways' certificates, for callers; None: they are not encrypted."""
+        if self._plan.authority is not None and self.settings.tls.callers is None:
+            return self._plan.authority.ca
+        serving = self.settings.tls.serving
+        return None if serving is None else serving / AUTHORITIES
+
+    @property
+    def _tls(self) -> Path | None:
+        return self.settings.tls.mesh
+
     def worker_address(self, model: str) -> str:
         """Host and port of the first worker of ``model``."""
         served = self.settings.model(model)
@@ -101,6 +115,7 @@ class Mesh:
             stop_s=self.supervisor.stop_s,
             address=self.address,
             http=self.http,
+            ca=None if self.ca is None else str(self.ca),
             nats_url=self.nats_url,
             processes=self.supervisor.states,
         )
@@ -118,8 +133,10 @@ class Mesh:
         if self._plan.nats is not None:
             self.supervisor.start(nats_spec(self._plan.nats, self.state_dir))
             await self.supervisor.during_start(
-                wait_for_nats(self.nats_url, self.settings.nats.connect_s)
+                wait_for_nats(self.nats_url, self.settings.nats.connect_s, self._tls)
             )
+            if self._plan.authority is not None:
+                await self.supervisor.during_start(prepare_streams(self.settings))
         for config in self._plan.tritons:
             spec = triton_spec(config, self.state_dir.log(config.name))
             self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
@@ -130,9 +147,11 @@ class Mesh:
             self.supervisor.start(jobs_spec(self._plan, one), kill_when_stopped)
         for gateway in self._plan.gateways:
             address = reachable(gateway.address)
-            await self.supervisor.during_start(wait_until_serving(address, models, bound_s))
+            serving = wait_until_serving(address, models, bound_s, self._tls)
+            await self.supervisor.during_start(serving)
         for one in self._plan.jobs:
-            await self.supervisor.during_start(wait_until_reachable(one.name, one.address, bound_s))
+            answering = wait_until_reachable(one.name, one.address, bound_s, self._tls)
+            await self.supervisor.during_start(answering)
         self.ready_s = time.monotonic() - begun
         self._ready = True
         self._write_state()
@@ -144,6 +163,7 @@ class Mesh:
 
     def _prepare_files(self) -> None:
         state = self.state_dir
+        certify(self._plan)
         shutil.rmtree(state.models, ignore_errors=True)
         render_repository(self.settings, state.models)
         write_atomically(state.config, self.settings.to_yaml())
@@ -234,7 +254,7 @@ async def running_worker(settings: Settings, host: str, port: int) -> AsyncItera
     here = _served_here(settings)
     check_models(here)
     port = checked_port("triton.port", host, port, set())
-    if not is_loopback(host):
+    if not is_loopback(host) and here.tls.mesh is None:
         logger.warning("%s:%d is open without credentials: keep it in a closed network", host, port)
     with tempfile.TemporaryDirectory(prefix="sluice-worker-") as root:
         models = tuple(worker for model in here.models for worker in model.triton_models)
@@ -243,7 +263,7 @@ async def running_worker(settings: Settings, host: str, port: int) -> AsyncItera
         supervisor, start_s = Supervisor(), settings.triton.start_s
         try:
             supervisor.start(triton_spec(config, log=None), triton_watcher(config, start_s))
-            await supervisor.during_start(wait_for_triton(config.address, start_s))
+            await supervisor.during_start(wait_for_triton(config.address, start_s, config.tls))
             yield f"{host}:{port}"
         finally:
             await supervisor.stop()
@@ -255,7 +275,9 @@ def _served_here(settings: Settings) -> Settings:
     return settings.model_copy(update={"models": models, "triton": triton})
 
 
-async def wait_until_serving(address: str, models: Sequence[str], bound_s: float) -> None:
+async def wait_until_serving(
+    address: str, models: Sequence[str], bound_s: float, tls: Path | None = None
+) -> None:
     """Returns when the gateway at ``address`` says SERVING for each of ``models``.
 
     Raises:
@@ -265,7 +287,7 @@ async def wait_until_serving(address: str, models: Sequence[str], bound_s: float
     try:
         async with (
             asyncio.timeout(bound_s),
-            grpc.aio.insecure_channel(address, _OPTIONS) as channel,
+            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
         ):
             for model in models:
                 async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
@@ -279,7 +301,9 @@ async def wait_until_serving(address: str, models: Sequence[str], bound_s: float
         ) from None
 
 
-async def wait_until_reachable(name: str, address: str, bound_s: float) -> None:
+async def wait_until_reachable(
+    name: str, address: str, bound_s: float, tls: Path | None = None
+) -> None:
     """Returns when a gRPC server answers at ``address``.
 
     Raises:
@@ -288,7 +312,7 @@ async def wait_until_reachable(name: str, address: str, bound_s: float) -> None:
     try:
         async with (
             asyncio.timeout(bound_s),
-            grpc.aio.insecure_channel(address, _OPTIONS) as channel,
+            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
         ):
             await channel.channel_ready()
     except TimeoutError:

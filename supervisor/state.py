@@ -9,6 +9,7 @@
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
 | ``models/`` | the Triton model repository, rendered at start |
 | ``nats/`` | JetStream's store; survives `down` |
+| ``tls/`` | the authority and certificates of a secured mesh (`supervisor.certificates`); survives `down` |
 | ``logs/NAME.log`` | output of each process |
 """
 
@@ -25,7 +26,7 @@ import psutil
 from sluice.errors import SetupError
 
 STATE_DIR_VARIABLE: Final = "SLUICE_STATE_DIR"
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class MeshState:
         ready: whether the start is complete.
         stop_s: how long a stop may take, seconds.
         address: of the gateway, or of several with commas between them.
+        ca: file with the authorities of its certificate; None: it is not encrypted.
         processes: in the order of their start.
         http: where HTTP is served, like ``address``; None: nowhere.
     """
@@ -74,6 +76,7 @@ class MeshState:
     ready: bool
     stop_s: float
     address: str
+    ca: str | None
     nats_url: str
     processes: tuple[ProcessState, ...]
     http: str | None = None
@@ -107,6 +110,7 @@ class StateDir:
         self.config = self.root / "config.yaml"
         self.models = self.root / "models"
         self.nats = self.root / "nats"
+        self.tls = self.root / "tls"
         self.logs = self.root / "logs"
         self._lock = self.root / "lock"
         self._state = self.root / "state.json"

@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sluice.client import AsyncClient, Model, RetryPolicy, RouterHealth
-from sluice.errors import SluiceError
+from sluice.errors import SettingsError, SluiceError
 from sluice.settings import load
 from sluice.startup import LOOPBACK
 from sluice.startup import answers as port_answers
+from sluice.wire.connection import NatsUnreachable
 from supervisor.nats import wait_for_nats
 from supervisor.plan import BATCHER, NATS, is_gateway, is_jobs, is_worker
 from supervisor.state import MeshState, ProcessState, StateDir
@@ -66,7 +68,8 @@ async def report_of(directory: StateDir) -> MeshReport:
         return MeshReport(False, starting if locked else absent, str(directory.root))
     gateway, answering = _Gateway(), frozenset[str]()
     if locked:
-        gateway, answering = await _ask(state, _mesh_key(directory))
+        credentials = operator_certificate(directory), _mesh_key(directory)
+        gateway, answering = await _ask(state, *credentials)
     processes = tuple(
         _process_report(process, process.name in answering) for process in state.processes
     )
@@ -94,18 +97,26 @@ class _Gateway:
     routers: tuple[RouterHealth, ...] = ()
 
 
-async def _ask(state: MeshState, key: str) -> tuple[_Gateway, frozenset[str]]:
+def operator_certificate(directory: StateDir) -> Path | None:
+    """Folder of the operator's certificate."""
+    try:
+        return load(directory.config).tls.mesh
+    except SettingsError:
+        return None
+
+
+async def _ask(state: MeshState, tls: Path | None, key: str) -> tuple[_Gateway, frozenset[str]]:
     """The answers of one gateway, and the names of the processes that answer; the batcher needs a ready model."""
     workers = [process for process in state.processes if is_worker(process.name)]
     jobs = [process for process in state.processes if is_jobs(process.name)]
     gateways, nats, served, loaded = await asyncio.gather(
-        asyncio.gather(*(_ask_gateway(one, key) for one in state.address.split(","))),
-        _in_time(wait_for_nats(state.nats_url, BOUND_S)),
+        asyncio.gather(*(_ask_gateway(one, state.ca, key) for one in state.address.split(","))),
+        _in_time(wait_for_nats(state.nats_url, BOUND_S, tls)),
         asyncio.gather(
             *(asyncio.to_thread(port_answers, LOOPBACK, one.port or 0, BOUND_S) for one in jobs)
         ),
         asyncio.gather(
-            *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S)) for w in workers)
+            *(_in_time(wait_for_triton(f"{LOOPBACK}:{w.port}", BOUND_S, tls)) for w in workers)
         ),
     )
     gateway = next((one for one in gateways if one.answers), _Gateway())
@@ -118,9 +129,9 @@ async def _ask(state: MeshState, key: str) -> tuple[_Gateway, frozenset[str]]:
     return gateway, frozenset(name for name, answered in answers.items() if answered)
 
 
-async def _ask_gateway(address: str, key: str) -> _Gateway:
+async def _ask_gateway(address: str, ca: str | None, key: str) -> _Gateway:
     try:
-        async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key) as client:
+        async with AsyncClient(address, RetryPolicy(start_tries=1), api_key=key, ca=ca) as client:
             models, routers = await asyncio.gather(
                 client.list_models(timeout_s=BOUND_S), client.router_health(timeout_s=BOUND_S)
             )
@@ -137,7 +148,7 @@ def _mesh_key(directory: StateDir) -> str:
 async def _in_time(answer: Awaitable[None]) -> bool:
     try:
         await answer
-    except TimeoutError:
+    except (TimeoutError, NatsUnreachable, SettingsError):
         return False
     return True
 

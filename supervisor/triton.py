@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from sluice.errors import SetupError
 from sluice.startup import LOOPBACK, reachable
+from sluice.tls import AUTHORITIES, CERTIFICATE, KEY, channel_credentials, open_channel
 
 RESTRICTED: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 """Groups of calls that only a holder of the secret may make."""
@@ -76,6 +75,7 @@ class TritonConfig:
         exit_timeout_s: how long models may take to finish after SIGTERM, seconds.
         load_timeout_s: how long the server waits for the stub of a model to start, seconds. In 2.51 it does not
             bound the model's own ``initialize``.
+        tls: folder of its certificate; callers must show one of the mesh. Read at start only.
         shm_prefix: how names of this server's shared memory begin; unique among the servers of a machine.
     """
 
@@ -91,6 +91,7 @@ class TritonConfig:
     exit_timeout_s: int = 5
     load_timeout_s: int = 300
     shm_prefix: str = "sluice_triton_"
+    tls: Path | None = None
 
     @property
     def address(self) -> str:
@@ -190,8 +191,22 @@ def triton_command(config: TritonConfig) -> tuple[str, ...]:
         # Both serve backends that hold tensors on GPUs in Triton itself; our engines hold their own.
         "--pinned-memory-pool-byte-size=0",
         "--enable-peer-access=false",
+        *tls_arguments(config.tls),
         *_metrics_arguments(config.metrics_port),
         *_trace_arguments(config),
+    )
+
+
+def tls_arguments(folder: Path | None) -> tuple[str, ...]:
+    """Triton's options that encrypt its port and ask callers for a certificate."""
+    if folder is None:
+        return ()
+    return (
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={folder / CERTIFICATE}",
+        f"--grpc-server-key={folder / KEY}",
+        f"--grpc-root-cert={folder / AUTHORITIES}",
     )
 
 
@@ -219,7 +234,7 @@ def triton_environment(runtime: Path, base: Mapping[str, str] | None = None) -> 
     return environment
 
 
-async def wait_for_triton(address: str, bound_s: float) -> None:
+async def wait_for_triton(address: str, bound_s: float, tls: Path | None = None) -> None:
     """Returns when the server at ``address`` answers, which it does from when its models are loaded.
 
     A model that fails to load ends the server instead, so watch the process as well. Nothing in the server bounds how
@@ -234,7 +249,7 @@ async def wait_for_triton(address: str, bound_s: float) -> None:
         # A connection of its own: another channel's back-off must not slow this one.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with open_channel(address, channel_credentials(tls), options) as channel:
         await asyncio.wait_for(channel.channel_ready(), bound_s)
 
 

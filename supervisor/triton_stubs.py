@@ -32,7 +32,7 @@ async def until_lost(server: Child, config: TritonConfig, start_s: float) -> Non
     Raises:
         TimeoutError: it did not start in time.
     """
-    await wait_for_triton(config.address, start_s)
+    await wait_for_triton(config.address, start_s, config.tls)
     stubs = stub_pids(server.pid)
     if stubs.keys() >= {f"{model}_0_0" for model in config.models}:
         await first_lost([server.pid, *stubs.values()])

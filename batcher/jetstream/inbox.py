@@ -83,7 +83,7 @@ class Inbox:
     async def _prepare(self) -> None:
         """Makes sure that streams and consumer exist."""
         js = self._nats.jetstream()
-        await jetstream.ensure_streams(js, self._nats_settings)
+        await jetstream.ensure_streams(js, self._nats_settings, owner=False)
         config = jetstream.tasks_consumer(self._model, self._nats_settings)
         await js.add_consumer(subjects.TASKS_STREAM, config)
 

@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from batcher.core.workers import ChannelBroken
 from sluice.internal.v1 import worker_pb2
 from sluice.telemetry.tracing import TRACEPARENT
+from sluice.tls import open_channel
 from sluice.wire.codec import MalformedMessage, pack, unpack
 
 STREAM_END_S: Final = 1.0
@@ -52,9 +53,11 @@ FAULTS: Final = (
 class WorkerClient:
     """One Triton model at one address."""
 
-    def __init__(self, url: str, triton_model: str) -> None:
+    def __init__(
+        self, url: str, triton_model: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
         self._model = triton_model
-        self._grpc = grpc.aio.insecure_channel(url, options=GRPC_OPTIONS)
+        self._grpc = open_channel(url, credentials, GRPC_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._grpc)
 
     def stream(self, traceparent: str = "") -> Call:

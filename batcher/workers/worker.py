@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+import grpc
+
 from batcher.core.effects import Cancelled
 from batcher.workers.client import (
     FAULTS,
@@ -72,9 +74,10 @@ class Worker:
         batcher: str,
         settings: BatcherSettings,
         events: WorkerEvents,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.name = name_of(url, triton_model)
-        self._client = WorkerClient(url, triton_model)
+        self._client = WorkerClient(url, triton_model, credentials)
         self._batcher = batcher
         self._settings = settings
         self._events = events
@@ -249,9 +252,10 @@ class Fleet:
         batcher: str,
         settings: BatcherSettings,
         events: WorkerEvents,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._workers = {
-            name_of(url, name): Worker(url, name, batcher, settings, events)
+            name_of(url, name): Worker(url, name, batcher, settings, events, credentials)
             for url in urls
             for name in model.triton_models
         }

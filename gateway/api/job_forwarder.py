@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -16,6 +17,7 @@ from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
 from sluice.settings import JobsSettings
 from sluice.telemetry.tracing import TRACEPARENT
+from sluice.tls import channel_credentials
 from sluice.v1 import jobs_pb2
 from sluice.v1.jobs_pb2_grpc import JobServiceStub
 
@@ -29,10 +31,13 @@ RETRY_AFTER_S: Final = 1.0
 class JobForwarder(grpc.GenericRpcHandler):
     """Passes calls on. To HTTP/2 each of them is a stream of messages in both directions."""
 
-    def __init__(self, settings: JobsSettings, mesh_key: Callable[[], str | None]) -> None:
-        """``mesh_key``: what processes of the mesh show each other; None: nothing."""
+    def __init__(
+        self, settings: JobsSettings, mesh_key: Callable[[], str | None], tls: Path | None = None
+    ) -> None:
+        """What processes of the mesh show each other: ``mesh_key`` (None: nothing), and the certificate in ``tls``."""
         self._address = settings.address
         self._mesh_key = mesh_key
+        self._credentials = channel_credentials(tls)
         self._channel: grpc.aio.Channel | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -94,7 +99,7 @@ class JobForwarder(grpc.GenericRpcHandler):
         if self._address.endswith(":0"):
             raise JobsDisabled("this mesh runs no jobs: set jobs.replicas, or jobs.address")
         if self._channel is None:
-            self._channel = open_aio(self._address)
+            self._channel = open_aio(self._address, self._credentials)
         return self._channel
 
 

@@ -21,10 +21,17 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.control_pb2 import Announce, BatcherReport, ControlMessage
+from sluice.internal.v1.control_pb2 import Announce, ControlMessage
 from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
-from sluice.wire.codec import MalformedMessage, OversizedMessage, header_bytes, pack, unpack
+from sluice.wire.codec import (
+    MalformedMessage,
+    OversizedMessage,
+    header_bytes,
+    pack,
+    read_report,
+    unpack,
+)
 from sluice.wire.connection import disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
 
@@ -78,7 +85,7 @@ class NatsTransport:
         """
         self._client = client
         await self._subscribe(subjects.frames(self.gateway_id), FrameBundle, self._on_frames)
-        await self._subscribe(subjects.REPORTS, BatcherReport, self._on_report)
+        await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.all_absent(self.gateway_id), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
         await client.publish(subjects.CONTROL, pack(announce))
@@ -236,7 +243,12 @@ class NatsTransport:
         finally:
             self._taking = False
 
-    async def _on_report(self, report: BatcherReport) -> None:
+    async def _on_report(self, message: Msg) -> None:
+        try:
+            report = read_report(message.subject, message.data)
+        except MalformedMessage as error:
+            _log.error("NATS: a report is dropped: %s", error)
+            return
         now = time.monotonic()
         self._loads.update(report, now)
         self._registry.dispatch.heard(report.batcher, now)

@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "down": ("mesh", "down", "mesh"),
     "reload": ("mesh", "reload", "mesh"),
     "status": ("mesh", "status", "mesh"),
+    "certs": ("certs", "certs", "mesh"),
     "demo": ("demo", "demo", "mesh"),
     "generate": ("generate", "generate", ""),
     "chat": ("chat", "chat", ""),

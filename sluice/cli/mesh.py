@@ -9,6 +9,7 @@ import typer
 
 from sluice.cli import failure, options, output
 from sluice.client import Client, Model
+from sluice.client.channel import CA_VARIABLE
 
 if TYPE_CHECKING:
     from supervisor.mesh import Mesh
@@ -31,6 +32,9 @@ def up(
         Path | None, typer.Option(help="Logs, state and tasks; default $SLUICE_STATE_DIR.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready.")] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Encrypt everything with certificates of its own.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Start nats-server, tritonserver, batcher and gateway, and keep them up until Ctrl-C."""
@@ -38,7 +42,7 @@ def up(
     if detach:
         from supervisor.detach import start_detached
 
-        ready_s = start_detached(state, config, address, http)
+        ready_s = start_detached(state, config, address, http, secure=secure)
         mesh = state.read()
         assert mesh is not None, "the detached supervisor has written it"
         _write_started(mesh, ready_s, as_json)
@@ -48,7 +52,7 @@ def up(
     from sluice.telemetry.logs import log_to_stderr
     from supervisor.serve import serve, settings_of
 
-    settings = settings_of(config, address, http)
+    settings = settings_of(config, address, http, secure=secure)
     log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
 
     def on_ready(mesh: "Mesh") -> None:
@@ -132,6 +136,8 @@ def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
         return
     rows = [(p.name, str(p.pid), str(p.port or "-"), p.log or "-") for p in state.processes]
     output.write_table(("process", "pid", "port", "log"), rows)
+    if state.ca is not None:
+        print(f"callers need: export {CA_VARIABLE}={state.ca}")
     print(f"ready in {ready_s:.1f} s at {state.address}{_http(state.http)}", flush=True)
 
 

@@ -52,8 +52,11 @@ def settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
 async def connected(settings: "Settings") -> AsyncIterator["Client"]:
     """A connection to the NATS of ``settings``; raises NatsUnreachable."""
     from sluice.wire.connection import connect, disconnect
+    from sluice.wire.permissions import OPERATOR
 
-    client = await connect(settings.nats, "sluice-cli", lambda: None, PING_S)
+    client = await connect(
+        settings.nats, OPERATOR, OPERATOR, lambda: None, PING_S, settings.tls.mesh
+    )
     try:
         yield client
     finally:

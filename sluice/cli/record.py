@@ -44,7 +44,7 @@ def record(
     with out.open("w", encoding="utf-8") as file:
         recorder = Recorder(lambda line: print(line, file=file, flush=True))
         try:
-            asyncio.run(recorder.run(url, seconds, settle))
+            asyncio.run(recorder.run(url, seconds, settle, _certificate_of_mesh(state_dir)))
         except KeyboardInterrupt:
             output.note("interrupted")
     if not recorder.written:
@@ -76,7 +76,7 @@ class Recorder:
             return 0
         return len(self._recording) + self._recording.dropped
 
-    async def run(self, url: str, seconds: float, settle_s: float) -> None:
+    async def run(self, url: str, seconds: float, settle_s: float, tls: Path | None = None) -> None:
         """Records new requests for ``seconds``, and waits at most ``settle_s`` for their ends.
 
         Raises:
@@ -85,7 +85,7 @@ class Recorder:
         from simulator.trace import Recording
         from sluice.wire import subjects
 
-        client = await _connect(url)
+        client = await _connect(url, tls)
         try:
             self._recording = Recording(time.monotonic())
             tasks = [
@@ -137,16 +137,24 @@ class Recorder:
         self._ended.set()
 
 
-async def _connect(url: str) -> "Client":
+async def _connect(url: str, tls: Path | None) -> "Client":
     import nats
     import nats.errors
+
+    from sluice.tls import ClientContext
+    from sluice.wire.connection import secured
 
     async def on_error(error: Exception) -> None:
         output.note(f"nats: {error}")
 
     try:
         async with asyncio.timeout(CONNECT_S):
-            return await nats.connect(url.split(","), name="sluice-record", error_cb=on_error)
+            return await nats.connect(
+                url.split(","),
+                name="sluice-record",
+                error_cb=on_error,
+                **secured(None if tls is None else ClientContext(tls)),
+            )
     except (OSError, TimeoutError, nats.errors.Error) as error:
         message = f"no NATS server answered at {url}: {error or 'no answer in time'}"
         raise failure.CommandFailed("NATS_UNREACHABLE", message) from error
@@ -161,3 +169,11 @@ def _url_of_mesh(state_dir: Path | None) -> str:
         message = f"no mesh runs with {directory.root}; `sluice up` starts one, or give --nats-url"
         raise failure.CommandFailed("NOT_READY", message)
     return state.nats_url
+
+
+def _certificate_of_mesh(state_dir: Path | None) -> Path | None:
+    """Folder of the operator's certificate; None: the mesh is not encrypted, or is not on this machine."""
+    from supervisor.state import StateDir
+    from supervisor.status import operator_certificate
+
+    return operator_certificate(StateDir.of(state_dir))

@@ -86,6 +86,9 @@ class Client(Caller):
         retry: how often and how soon to try again.
         tenant: who pays, where the gateway asks for no credentials; unset: "default".
         api_key: who calls, where it does: an API key or a JSON Web Token. Unset: SLUICE_API_KEY.
+        ca: PEM file of the authorities of the gateway's certificate, or "system" for public ones; unset: SLUICE_CA,
+            else the call is not encrypted.
+        cert, key: PEM files of the caller, where the gateway asks for a certificate; unset: SLUICE_CERT, SLUICE_KEY.
 
     Attributes:
         jobs: offline jobs.
@@ -97,13 +100,17 @@ class Client(Caller):
         retry: RetryPolicy | None = None,
         tenant: str | None = None,
         api_key: str | None = None,
+        *,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
     ) -> None:
         self.address = channel.resolve_address(address)
         super().__init__(
             channel.call_metadata(tenant, api_key),
             retry or RetryPolicy.for_gateways(channel.has_several(self.address)),
         )
-        self._channel = channel.open_blocking(self.address)
+        self._channel = channel.open_blocking(self.address, channel.credentials_of(ca, cert, key))
         self.jobs = Jobs(self._channel, self._metadata, self._retry)
         self._stub = InferenceServiceStub(self._channel)
         self._admin = AdminServiceStub(self._channel)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import grpc
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE: Final = "SLUICE_ADDRESS"
 API_KEY_VARIABLE: Final = "SLUICE_API_KEY"
+CA_VARIABLE: Final = "SLUICE_CA"
+CERT_VARIABLE: Final = "SLUICE_CERT"
+KEY_VARIABLE: Final = "SLUICE_KEY"
+SYSTEM_CA: Final = "system"
 
 LOOKUP_S: Final = 10.0
 """How long counting tokens and listing models may take, seconds."""
@@ -34,6 +39,8 @@ LISTING_S: Final = 120.0
 
 STATUS_KEY: Final = "grpc-status-details-bin"
 _TOO_LARGE: Final = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+_HANDSHAKE: Final = re.compile(r"Socket closed|handshake|CERTIFICATE|SSL", re.IGNORECASE)
+"""How gRPC describes that one side speaks TLS and the other does not, or does not trust it."""
 _OPTIONS: Final = (
     # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -57,14 +64,59 @@ def resolve_address(address: str | None) -> str:
     return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
 
 
-def open_aio(address: str) -> grpc.aio.Channel:
+def credentials_of(
+    ca: str | None = None, cert: str | None = None, key: str | None = None
+) -> grpc.ChannelCredentials | None:
+    """The files that are named, else those of SLUICE_CA, SLUICE_CERT and SLUICE_KEY; None: calls are not encrypted.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or one is missing that belongs to the others.
+    """
+    ca = ca or os.environ.get(CA_VARIABLE)
+    cert = cert or os.environ.get(CERT_VARIABLE)
+    key = key or os.environ.get(KEY_VARIABLE)
+    if bool(cert) != bool(key):
+        raise InvalidRequest.of("cert", "a certificate and its key belong together")
+    if cert and not ca:
+        raise InvalidRequest.of("ca", "name the authorities of the gateway's certificate too")
+    if not ca:
+        return None
+    roots = None if ca == SYSTEM_CA else _file("ca", ca)
+    own = (_file("key", key), _file("cert", cert)) if key and cert else (None, None)
+    return grpc.ssl_channel_credentials(roots, *own)
+
+
+def _file(field: str, path: str) -> bytes:
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidRequest.of(field, f"{path} cannot be read: {error.strerror}") from error
+    if b"-----BEGIN " not in content:
+        raise InvalidRequest.of(field, f"{path} is not PEM")
+    return content
+
+
+def open_aio(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A channel for asyncio; made inside the running loop."""
-    return grpc.aio.insecure_channel(target_of(address), options=_options_of(address))
+    target, options = target_of(address), _options_of(address)
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    options = (*options, *_name_of(address))
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
-def open_blocking(address: str) -> grpc.Channel:
+def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
     """A channel for threads."""
-    return grpc.insecure_channel(target_of(address), options=_options_of(address))
+    target, options = target_of(address), _options_of(address)
+    if credentials is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, credentials, options=(*options, *_name_of(address)))
+
+
+def _name_of(address: str) -> tuple[tuple[str, str], ...]:
+    """The name that every gateway's certificate must have: of several addresses that of the first."""
+    first, *others = [part.strip() for part in address.split(",") if part.strip()] or [address]
+    return (("grpc.default_authority", first),) if others else ()
 
 
 def target_of(address: str) -> str:
@@ -194,6 +246,8 @@ def _foreign(code: grpc.StatusCode, details: str) -> SluiceError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlinePassed("the answer was not complete in time", metadata=metadata)
     if code is grpc.StatusCode.UNAVAILABLE:
+        if _HANDSHAKE.search(details):
+            details += f"; if the gateway is encrypted, name its authorities in {CA_VARIABLE}"
         return ConnectionLost(details, metadata=metadata)
     if code is grpc.StatusCode.CANCELLED:
         return errors.Cancelled(details, metadata=metadata)

@@ -21,6 +21,7 @@ from sluice.settings.mesh import (
     parse,
 )
 from sluice.settings.models import ModelSettings, resolve_model_path
+from sluice.settings.tls import TlsSettings
 
 __all__ = [
     "BatcherSettings",
@@ -39,6 +40,7 @@ __all__ = [
     "SettingsError",
     "TelemetrySettings",
     "TenantSettings",
+    "TlsSettings",
     "TritonSettings",
     "load",
     "otlp_http_endpoint",

@@ -29,6 +29,7 @@ from sluice.settings.identity import IdentitySettings
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
+from sluice.settings.tls import TlsSettings
 
 
 class CallShares(Section):
@@ -256,6 +257,7 @@ class Settings(BaseSettings):
     cache: CacheSettings = CacheSettings()
     records: RecordsSettings = RecordsSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    tls: TlsSettings = TlsSettings()
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
     """Tenants that differ from the default, by name."""
     safety: dict[str, Any] = Field(default_factory=dict)

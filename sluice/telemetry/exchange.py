@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Collection
 from typing import Final
 
@@ -42,7 +43,7 @@ class MetricsExchange:
             found.append(unpack(ProcessMetrics, message.data))
 
         assert self._client is not None, "started"
-        inbox = self._client.new_inbox()
+        inbox = subjects.metrics_to(self._instance, secrets.token_hex(8))
         subscription = await self._client.subscribe(inbox, cb=take)
         try:
             question = ReadMetricsRequest(names=names)

@@ -32,8 +32,9 @@ _WRONG_REVISION: Final = frozenset({10071, 10164})
 class Bucket:
     """One bucket. Every method raises TransportUnavailable when JetStream does not answer within `ANSWER_S`."""
 
-    def __init__(self, config: StreamConfig, replicas: int = 1) -> None:
-        """``replicas``: servers of the NATS cluster that keep it."""
+    def __init__(self, config: StreamConfig, replicas: int = 1, *, owner: bool = True) -> None:
+        """``replicas``: servers of the NATS cluster that keep it; ``owner``: see `jetstream.ensure_stream`."""
+        self._owner = owner
         assert config.name is not None, "buckets have names"
         self._replicas = replicas
         self._config = config
@@ -48,7 +49,9 @@ class Bucket:
             nats.errors.Error: JetStream does not answer, or refuses the limits.
         """
         self._jetstream = client.jetstream(timeout=ANSWER_S)
-        await jetstream.ensure_stream(self._jetstream, self._config, self._replicas)
+        await jetstream.ensure_stream(
+            self._jetstream, self._config, self._replicas, owner=self._owner
+        )
 
     async def write(
         self, key: str, message: Message, last: int | None = None, ttl_s: float | None = None

@@ -5,6 +5,9 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from sluice.internal.v1.control_pb2 import BatcherReport
+from sluice.wire import subjects
+
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 """Largest payload, bytes: the default ``max_payload`` of nats-server."""
 
@@ -56,3 +59,15 @@ def unpack(kind: type[_M], payload: bytes) -> _M:
         return kind.FromString(payload)
     except DecodeError as error:
         raise MalformedMessage(f"not a {kind.__name__}: {error}") from error
+
+
+def read_report(subject: str, payload: bytes) -> BatcherReport:
+    """The report that came on ``subject``.
+
+    Raises:
+        MalformedMessage: it is none, or names another batcher than the one whose subject it came on.
+    """
+    report = unpack(BatcherReport, payload)
+    if subject != f"{subjects.REPORTS}.{report.batcher}":
+        raise MalformedMessage(f"a report of {report.batcher!r} on {subject}")
+    return report

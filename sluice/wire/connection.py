@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -14,7 +16,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from sluice.settings import NatsSettings
-from sluice.wire.jetstream import ensure_streams
+from sluice.tls import AUTHORITIES, CERTIFICATE, ClientContext
+from sluice.wire import jetstream, permissions
 
 _log = logging.getLogger(__name__)
 
@@ -67,23 +70,37 @@ def _cancels_seen() -> Iterator[None]:
 
 
 async def connect(
-    settings: NatsSettings, name: str, on_loss: Callable[[], None], ping_interval_s: int
+    settings: NatsSettings,
+    kind: str,
+    process: str,
+    on_loss: Callable[[], None],
+    ping_interval_s: int,
+    tls: Path | None = None,
 ) -> Client:
     """A connection to ``settings.url`` whose streams exist.
 
     Args:
-        name: what the server's monitoring calls the connection.
+        kind: of the process, one of `permissions.KINDS`.
+        process: its id.
         on_loss: called when messages to this process may have been dropped.
         ping_interval_s: a dead link is noticed after two pings without an answer.
+        tls: folder of the process's certificate; None: not encrypted.
 
     Raises:
-        NatsUnreachable: no answer within ``settings.connect_s`` seconds.
+        NatsUnreachable: no answer within ``settings.connect_s`` seconds, or the certificate is refused.
+        SettingsError: the certificate cannot be used.
     """
     url, connect_s = settings.url, settings.connect_s
     assert url is not None, "checked before"
     client = CancellableClient()
+    context = None if tls is None else ClientContext(tls)
+    logging.getLogger("asyncio").addFilter(_is_news)
+    starting = True
 
     async def on_error(error: Exception) -> None:
+        refused = refusal(url, tls, error) if tls is not None and starting else None
+        if refused is not None:
+            raise refused from error
         # Denied publishes, slow consumers and broken links arrive here, and only here.
         # Without a link every failed try to reconnect does so too: those are not worth a line.
         level = logging.WARNING if client.is_connected else logging.DEBUG
@@ -101,12 +118,16 @@ async def connect(
     async def on_disconnected() -> None:
         if not (client.is_draining or client.is_closed):
             _log.warning("NATS: connection lost")
+        if context is not None:
+            context.refresh()
 
     try:
         async with asyncio.timeout(connect_s) as bound:
             await client.connect(
                 url.split(","),
-                name=name,
+                name=f"{kind} {process}",
+                inbox_prefix=permissions.inbox(kind, process),
+                **secured(context),
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
                 ping_interval=ping_interval_s,
@@ -116,16 +137,59 @@ async def connect(
                 reconnected_cb=on_reconnected,
                 disconnected_cb=on_disconnected,
             )
-            await _ensure_streams(client, settings)
+            if context is not None:
+                check_encrypted(client, url)
+            if kind != permissions.JOBS:
+                await _ensure_streams(client, settings, owner=kind != permissions.BATCHER)
+        starting = False
+    except NatsUnreachable:
+        await _abandon(client)
+        raise
     except APIError as error:
-        await client.close()
+        await _abandon(client)
         raise NatsUnreachable(f"JetStream of NATS at {url} refuses its streams: {error}") from error
     except (TimeoutError, OSError, NatsError) as error:
-        await client.close()
+        await _abandon(client)
         raise NatsUnreachable(
             f"NATS at {url} does not answer within {connect_s:g} s; start one or set nats.url"
         ) from error
     return client
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """nats-py answers the end of an encrypted stream as that of a plain one; asyncio warns each time."""
+    return not str(record.msg).startswith("returning true from eof_received()")
+
+
+async def _abandon(client: Client) -> None:
+    """Closes a connection that failed; after a refused certificate nobody answers that it is closed."""
+    with contextlib.suppress(TimeoutError, NatsError, OSError, RuntimeError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
+
+
+def refusal(url: str, tls: Path, error: Exception) -> NatsUnreachable | None:
+    """The error when one side does not accept the certificate of the other; None: it is something else."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NatsUnreachable(
+            f"NATS at {url} is not trusted by {tls / AUTHORITIES}: {error.verify_message}"
+        )
+    if isinstance(error, ssl.SSLError) or "Authorization Violation" in str(error):
+        return NatsUnreachable(
+            f"NATS at {url} refuses the certificate {tls / CERTIFICATE}: {error}"
+        )
+    return None
+
+
+def check_encrypted(client: Client, url: str) -> None:
+    """nats-py asks for TLS only when the server demands it: then everything would go unencrypted."""
+    if not client._server_info.get("tls_required"):
+        raise NatsUnreachable(f"NATS at {url} offers no TLS, and tls.mesh is set")
+
+
+def secured(context: ClientContext | None) -> dict[str, Any]:
+    """Arguments of nats-py for a connection with certificates, or for one without."""
+    return {} if context is None else {"tls": context.context}
 
 
 async def disconnect(client: Client) -> None:
@@ -154,7 +218,7 @@ async def settle(client: Client, timeout_s: float) -> None:
         await client.flush()
 
 
-async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
+async def _ensure_streams(client: Client, settings: NatsSettings, *, owner: bool) -> None:
     """A server takes connections a moment before its JetStream answers.
 
     A cluster may have no leader for longer; only bulk tasks need the streams, and batchers create them later.
@@ -163,7 +227,7 @@ async def _ensure_streams(client: Client, settings: NatsSettings) -> None:
         async with asyncio.timeout(JETSTREAM_S):
             while True:
                 try:
-                    return await ensure_streams(client.jetstream(), settings)
+                    return await jetstream.ensure_streams(client.jetstream(), settings, owner=owner)
                 except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:

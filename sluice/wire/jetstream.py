@@ -17,7 +17,7 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError
 
-from sluice.settings import NatsSettings
+from sluice.settings import JobsSettings, NatsSettings
 from sluice.wire import subjects
 
 ACK_WAIT_S: Final = 10.0
@@ -141,6 +141,14 @@ def job_results_stream(max_bytes: int) -> StreamConfig:
     return config.evolve(discard=DiscardPolicy.NEW, allow_direct=True)
 
 
+def job_streams(settings: JobsSettings) -> tuple[StreamConfig, ...]:
+    """What `jobs` keep beside the bucket of their records."""
+    return (
+        job_inputs_stream(settings.inputs_max_bytes),
+        job_results_stream(settings.results_max_bytes),
+    )
+
+
 def _bucket(name: str, max_bytes: int, max_age_s: float | None = None) -> StreamConfig:
     """A key-value bucket: the last message of each subject."""
     config = _kept(name, subjects.bucket_prefix(name).removesuffix("."), max_bytes, max_age_s)
@@ -178,14 +186,21 @@ def tasks_consumer(model: str, settings: NatsSettings) -> ConsumerConfig:
     )
 
 
-async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
-    """Creates the streams, or gives those that exist their limits."""
+async def ensure_streams(
+    js: JetStreamContext, settings: NatsSettings, *, owner: bool = True
+) -> None:
+    """Creates the streams of tasks, or gives those that exist their limits if this process is their ``owner``."""
     for config in (tasks_stream(settings), dead_letters_stream()):
-        await ensure_stream(js, config, settings.replicas)
+        await ensure_stream(js, config, settings.replicas, owner=owner)
 
 
-async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: int) -> None:
+async def ensure_stream(
+    js: JetStreamContext, config: StreamConfig, replicas: int, *, owner: bool = True
+) -> None:
     """Creates a stream, or gives it the limits of ``config`` and the number of servers that keep it.
+
+    Args:
+        owner: whether this process may change it (`sluice.wire.permissions`); else one that exists stays as it is.
 
     Raises:
         nats.errors.Error: JetStream does not answer, or refuses the limits.
@@ -196,4 +211,5 @@ async def ensure_stream(js: JetStreamContext, config: StreamConfig, replicas: in
     except APIError as error:
         if error.err_code != _OTHER_CONFIGURATION:
             raise
-        await js.update_stream(config)
+        if owner:
+            await js.update_stream(config)

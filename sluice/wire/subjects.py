@@ -8,8 +8,9 @@
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
-| ``sluice.reports`` | batcher, all gateways and batchers | ``BatcherReport`` |
-| ``sluice.metrics`` | gateway, all processes (request) | ``ReadMetricsRequest`` |
+| ``sluice.reports.<batcher>`` | batcher, all gateways and batchers | ``BatcherReport`` |
+| ``sluice.metrics`` | gateway, all processes | ``ReadMetricsRequest`` |
+| ``sluice.metrics.<gateway>.<question>`` | any process, gateway | ``ProcessMetrics`` |
 | ``sluice.gateways`` | gateway, all gateways | ``GatewayHello`` |
 | ``sluice.gateways.<gateway>`` | gateway, gateway (request) | ``GatewayQuestion`` |
 | ``sluice.dead_letters.<model>.<class>`` | gateway and batcher, operators (JetStream) | the task, reason in headers |
@@ -70,6 +71,15 @@ API_KEYS_BUCKET: Final = "KV_SLUICE_API_KEYS"
 """Streams of the key-value buckets; the prefix is JetStream's."""
 DRAINED_WORKERS: Final = "workers"
 """The one key of `DRAINS_BUCKET`."""
+GATEWAY_BUCKETS: Final = (
+    KEYS_BUCKET,
+    SPENDING_BUCKET,
+    POLICIES_BUCKET,
+    SECRETS_BUCKET,
+    DRAINS_BUCKET,
+    ANSWERS_BUCKET,
+)
+"""Those that only gateways write."""
 
 BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
@@ -77,6 +87,7 @@ ABSENT: Final = "sluice.absent"
 ALL_TASKS: Final = (f"{BATCHERS}.*.task", f"{TASKS}.>")
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
+ALL_REPORTS: Final = f"{REPORTS}.*"
 
 CLASSES: Final = ("interactive", "standard", "bulk")
 """Priority classes, most urgent first."""
@@ -118,6 +129,16 @@ def dead_letters(model: str, priority_class: str) -> str:
 def frames(gateway: str) -> str:
     """Subject that one gateway gets its frames on."""
     return f"{FRAMES}.{_token(gateway)}"
+
+
+def report(batcher: str) -> str:
+    """Subject that one batcher reports on."""
+    return f"{REPORTS}.{_token(batcher)}"
+
+
+def metrics_to(process: str, question: str) -> str:
+    """Subject of the answers to one question for metrics. Not an inbox: there only JetStream and gateways answer."""
+    return f"{METRICS}.{_token(process)}.{_token(question)}"
 
 
 def task_to(batcher: str) -> str:

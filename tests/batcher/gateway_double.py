@@ -81,7 +81,7 @@ class GatewayDouble:
         double = GatewayDouble(client, name)
         await jetstream.ensure_streams(double.js, NatsSettings())
         await client.subscribe(subjects.frames(name), cb=double._frames)
-        await client.subscribe(subjects.REPORTS, cb=double._report)
+        await client.subscribe(subjects.ALL_REPORTS, cb=double._report)
         await client.subscribe(f"$JS.ACK.{subjects.TASKS_STREAM}.>", cb=double._settlement)
         await settle(client, BOUND_S)
         try:

@@ -12,8 +12,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from compose import healthcheck
 from sluice.internal.v1.control_pb2 import BatcherReport
 from sluice.startup import free_port
+from sluice.wire import subjects
 from sluice.wire.codec import pack
-from sluice.wire.subjects import REPORTS
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -40,7 +40,7 @@ async def reporting(nats_url: str, report: BatcherReport) -> AsyncIterator[None]
 
     async def send() -> None:
         while True:
-            await client.publish(REPORTS, pack(report))
+            await client.publish(subjects.report(report.batcher), pack(report))
             await asyncio.sleep(0.02)
 
     sender = asyncio.create_task(send())

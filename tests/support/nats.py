@@ -1,7 +1,7 @@
 """A real nats-server for a test."""
 
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
@@ -30,13 +30,19 @@ async def running_nats(folder: Path, port: int | None = None) -> AsyncIterator[s
 def nats_process(folder: Path, port: int) -> Iterator[str]:
     """As `running_nats`, but without waiting until it answers."""
     config = NatsConfig(port=port, store=folder / "store")
-    command = nats_command(config, folder / "nats.conf")
+    with nats_process_of(nats_command(config, folder / "nats.conf"), folder):
+        yield config.url
+
+
+@contextmanager
+def nats_process_of(command: Sequence[str], folder: Path) -> Iterator[None]:
+    """The server while the block runs."""
     with (
         (folder / "nats.log").open("ab") as log,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
     ):
         try:
-            yield config.url
+            yield
         finally:
             end(process)
 

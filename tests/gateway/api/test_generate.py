@@ -132,7 +132,7 @@ async def test_bytes_that_are_no_frames_change_nothing(wire: Wire) -> None:
     call = wire.stub.Generate(prompt())
     task = await wire.batcher.task()
     await wire.batcher.client.publish("sluice.frames.gw1", b"\xff\xff")
-    await wire.batcher.client.publish("sluice.reports", b"\xff\xff")
+    await wire.batcher.client.publish("sluice.reports.b1", b"\xff\xff")
     await wire.batcher.client.publish("sluice.absent.gw1.b9", b"\xff\xff")
     await wire.batcher.send(task, last(0, wire.tokens("hello")))
     assert text_of(await events_of(call)) == "hello"

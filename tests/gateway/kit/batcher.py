@@ -127,7 +127,7 @@ class WireBatcher:
         report = BatcherReport(batcher=batcher or self.name, models=entries, leaving=leaving)
         if report.batcher == self.name:
             self._report = None if leaving else report
-        await self.client.publish(subjects.REPORTS, pack(report))
+        await self.client.publish(subjects.report(report.batcher), pack(report))
         await self.client.flush()
 
     async def repeat_report(self) -> None:
@@ -135,7 +135,7 @@ class WireBatcher:
         while True:
             await asyncio.sleep(REPORT_S)
             if self._report is not None:
-                await self.client.publish(subjects.REPORTS, pack(self._report))
+                await self.client.publish(subjects.report(self.name), pack(self._report))
 
     async def heard(self, wanted: Callable[[ControlMessage], bool]) -> ControlMessage:
         """The first control message that is ``wanted``, waiting for it."""

@@ -10,6 +10,7 @@ from sluice.settings import NatsSettings
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
+from sluice.wire.permissions import OPERATOR
 from tests.support.nats import running_nats
 
 BOUND_S = 30.0
@@ -20,7 +21,7 @@ def nothing() -> None:
 
 
 async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
-    client = await connect(NatsSettings(url=nats_url), "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing, ping_interval_s=2)
     for stream in (subjects.TASKS_STREAM, subjects.DEAD_LETTERS_STREAM):
         await client.jetstream().stream_info(stream)
     await disconnect(client)
@@ -30,12 +31,14 @@ async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
 async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(NatsUnreachable, match=f"{url}.* 0.2 s; .*nats.url"):
-        await connect(NatsSettings(url=url, connect_s=0.2), "test", nothing, ping_interval_s=2)
+        await connect(
+            NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing, ping_interval_s=2
+        )
 
 
 async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
     urls = f"nats://127.0.0.1:{free_port()},{nats_url}"
-    client = await connect(NatsSettings(url=urls), "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=urls), OPERATOR, "test", nothing, ping_interval_s=2)
     assert client.is_connected
     await disconnect(client)
 
@@ -43,7 +46,7 @@ async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
 async def test_a_server_that_comes_back_may_have_lost_something(tmp_path: Path) -> None:
     lost = asyncio.Event()
     async with running_nats(tmp_path) as url:
-        client = await connect(NatsSettings(url=url), "test", lost.set, ping_interval_s=2)
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", lost.set, ping_interval_s=2)
         assert not lost.is_set()
     async with running_nats(tmp_path, int(url.rsplit(":", 1)[1])), asyncio.timeout(BOUND_S):
         await lost.wait()
@@ -52,8 +55,8 @@ async def test_a_server_that_comes_back_may_have_lost_something(tmp_path: Path) 
 
 async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
     settings = NatsSettings(url=nats_url)
-    first = await connect(settings, "first", nothing, ping_interval_s=2)
-    second = await connect(settings, "second", nothing, ping_interval_s=2)
+    first = await connect(settings, OPERATOR, "first", nothing, ping_interval_s=2)
+    second = await connect(settings, OPERATOR, "second", nothing, ping_interval_s=2)
     heard = await first.subscribe("word")
     await settle(first, BOUND_S)
     await second.publish("word", b"last")
@@ -64,7 +67,7 @@ async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
 
 async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
     async with running_nats(tmp_path) as url:
-        client = await connect(NatsSettings(url=url), "test", nothing, ping_interval_s=2)
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing, ping_interval_s=2)
     async with asyncio.timeout(BOUND_S):
         await client.publish("word", b"never sent")
         await disconnect(client)
@@ -73,7 +76,7 @@ async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
 
 async def test_a_cancel_that_comes_with_the_answer_is_not_lost(nats_url: str) -> None:
     """``asyncio.wait_for`` of Python 3.11 returns the answer, and a loop around the request would go on forever."""
-    client = await connect(NatsSettings(url=nats_url), "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing, ping_interval_s=2)
 
     asked, answered = asyncio.Event(), asyncio.Event()
 

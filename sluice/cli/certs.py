@@ -1,0 +1,99 @@
+"""`sluice certs`: the certificates of a mesh on this machine, or of one in containers."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli import options, output
+
+if TYPE_CHECKING:
+    from supervisor.certificates import Authority, Issued
+
+certs = typer.Typer(help="Make, list and renew certificates.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", help="Where they are; default: tls in the state directory."),
+]
+Processes = Annotated[
+    list[str] | None, typer.Argument(metavar="[PROCESS]...", help="Such as gateway or batcher.")
+]
+
+
+@certs.command()
+def create(
+    processes: Processes = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address beside localhost that they are valid for."),
+    ] = None,
+    folder: Folder = None,
+    state_dir: options.StateDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make an authority unless there is one, and a certificate for each process that has none.
+
+    Without names: those of a mesh with one process of each kind.
+    """
+    authority = _authority(folder, state_dir)
+    made = authority.ensure(processes or _default_processes(), host or ())
+    _write_made(made, "every process has a certificate already", as_json)
+
+
+@certs.command("list")
+def list_(
+    folder: Folder = None, state_dir: options.StateDir = None, as_json: options.Json = False
+) -> None:
+    """List certificates, and how long they are valid."""
+    issued = _authority(folder, state_dir).issued()
+    if as_json:
+        output.write_json({"certificates": [_json(one) for one in issued]})
+        return
+    output.write_table(("process", "expires", "names", "file"), [_row(one) for one in issued])
+
+
+@certs.command()
+def renew(
+    processes: Processes = None,
+    folder: Folder = None,
+    state_dir: options.StateDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make new certificates with new keys, of all processes or of some.
+
+    Gateways take them with the next caller, connections to NATS when they connect again. Triton, and calls that run,
+    take them when the process starts again.
+    """
+    made = _authority(folder, state_dir).renew(processes or [])
+    _write_made(made, "there is nothing to renew", as_json)
+
+
+def _authority(folder: Path | None, state_dir: Path | None) -> "Authority":
+    from supervisor.certificates import Authority
+    from supervisor.state import StateDir
+
+    return Authority(folder or StateDir.of(state_dir).tls)
+
+
+def _default_processes() -> list[str]:
+    from supervisor.plan import BATCHER, GATEWAY, JOBS, NATS, OPERATOR, TRITON
+
+    return [NATS, TRITON, BATCHER, GATEWAY, JOBS, OPERATOR]
+
+
+def _write_made(made: list[Path], nothing: str, as_json: bool) -> None:
+    if as_json:
+        output.write_json({"made": [str(file) for file in made]})
+    else:
+        print("\n".join(map(str, made)) or nothing)
+
+
+def _json(one: "Issued") -> dict[str, object]:
+    return {**asdict(one), "file": str(one.file), "expires": one.expires.isoformat()}
+
+
+def _row(one: "Issued") -> tuple[str, ...]:
+    left = f"{one.expires:%Y-%m-%d} ({one.days_left} days)"
+    return (one.process, left, " ".join(one.names), str(one.file))

@@ -1,0 +1,212 @@
+"""Certificates of a process: checked when they are read, and read again when their files change.
+
+A folder holds `tls.crt` (the certificate and what is between it and its authority), `tls.key` and `ca.crt` (authorities
+that are accepted), all PEM. gRPC speaks TLS 1.2 or later and asks for HTTP/2 by ALPN by itself.
+"""
+
+import logging
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from sluice.errors import SettingsError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+CERTIFICATE: Final = "tls.crt"
+KEY: Final = "tls.key"
+AUTHORITIES: Final = "ca.crt"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate with its key, PEM."""
+
+    chain: bytes
+    key: bytes
+
+
+def read_pair(folder: Path) -> Pair:
+    """The certificate of ``folder``.
+
+    Raises:
+        SettingsError: a file is missing or broken, they do not belong together, or it is not valid now.
+    """
+    # Imported here: a mesh without encryption does without it.
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    chain, key = _read(folder / CERTIFICATE), _read(folder / KEY)
+    certificate = _certificates(chain, folder / CERTIFICATE)[0]
+    try:
+        private = load_pem_private_key(key, None)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{folder / KEY}: is not a PEM key without a password") from error
+    if private.public_key() != certificate.public_key():
+        raise SettingsError(f"{folder / KEY}: is not the key of {folder / CERTIFICATE}")
+    _check_dates(certificate, folder / CERTIFICATE)
+    return Pair(chain, key)
+
+
+def read_authorities(*files: Path) -> bytes:
+    """The certificates of ``files``, one PEM text.
+
+    Raises:
+        SettingsError: one is missing, or holds no certificate.
+    """
+    texts = [_read(file) for file in files]
+    for text, file in zip(texts, files, strict=True):
+        _certificates(text, file)
+    return b"\n".join(texts)
+
+
+def channel_credentials(folder: Path | None) -> grpc.ChannelCredentials | None:
+    """For calls to other processes of the mesh; None: they are not encrypted.
+
+    Raises:
+        SettingsError: as `read_pair` and `read_authorities`.
+    """
+    if folder is None:
+        return None
+    pair = read_pair(folder)
+    return grpc.ssl_channel_credentials(
+        read_authorities(folder / AUTHORITIES), pair.key, pair.chain
+    )
+
+
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
+) -> grpc.aio.Channel:
+    """To one address; encrypted with ``credentials``."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def server_credentials(folder: Path, client_cas: Sequence[Path] = ()) -> grpc.ServerCredentials:
+    """Of a server: each handshake takes the files as they are then; broken ones leave the last good ones in use.
+
+    Args:
+        client_cas: callers must show a certificate of one of these authorities; empty: they are not asked.
+
+    Raises:
+        SettingsError: as `read_pair` and `read_authorities`.
+    """
+    files = _ServerFiles(folder, client_cas)
+    first = files.read()
+    # Its types do not know that None is an answer.
+    return grpc.dynamic_ssl_server_credentials(first, files, bool(client_cas))  # type: ignore[arg-type]
+
+
+class _ServerFiles:
+    """gRPC calls it at each handshake, on threads of its own."""
+
+    def __init__(self, folder: Path, client_cas: Sequence[Path]) -> None:
+        self._folder = folder
+        self._client_cas = client_cas
+        self._watched = ChangedFiles(folder / CERTIFICATE, folder / KEY, *client_cas)
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        pair = read_pair(self._folder)
+        roots = read_authorities(*self._client_cas) if self._client_cas else None
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], roots)
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: as they were."""
+        if not self._watched.changed():
+            return None
+        try:
+            found = self.read()
+        except SettingsError as error:
+            _log.error("the certificates stay as they were: %s", error)
+            return None
+        _log.info("certificates are read again: %s", self._folder)
+        return found
+
+
+class ClientContext:
+    """The ssl context of a connection that lasts: `refresh` before each new try."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SettingsError as `read_pair` and `read_authorities`."""
+        read_pair(folder)
+        authorities = read_authorities(folder / AUTHORITIES).decode()
+        self.context = ssl.create_default_context(cadata=authorities)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._folder = folder
+        self._watched = ChangedFiles(folder / CERTIFICATE, folder / KEY, folder / AUTHORITIES)
+        self._load()
+
+    def refresh(self) -> None:
+        """Takes changed files; broken ones leave the last good ones in use."""
+        if not self._watched.changed():
+            return
+        try:
+            read_pair(self._folder)
+            authorities = read_authorities(self._folder / AUTHORITIES).decode()
+        except SettingsError as error:
+            _log.error("the certificates stay as they were: %s", error)
+            return
+        self.context.load_verify_locations(cadata=authorities)
+        self._load()
+        _log.info("certificates are read again: %s", self._folder)
+
+    def _load(self) -> None:
+        self.context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
+
+
+class ChangedFiles:
+    """Whether files have been replaced; a Secret's are links that Kubernetes turns to another folder."""
+
+    def __init__(self, *files: Path) -> None:
+        self._files = files
+        self._seen = self._stamps()
+
+    def changed(self) -> bool:
+        """Since the last call."""
+        now = self._stamps()
+        seen, self._seen = self._seen, now
+        return now != seen
+
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0, 0)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _certificates(text: bytes, file: Path) -> "list[Certificate]":
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        return load_pem_x509_certificates(text)
+    except ValueError as error:
+        raise SettingsError(f"{file}: holds no PEM certificate") from error
+
+
+def _check_dates(certificate: "Certificate", file: Path) -> None:
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc < now:
+        raise SettingsError(f"{file}: has expired on {certificate.not_valid_after_utc:%Y-%m-%d}")
+    if certificate.not_valid_before_utc > now:
+        raise SettingsError(
+            f"{file}: is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; compare the clocks"
+        )

@@ -1,0 +1,244 @@
+"""A local authority, and the certificates that it gives to the processes of one mesh.
+
+| file | what |
+|---|---|
+| ``ca.crt``, ``ca.key`` | the authority |
+| ``PROCESS/tls.crt``, ``tls.key``, ``ca.crt`` | of one process, in the form of cert-manager's Secrets |
+
+Every file is replaced in one step and can be read by its user alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sluice.errors import SetupError
+from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
+from sluice.wire.permissions import identity
+from supervisor.state import write_atomically
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+CA_DAYS: Final = 3650
+DAYS: Final = 365
+RENEW_DAYS: Final = 30
+"""`sluice up` renews what is valid for less than this."""
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+_CA_KEY: Final = "ca.key"
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate.
+
+    Attributes:
+        process: whose it is; "ca": the authority's own.
+        names: host names and addresses that it is valid for.
+        days_left: until it expires; negative: since.
+    """
+
+    process: str
+    file: Path
+    names: tuple[str, ...]
+    expires: datetime
+    days_left: int
+
+
+class Authority:
+    """The authority in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def ca(self) -> Path:
+        """Its certificate."""
+        return self.folder / AUTHORITIES
+
+    def of(self, process: str) -> Path:
+        """The folder of one process."""
+        return self.folder / process
+
+    def ensure(self, processes: Iterable[str], hosts: Sequence[str] = ()) -> list[Path]:
+        """Makes what is missing, broken, about to expire, or not valid for one of ``hosts``; returns the files.
+
+        Raises:
+            SetupError: a file cannot be written, or the authority's key is gone.
+        """
+        self._ensure_ca()
+        names = list(dict.fromkeys((*LOCAL_NAMES, *hosts)))
+        stale = [process for process in processes if not self._is_good(process, names)]
+        return [self.issue(process, names) for process in stale]
+
+    def issue(self, process: str, names: Sequence[str] = LOCAL_NAMES) -> Path:
+        """Gives ``process`` a new certificate for ``names``; returns its file.
+
+        Raises:
+            SetupError: a file cannot be written, or the authority's key is gone.
+        """
+        from cryptography import x509
+
+        ca, ca_key, key = self._load_ca(), self._load_ca_key(), _new_key()
+        alternatives: list[x509.GeneralName] = [_general_name(name) for name in names]
+        alternatives.append(x509.UniformResourceIdentifier(identity(process)))
+        builder = (
+            _builder(process, ca.subject, key, DAYS)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        )
+        folder = self.of(process)
+        _write(folder / KEY, _key_pem(key))
+        _write(folder / CERTIFICATE, _signed(builder, ca_key))
+        _write(folder / AUTHORITIES, self.ca.read_bytes())
+        return folder / CERTIFICATE
+
+    def issued(self) -> list[Issued]:
+        """All certificates, the authority's first.
+
+        Raises:
+            SetupError: there are none, or one cannot be read.
+        """
+        if not self.ca.exists():
+            raise SetupError(f"{self.folder}: there is no authority; run: sluice certs create")
+        files = sorted(self.folder.glob(f"*/{CERTIFICATE}"))
+        return [_issued("ca", self.ca), *(_issued(file.parent.name, file) for file in files)]
+
+    def renew(self, processes: Iterable[str]) -> list[Path]:
+        """New certificates of ``processes``, valid for the same names; raises as `issue`, and for an unknown one."""
+        known = {one.process: one for one in self.issued() if one.file != self.ca}
+        wanted = list(processes) or list(known)
+        unknown = [process for process in wanted if process not in known]
+        if unknown:
+            raise SetupError(
+                f"there is no certificate of {unknown[0]!r}; known: {', '.join(known) or 'none'}"
+            )
+        return [self.issue(process, known[process].names) for process in wanted]
+
+    def _is_good(self, process: str, names: Sequence[str]) -> bool:
+        folder = self.of(process)
+        if not all((folder / name).is_file() for name in (CERTIFICATE, KEY, AUTHORITIES)):
+            return False
+        try:
+            issued = _issued(process, folder / CERTIFICATE)
+        except SetupError:
+            return False
+        same = (folder / AUTHORITIES).read_bytes() == self.ca.read_bytes()
+        return same and issued.days_left >= RENEW_DAYS and set(names) <= set(issued.names)
+
+    def _ensure_ca(self) -> None:
+        if self.ca.exists():
+            return
+        from cryptography import x509
+
+        key = _new_key()
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Sluice local authority")])
+        builder = _builder("Sluice local authority", name, key, CA_DAYS).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
+        _write(self.folder / _CA_KEY, _key_pem(key))
+        _write(self.ca, _signed(builder, key))
+
+    def _load_ca(self) -> "x509.Certificate":
+        return _certificate(self.ca)
+
+    def _load_ca_key(self) -> "EllipticCurvePrivateKey":
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        file = self.folder / _CA_KEY
+        try:
+            key = load_pem_private_key(file.read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise SetupError(
+                f"{file}: the key of the authority cannot be read; restore it, or remove {self.folder} to begin anew"
+            ) from error
+        assert isinstance(key, EllipticCurvePrivateKey), "made here"
+        return key
+
+
+def _builder(
+    name: str, issuer: "x509.Name", key: "EllipticCurvePrivateKey", days: int
+) -> "x509.CertificateBuilder":
+    from cryptography import x509
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks may differ a little.
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _signed(builder: "x509.CertificateBuilder", key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
+
+
+def _new_key() -> "EllipticCurvePrivateKey":
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _general_name(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _certificate(file: Path) -> "x509.Certificate":
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        return load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{file}: is no PEM certificate") from error
+
+
+def _issued(process: str, file: Path) -> Issued:
+    from cryptography import x509
+
+    certificate = _certificate(file)
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = (
+            *found.get_values_for_type(x509.DNSName),
+            *map(str, found.get_values_for_type(x509.IPAddress)),
+        )
+    except x509.ExtensionNotFound:
+        names = ()
+    expires = certificate.not_valid_after_utc
+    return Issued(process, file, names, expires, (expires - datetime.now(UTC)).days)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, content.decode())
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be written: {error.strerror}") from error

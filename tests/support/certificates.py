@@ -1,0 +1,44 @@
+"""Certificates and a NATS with a user a process, for tests."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from sluice.settings import NatsSettings
+from sluice.startup import free_port
+from sluice.wire.connection import connect, disconnect
+from sluice.wire.permissions import OPERATOR
+from supervisor.certificates import Authority
+from supervisor.nats import NatsConfig, nats_command, wait_for_nats
+from tests.support.nats import START_S, nats_process_of
+
+Users = Mapping[str, tuple[str, str]]
+"""By process, its kind and the id that its permissions are for."""
+
+
+@asynccontextmanager
+async def secured_nats(folder: Path, users: Users) -> AsyncIterator[tuple[str, Authority]]:
+    """A server that knows ``users`` and the operator, with the authority that has given them certificates."""
+    authority = Authority(folder / "tls")
+    users = {**users, OPERATOR: (OPERATOR, OPERATOR)}
+    authority.ensure(("nats", *users))
+    config = NatsConfig(free_port(), folder / "store", tls=authority.of("nats"), users=users)
+    command = nats_command(config, folder / "nats.conf")
+    with nats_process_of(command, folder):
+        await wait_for_nats(config.url, START_S, authority.of(OPERATOR))
+        yield config.url, authority
+
+
+@asynccontextmanager
+async def connected(
+    url: str, authority: Authority, kind: str, process: str
+) -> AsyncIterator[Client]:
+    """A connection of ``process``, by its certificate."""
+    settings = NatsSettings(url=url)
+    client = await connect(settings, kind, process, lambda: None, 2, authority.of(process))
+    try:
+        yield client
+    finally:
+        await disconnect(client)
