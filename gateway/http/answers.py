@@ -1,7 +1,7 @@
 """The events of an answer become OpenAI's objects: a whole one, or the chunks of a stream of server-sent events."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.http.requests import field_name
@@ -14,10 +14,13 @@ from sluice.v1.inference_pb2 import (
     Finished,
     GenerateResponse,
     GenerateTextResponse,
+    TokenLogprobs,
     Usage,
 )
 
 DONE: Final = b"data: [DONE]\n\n"
+EndTokens = Callable[[str], Collection[int]]
+"""Of a model by name, the tokens that end its answers and have no text in them."""
 _RETRIED: Final = (408, 409, 429)
 """Statuses that OpenAI's clients retry beside those of 500 and above, unless a header says otherwise."""
 
@@ -32,9 +35,10 @@ def sse(value: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def whole(shape: Shape, created: int, answer: GenerateTextResponse) -> bytes:
+def whole(shape: Shape, created: int, answer: GenerateTextResponse, ends: EndTokens) -> bytes:
     """The body of an answer that is complete."""
-    parts, finished = shape.message(answer.text, answer.logprobs), answer.finished
+    finished = answer.finished
+    parts = shape.message(answer.text, _with_text(answer, ends(finished.model)))
     choices = [choice(0, parts, finish_reason(finished.reason))]
     request_id = answer.started.request_id
     return encode(whole_answer(shape, request_id, created, finished.model, choices, finished.usage))
@@ -47,11 +51,12 @@ class Chunks:
         request_id: of the request; empty until it is known.
     """
 
-    def __init__(self, shape: Shape, created: int, *, include_usage: bool) -> None:
+    def __init__(self, shape: Shape, created: int, ends: EndTokens, *, include_usage: bool) -> None:
         """``created``: in seconds since 1970."""
         self.request_id = ""
         self._shape = shape
         self._created = created
+        self._ends = ends
         self._include_usage = include_usage
         self._model = ""
         self._offsets: dict[int, int] = {}
@@ -79,10 +84,11 @@ class Chunks:
         return sse({**self._frame([]), "usage": usage_of(self._usage)}) + DONE
 
     def _delta(self, index: int, delta: Delta) -> bytes:
-        if not (delta.text or delta.logprobs):
+        logprobs = _with_text(delta, self._ends(self._model))
+        if not (delta.text or logprobs):
             return b""
         first = self._begin(index)
-        parts = self._shape.delta(delta.text, delta.logprobs, self._offsets[index])
+        parts = self._shape.delta(delta.text, logprobs, self._offsets[index])
         self._offsets[index] += len(delta.text)
         return first + self._chunk(index, parts)
 
@@ -112,6 +118,16 @@ class Chunks:
             "model": self._model,
             "choices": choices,
         }
+
+
+def _with_text(
+    piece: Delta | GenerateTextResponse, ends: Collection[int]
+) -> Sequence[TokenLogprobs]:
+    """The log-probabilities of the tokens that the text was made of: OpenAI has no others."""
+    if not piece.logprobs:
+        return ()
+    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
+    return [entry for token_id, entry in pairs if token_id not in ends]
 
 
 def error_answer(error: SluiceError) -> tuple[int, dict[str, str], dict[str, Any]]:

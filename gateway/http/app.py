@@ -64,7 +64,10 @@ def make_app(
 
     return Starlette(
         routes=[
-            *(route("POST", url, Completions(generator, url), ASKS, class_of) for url in URLS),
+            *(
+                route("POST", url, Completions(generator, catalog, url), ASKS, class_of)
+                for url in URLS
+            ),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
             *batch_routes,

@@ -1,12 +1,14 @@
 """/v1/chat/completions and /v1/completions."""
 
 import time
+from collections.abc import Collection
 
 from gateway.api.generate import Generator
 from gateway.api.inference_service import add_event
 from gateway.http.answers import Chunks, whole
 from gateway.http.call import SSE, HttpCall
 from gateway.http.requests import GenerateCall, generate_call
+from gateway.models.catalog import Catalog
 from sluice.openai.answers import SHAPES
 from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
 
@@ -14,8 +16,9 @@ from sluice.v1.inference_pb2 import GenerateResponse, GenerateTextResponse
 class Completions:
     """Answers the calls of one URL."""
 
-    def __init__(self, generator: Generator, url: str) -> None:
+    def __init__(self, generator: Generator, catalog: Catalog, url: str) -> None:
         self._generator = generator
+        self._catalog = catalog
         self._url = url
         self._shape = SHAPES[url]
 
@@ -37,10 +40,11 @@ class Completions:
 
         await self._generator.answer(asked.request, collect, asked.timeout_s, call.headers)
         headers = {"x-request-id": answer.started.request_id}
-        await call.answer(200, whole(self._shape, int(time.time()), answer), headers)
+        await call.answer(200, whole(self._shape, int(time.time()), answer, self._ends), headers)
 
     async def _stream(self, call: HttpCall, asked: GenerateCall) -> None:
-        chunks = Chunks(self._shape, int(time.time()), include_usage=asked.include_usage)
+        created = int(time.time())
+        chunks = Chunks(self._shape, created, self._ends, include_usage=asked.include_usage)
 
         # The head is sent with the first text: an error before it has a status of its own.
         async def write(event: GenerateResponse) -> None:
@@ -49,3 +53,6 @@ class Completions:
 
         await self._generator.answer(asked.request, write, asked.timeout_s, call.headers)
         await call.end(chunks.end(), SSE)
+
+    def _ends(self, model: str) -> Collection[int]:
+        return self._catalog[model].tokenizer.stop_token_ids

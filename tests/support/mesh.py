@@ -17,6 +17,7 @@ from typing import Final
 from sluice.settings import (
     BatcherSettings,
     GatewaySettings,
+    HttpSettings,
     ModelSettings,
     PrometheusSettings,
     Settings,
@@ -39,11 +40,13 @@ class RunningMesh:
 
     Attributes:
         address: of the gateway.
+        http: of its HTTP API.
         settings: with every address filled in.
         otlp: all spans of all its processes.
     """
 
     address: str
+    http: str
     settings: Settings
     otlp: OtlpReceiver
 
@@ -97,6 +100,7 @@ def small_settings(otlp_http_endpoint: str | None = None) -> Settings:
         ),
         routing=_ROUTING,
         gateway=GatewaySettings(address="127.0.0.1:0", drain_s=2.0),
+        http=HttpSettings(address="127.0.0.1:0"),
         batcher=BatcherSettings(drain_s=2.0),
         triton=TritonSettings(start_s=90.0),
         telemetry=TelemetrySettings(
@@ -141,7 +145,9 @@ async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
         with _environment(environment):
             settings = small_settings(receiver.http_endpoint)
             async with running_mesh(settings) as mesh:
-                ready.set_result(RunningMesh(mesh.address, mesh.settings, receiver))
+                assert mesh.http is not None
+                running = RunningMesh(mesh.address, mesh.http, mesh.settings, receiver)
+                ready.set_result(running)
                 await asyncio.to_thread(stop.wait)
 
 

@@ -9,7 +9,13 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_LENGTH, Logprobs, RowError
+from sluice.internal.v1.frame_pb2 import (
+    ROW_END_FAILED,
+    ROW_END_LENGTH,
+    ROW_END_STOP,
+    Logprobs,
+    RowError,
+)
 from sluice.internal.v1.task_pb2 import Task
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.http import CHAT, Connection, ask, chat, events_in
@@ -124,7 +130,8 @@ async def test_logprobs_name_the_drawn_token(http: Wire, openai: AsyncOpenAI) ->
     task = await http.batcher.task()
     drawn, other = http.tokens("h")[0], http.tokens("z")[0]
     scores = [Logprobs(logprob=-2.0, top_token_ids=[other], top_logprobs=[-0.5])]
-    await http.batcher.send(task, frame(0, [drawn], logprobs=scores), last(1))
+    end = frame(1, http.tokens(END), logprobs=scores, end=ROW_END_STOP)
+    await http.batcher.send(task, frame(0, [drawn], logprobs=scores), end)
     logprobs = (await asking).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
