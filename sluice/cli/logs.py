@@ -149,6 +149,6 @@ def _write(lines: Iterable[LogLine], as_json: bool) -> None:
             continue
         when = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
         about = f"  [{line.request_id}]" if line.request_id else ""
-        text = f"{when} {line.process:10} {line.level:7} {line.message}{about}"
+        text = f"{when} {line.process:15} {line.level:7} {line.message}{about}"
         colour = _COLOURS.get(line.level) if colours else None
         print(f"{colour}{text}\x1b[0m" if colour else text, flush=True)

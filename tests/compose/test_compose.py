@@ -26,7 +26,7 @@ from tests.support.compose import (
     variables,
 )
 
-PROCESSES = ("triton", "batcher", "gateway")
+PROCESSES = ("triton", "batcher", "gateway", "jobs")
 """Services that run our code."""
 
 
@@ -145,8 +145,18 @@ def test_addresses_name_services_and_their_ports(monkeypatch: pytest.MonkeyPatch
 
 def test_environment_is_the_same_for_all_processes() -> None:
     first, *others = (services()[name]["environment"] for name in PROCESSES)
+    # Where it serves, and whom it asks.
+    own = {"SLUICE_JOBS__ADDRESS", "SLUICE_JOBS__GATEWAYS"}
 
-    assert all(other == first for other in others)
+    for other in others:
+        assert {key for key in first | other if first.get(key) != other.get(key)} <= own
+    ports = variables()["JOBS_PORT"], variables()["GATEWAY_PORT"]
+    jobs = services()["jobs"]["environment"]
+    assert first["SLUICE_JOBS__ADDRESS"] == f"jobs:{ports[0]}"
+    assert (jobs["SLUICE_JOBS__ADDRESS"], jobs["SLUICE_JOBS__GATEWAYS"]) == (
+        f"0.0.0.0:{ports[0]}",
+        f"gateway:{ports[1]}",
+    )
 
 
 def test_settings_file_loads_by_itself_and_serves_the_shipped_tiers(

@@ -1,29 +1,52 @@
-"""The manifests are valid, and say the same as compose.yaml."""
+"""The overlays render, are valid, and name only what exists; the base says the same as compose.yaml."""
 
-import shutil
-import subprocess
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sluice.settings import load
-from tests.support.compose import FOLDER, ROOT, manifests, pod_containers, services, variables
+from sluice.settings import Settings, load
+from tests.support.compose import (
+    FOLDER,
+    OVERLAYS,
+    manifests,
+    named,
+    pod_containers,
+    pod_specs,
+    services,
+    variables,
+)
+from tests.support.promql import problems, recorded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of pkg_resources-style imports inside
     import kubernetes_validate
 
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
-OURS = ("triton", "batcher", "gateway")
+PROCESSES = ("triton", "batcher", "gateway", "jobs")
+CLUSTER_ALONE = {
+    *("SLUICE_NATS__URL", "SLUICE_NATS__REPLICAS"),
+    *("SLUICE_GATEWAY__DRAIN_S", "SLUICE_BATCHER__DRAIN_S"),
+}
+"""Variables that say something else than in compose, which has one of each process."""
+
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-@pytest.mark.parametrize(
-    "manifest", manifests(), ids=lambda m: f"{m['kind']}-{m['metadata']['name']}"
-)
-def test_manifest_is_valid_by_the_schema_of_kubernetes(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, "1.33", strict=True)
+def settings_of(overlay: str, folder: Path) -> Settings:
+    """The settings that the pods of an overlay mount."""
+    file = folder / "sluice.yaml"
+    file.write_text(named(overlay, "ConfigMap")["sluice-settings"]["data"]["sluice.yaml"])
+    return load(file)
+
+
+@overlays
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay: str) -> None:
+    for manifest in manifests(overlay):
+        if manifest["kind"] != "ScaledObject":  # KEDA's own, see below
+            kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
 def test_the_schema_would_see_a_wrong_key() -> None:
@@ -33,100 +56,197 @@ def test_the_schema_would_see_a_wrong_key() -> None:
         kubernetes_validate.validate(wrong, "1.33", strict=True)
 
 
-def test_every_manifest_is_part_of_the_kustomization() -> None:
-    files = {f"kubernetes/{path.name}" for path in (FOLDER / "kubernetes").iterdir()}
+def test_every_file_is_part_of_an_overlay() -> None:
+    for folder in (FOLDER / "kubernetes").iterdir():
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml"}
+        assert {path.name for path in folder.iterdir()} <= used
 
-    assert files == {*KUSTOMIZATION["resources"], "kubernetes/gpu.patch.yaml"}
 
-
-def test_workloads_are_those_of_compose() -> None:
-    assert set(pod_containers()) == set(services())
+@overlays
+def test_workloads_are_those_of_compose(overlay: str) -> None:
+    assert set(pod_containers(overlay)) == set(services())
 
 
 @pytest.mark.parametrize("name", services())
 def test_images_and_commands_are_those_of_compose(name: str) -> None:
     container, service = pod_containers()[name], services()[name]
 
-    assert container["image"] == service["image"]
-    if name in OURS:
+    assert container["image"].partition(":")[0] == service["image"].partition(":")[0]
+    if name in PROCESSES:
+        # Compose fills in $$HOSTNAME as $HOSTNAME.
         assert container["command"] == service["command"]
-        assert any(image["name"] == service["image"] for image in KUSTOMIZATION["images"])
     elif name == "nats":
-        assert container["args"] == service["command"]
+        assert container["args"][: len(service["command"])] == service["command"]
 
 
 def test_addresses_are_those_of_compose() -> None:
-    (literals,) = (
-        generator["literals"]
-        for generator in KUSTOMIZATION["configMapGenerator"]
-        if generator["name"] == "sluice-addresses"
-    )
+    addresses = named("base", "ConfigMap")["sluice-addresses"]["data"]
+    compose = services()["gateway"]["environment"]
 
-    addresses = dict(literal.split("=", 1) for literal in literals)
+    different = {key for key in addresses | compose if addresses.get(key) != compose.get(key)}
 
-    assert addresses == services()["gateway"]["environment"]
+    assert different == CLUSTER_ALONE
 
 
-def test_each_model_has_a_standby_in_another_pod() -> None:
-    settings, single = (load(FOLDER / name) for name in ("sluice.cluster.yaml", "sluice.yaml"))
-    (triton,) = (
-        m for m in manifests() if m["kind"] == "StatefulSet" and m["metadata"]["name"] == "triton"
-    )
-    pods = [
-        f"triton-{n}.{triton['spec']['serviceName']}:8001"
-        for n in range(triton["spec"]["replicas"])
-    ]
-    for model, same in zip(settings.models, single.models, strict=True):
-        assert (list(model.triton_urls), model.standby) == (pods, 1)
-        assert model.model_copy(update={"triton_url": None, "standby": 0}) == same
+@overlays
+def test_models_are_at_the_pods_that_may_run(overlay: str, tmp_path: Path) -> None:
+    settings = settings_of(overlay, tmp_path)
+    triton = named(overlay, "StatefulSet")["triton"]["spec"]
+    scaled = named(overlay, "ScaledObject").get("triton")
+    pods = scaled["spec"]["maxReplicaCount"] if scaled else triton["replicas"]
+    standby = 1 if pods == 2 else 0
+    for model in settings.models:
+        assert list(model.triton_urls) == [f"triton-{n}.triton:8001" for n in range(pods)]
+        assert model.standby == standby
+    single = load(FOLDER / "sluice.yaml")
+    assert [one.name for one in settings.models] == [one.name for one in single.models]
     assert settings.model_copy(update={"models": single.models}) == single
+
+
+@overlays
+def test_nats_is_where_processes_look_for_it(overlay: str) -> None:
+    nats = named(overlay, "StatefulSet")["nats"]["spec"]
+    addresses = named(overlay, "ConfigMap")["sluice-addresses"]["data"]
+    servers = [f"nats-{number}.nats" for number in range(nats["replicas"])]
+
+    assert addresses["SLUICE_NATS__URL"] == ",".join(f"nats://{name}:4222" for name in servers)
+    assert addresses["SLUICE_NATS__REPLICAS"] == str(len(servers))
+    routes = [arg for arg in pod_containers(overlay)["nats"]["args"] if "--routes" in arg]
+    if len(servers) > 1:
+        assert routes == [f"--routes={','.join(f'nats://{name}:6222' for name in servers)}"]
+    else:
+        assert not routes
 
 
 def test_services_have_the_ports_that_the_addresses_name() -> None:
     ports = {
-        item["metadata"]["name"]: {str(port["port"]) for port in item["spec"]["ports"]}
-        for item in manifests()
-        if item["kind"] == "Service"
+        name: {str(port["port"]) for port in item["spec"]["ports"]}
+        for name, item in named("base", "Service").items()
     }
     names = {
         "nats": {"NATS_PORT"},
         "triton": {"TRITON_GRPC_PORT"},
         "gateway": {"GATEWAY_PORT"},
+        "jobs": {"JOBS_PORT"},
         "jaeger": {"OTLP_GRPC_PORT", "OTLP_HTTP_PORT", "JAEGER_UI_PORT"},
     }
+    wanted = {service: {variables()[name] for name in of} for service, of in names.items()}
+    wanted["nats"].add("6222")
 
-    assert ports == {
-        service: {variables()[name] for name in wanted} for service, wanted in names.items()
+    assert ports == wanted
+
+
+@overlays
+def test_ports_probes_volumes_and_selectors_name_what_exists(overlay: str) -> None:
+    pods = pod_specs(overlay)
+    for name, pod in pods.items():
+        container = pod["spec"]["containers"][0]
+        ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
+        known = {*ports, *ports.values()}
+        assert set(ports_of_probes(container)) <= known, name
+        scraped = pod["metadata"].get("annotations", {}).get("prometheus.io/port")
+        assert scraped is None or int(scraped) in known
+        volumes = {one["name"] for one in pod["spec"].get("volumes", ())}
+        claims = named(overlay, "StatefulSet").get(name, {}).get("spec", {})
+        volumes |= {one["metadata"]["name"] for one in claims.get("volumeClaimTemplates", ())}
+        assert {one["name"] for one in container.get("volumeMounts", ())} == volumes, name
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods.items()}
+    for name, service in named(overlay, "Service").items():
+        assert labels[name] == service["spec"]["selector"]
+        numbers = {one["containerPort"] for one in pods[name]["spec"]["containers"][0]["ports"]}
+        assert {one["port"] for one in service["spec"]["ports"]} <= numbers
+    for name, budget in named(overlay, "PodDisruptionBudget").items():
+        assert labels[name] == budget["spec"]["selector"]["matchLabels"]
+
+
+def ports_of_probes(container: dict[str, Any]) -> Iterator[str | int]:
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        for handler in ("grpc", "tcpSocket", "httpGet"):
+            if handler in container.get(kind, {}):
+                yield container[kind][handler]["port"]
+
+
+@overlays
+def test_configurations_secrets_and_claims_exist(overlay: str) -> None:
+    configs = {
+        item["metadata"]["name"] for item in manifests(overlay) if item["kind"] == "ConfigMap"
     }
+    claims = set(named(overlay, "PersistentVolumeClaim"))
+    for name, pod in pod_specs(overlay).items():
+        for source in pod["spec"]["containers"][0].get("envFrom", ()):
+            if "configMapRef" in source:
+                assert source["configMapRef"]["name"] in configs
+            else:  # made by hand: docs/deploy.md
+                assert source["secretRef"] == {"name": "sluice-secrets", "optional": True}
+        for volume in pod["spec"].get("volumes", ()):
+            assert volume.get("configMap", {"name": None})["name"] in {None, *configs}
+            claim = volume.get("persistentVolumeClaim", {"claimName": None})["claimName"]
+            assert claim in {None, *claims}
+        if name in PROCESSES:
+            refs = pod["spec"]["containers"][0]["envFrom"]
+            assert any("secretRef" in source for source in refs), name
 
 
+@overlays
+def test_what_is_scaled_exists_once(overlay: str) -> None:
+    workloads = {(item["kind"], item["metadata"]["name"]) for item in manifests(overlay)}
+    scalers = {**named(overlay, "HorizontalPodAutoscaler"), **named(overlay, "ScaledObject")}
+    targets = [item["spec"]["scaleTargetRef"] for item in scalers.values()]
+    found = [(target["kind"], target["name"]) for target in targets]
+    assert set(found) <= workloads
+    assert len(set(found)) == len(found)
+
+
+def test_keda_asks_for_metrics_that_processes_emit() -> None:
+    rules = yaml.safe_load((FOLDER / "prometheus.rules.yaml").read_text())["groups"]
+    known = recorded(rule for group in rules for rule in group["rules"])
+    (scaled,) = named("keda", "ScaledObject").values()
+    assert set(scaled["spec"]) == {
+        *("scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval"),
+        *("cooldownPeriod", "advanced", "triggers"),
+    }
+    for trigger in scaled["spec"]["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}
+        assert problems(trigger["metadata"]["query"], known) == []
+
+
+@overlays
 @pytest.mark.parametrize("name", services())
-def test_every_container_has_probes_and_a_memory_limit(name: str) -> None:
-    container = pod_containers()[name]
+def test_every_container_has_probes_and_a_memory_limit(overlay: str, name: str) -> None:
+    container, pod = pod_containers(overlay)[name], pod_specs(overlay)[name]["spec"]
 
-    assert {"livenessProbe"} <= set(container)
-    assert {"readinessProbe", "startupProbe"} & set(container)
+    assert {"livenessProbe", "readinessProbe"} <= set(container)
     assert "memory" in container["resources"]["limits"]
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    if name != "jaeger":
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_gpu_patch_names_the_container_it_patches() -> None:
-    patch = yaml.safe_load((FOLDER / "kubernetes/gpu.patch.yaml").read_text(encoding="utf-8"))
+def test_a_rolling_update_lets_streams_end() -> None:
+    addresses = named("base", "ConfigMap")["sluice-addresses"]["data"]
+    for name in ("gateway", "batcher", "jobs"):
+        spec = named("base", "Deployment")[name]["spec"]
+        assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+        assert spec["replicas"] > 1
+    for name in ("gateway", "batcher"):
+        drain_s = float(addresses[f"SLUICE_{name.upper()}__DRAIN_S"])
+        assert pod_specs()[name]["spec"]["terminationGracePeriodSeconds"] > drain_s + 10
 
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
 
-    assert container["name"] in pod_containers()
+def test_triton_has_memory_to_share_with_its_models() -> None:
+    (volume,) = (one for one in pod_specs()["triton"]["spec"]["volumes"] if one["name"] == "shm")
+    assert volume["emptyDir"]["medium"] == "Memory"
+    mounts = {one["name"]: one["mountPath"] for one in pod_containers()["triton"]["volumeMounts"]}
+    assert mounts["shm"] == "/dev/shm"
 
 
-def test_kubectl_builds_the_kustomization() -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("no kubectl here")
-
-    result = subprocess.run(
-        ["kubectl", "kustomize", "compose"], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
-
-    assert result.returncode == 0, result.stderr
-    kinds = [document["kind"] for document in yaml.safe_load_all(result.stdout)]
-    assert kinds.count("Deployment") == 3
-    assert kinds.count("ConfigMap") == 2
+def test_gpus_and_models_from_a_volume() -> None:
+    containers = pod_containers("gpu")
+    assert containers["triton"]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    for name in ("triton", "gateway"):
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in containers[name][
+            "volumeMounts"
+        ]

@@ -1,26 +1,27 @@
 """Rules, dashboards and scrape configuration name only what a mesh has, and promtool runs their unit tests."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from sluice.telemetry.catalog import METRICS
 from tests.support.compose import FOLDER, ROOT
-from tests.support.promql import names_in, problems
+from tests.support.promql import endings, names_in, problems, recorded
 
 RULES: list[dict[str, Any]] = [
     rule
     for group in yaml.safe_load((FOLDER / "prometheus.rules.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-RECORDED = {
-    rule["record"]: {name for name in names_in(rule["expr"])[1] if name != "le"}
-    for rule in RULES
-    if "record" in rule
-}
+RECORDED = recorded(RULES)
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
 
@@ -69,3 +70,49 @@ def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
         ["promtool", *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+DASHBOARDS = {path.stem: path for path in (FOLDER / "grafana").glob("*.json")}
+
+
+def queries(value: Any) -> Iterator[str]:
+    """The expressions in a dashboard."""
+    if isinstance(value, dict):
+        if isinstance(value.get("expr"), str):
+            yield value["expr"]
+        for one in value.values():
+            yield from queries(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from queries(one)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_name_metrics_and_labels_that_processes_emit(name: str) -> None:
+    found = list(queries(json.loads(DASHBOARDS[name].read_text())))
+    assert found
+    wrong = {one: problems(one.replace("$__rate_interval", "5m"), RECORDED) for one in found}
+    assert {one: said for one, said in wrong.items() if said} == {}
+
+
+def test_every_metric_is_on_some_dashboard() -> None:
+    shown: set[str] = set()
+    for path in DASHBOARDS.values():
+        for one in queries(json.loads(path.read_text())):
+            shown |= names_in(one)[0]
+    for rule in RULES:
+        if rule.get("record") in shown:
+            shown |= names_in(rule["expr"])[0]
+    by_metric = {metric.name: endings(metric) for metric in METRICS}
+    hidden = {name for name, pages in by_metric.items() if not pages & shown}
+    # Counts of tokens that wait, of calibration, and of events, are for queries of their own.
+    assert hidden == {"sluice.queue.tokens", "sluice.router.brier", "sluice.router.drift_events"}
+
+
+def test_dashboards_are_those_that_the_script_makes(tmp_path: Path) -> None:
+    pytest.importorskip("grafana_foundation_sdk")
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/dashboards", tmp_path], check=True, timeout=60, cwd=ROOT
+    )
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_text() for path in DASHBOARDS.values()}

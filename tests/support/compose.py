@@ -1,11 +1,14 @@
 """The files of compose/ as tests look at them: parsed, and with the variables of .env filled in."""
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 ROOT: Final = Path(__file__).parents[2]
@@ -49,22 +52,41 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
+OVERLAYS: Final = ("base", "gpu", "keda", "laptop")
+
+
 @cache
-def manifests() -> tuple[dict[str, Any], ...]:
-    """The Kubernetes objects that kustomization.yaml names, in its order."""
-    names = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
-    return tuple(
-        document
-        for name in names
-        for document in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))
+def manifests(overlay: str = "base") -> tuple[dict[str, Any], ...]:
+    """The Kubernetes objects of an overlay, as kubectl renders them; the test is skipped without kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    folder = FOLDER / "kubernetes" / overlay
+    ran = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60
     )
+    assert ran.returncode == 0, ran.stderr
+    return tuple(yaml.safe_load_all(ran.stdout))
 
 
-def pod_containers() -> dict[str, dict[str, Any]]:
-    """The one container of each workload, by name."""
-    specs = [
-        item["spec"]["template"]["spec"]
-        for item in manifests()
+def pod_specs(overlay: str = "base") -> dict[str, dict[str, Any]]:
+    """The pod of each workload, by name."""
+    return {
+        item["metadata"]["name"]: item["spec"]["template"]
+        for item in manifests(overlay)
         if "template" in item.get("spec", {})
-    ]
-    return {spec["containers"][0]["name"]: spec["containers"][0] for spec in specs}
+    }
+
+
+def pod_containers(overlay: str = "base") -> dict[str, dict[str, Any]]:
+    """The one container of each workload, by name."""
+    return {name: pod["spec"]["containers"][0] for name, pod in pod_specs(overlay).items()}
+
+
+def named(overlay: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The objects of a kind, by name; of a generated one without its hash."""
+    generated = kind == "ConfigMap"
+    return {
+        item["metadata"]["name"].rpartition("-")[0] if generated else item["metadata"]["name"]: item
+        for item in manifests(overlay)
+        if item["kind"] == kind
+    }

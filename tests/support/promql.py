@@ -1,9 +1,10 @@
 """Which names of metrics and labels an expression of Prometheus holds, and which ones a mesh has."""
 
 import re
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from sluice.telemetry.catalog import METRICS, Kind
+from sluice.telemetry.catalog import METRICS, Kind, Metric
 
 _STRINGS: Final = re.compile(r'"[^"]*"')
 _NAMES: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -23,6 +24,13 @@ _OF_PROMETHEUS: Final = frozenset(
 _LABELS: Final = frozenset({"le", "job", "instance"})
 
 
+def recorded(rules: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """The names that recording rules make, each with its labels."""
+    return {
+        rule["record"]: names_in(rule["expr"])[1] - {"le"} for rule in rules if "record" in rule
+    }
+
+
 def names_in(expression: str) -> tuple[set[str], set[str]]:
     """Names of metrics, and of labels."""
     text = _RANGES.sub("", _STRINGS.sub('""', expression))
@@ -35,17 +43,19 @@ def names_in(expression: str) -> tuple[set[str], set[str]]:
     return set(_NAMES.findall(rest)) - _WORDS - {"e", "Inf", "NaN"}, labels
 
 
+def endings(metric: Metric) -> set[str]:
+    """The names of a metric on a page."""
+    words = {
+        Kind.COUNTER: ("_total",),
+        Kind.GAUGE: ("",),
+        Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
+    }[metric.kind]
+    return {metric.page_name + word for word in words}
+
+
 def pages() -> dict[str, set[str]]:
     """The names on the pages of a mesh, each with its labels."""
-    found = {}
-    for metric in METRICS:
-        endings = {
-            Kind.COUNTER: ("_total",),
-            Kind.GAUGE: ("",),
-            Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
-        }[metric.kind]
-        found |= {metric.page_name + ending: set(metric.page_labels) for ending in endings}
-    return found
+    return {name: set(metric.page_labels) for metric in METRICS for name in endings(metric)}
 
 
 def problems(expression: str, recorded: dict[str, set[str]]) -> list[str]:
