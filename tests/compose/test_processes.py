@@ -37,6 +37,7 @@ CHECK_S = 10.0
 SPANS_WAIT_S = 2.0
 """Triton sends a finished span after 0.5 s."""
 TRITON_TRIES = 8
+OURS = (("triton", "TRITON_GRPC_PORT"), ("jobs", "JOBS_PORT"), ("gateway", "GATEWAY_PORT"))
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Deployment:
     services: Mapping[str, Mapping[str, Any]]
     folder: Path
     ports: Mapping[str, str]
+    pages: Mapping[str, str]
+    """The port of each process's metrics: in containers all have the same."""
 
     def command(self, name: str) -> list[str]:
         words = [self.here(word) for word in self.services[name]["command"]]
@@ -56,6 +59,7 @@ class Deployment:
         return {
             **os.environ,
             **{key: self.here(value) for key, value in values.items()},
+            f"SLUICE_TELEMETRY__PROMETHEUS__{name.upper()}": f"127.0.0.1:{self.pages[name]}",
             "HOSTNAME": f"{name}-1",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
@@ -85,9 +89,9 @@ class Deployment:
             "0.0.0.0": "127.0.0.1",
             "//nats:": "//127.0.0.1:",
             "//jaeger:": "//127.0.0.1:",
-            f"triton:{self.ports['TRITON_GRPC_PORT']}": (
-                f"127.0.0.1:{self.ports['TRITON_GRPC_PORT']}"
-            ),
+            **{
+                f"{name}:{self.ports[port]}": f"127.0.0.1:{self.ports[port]}" for name, port in OURS
+            },
         }
         for inside, outside in swaps.items():
             word = word.replace(inside, outside)
@@ -100,7 +104,7 @@ def deployment(folder: Path, receiver: OtlpReceiver) -> Deployment:
     ports["OTLP_HTTP_PORT"] = receiver.http_endpoint.split(":")[2].partition("/")[0]
     services = filled("compose.yaml", {**variables(), **ports})["services"]
     write_programs(folder)
-    return Deployment(services, folder, ports)
+    return Deployment(services, folder, ports, {name: str(free_port()) for name in services})
 
 
 def write_programs(folder: Path) -> None:
@@ -130,7 +134,7 @@ async def started(deployed: Deployment) -> AsyncIterator[dict[str, subprocess.Po
     """All of our services, each once those it depends on are healthy; ended in reverse order."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     async with AsyncExitStack() as running:
-        for name in ("nats", "triton", "batcher", "gateway"):
+        for name in ("nats", "triton", "batcher", "gateway", "jobs"):
             for needed in deployed.services[name].get("depends_on", {}):
                 await until_healthy(deployed, needed)
             log = running.enter_context((deployed.folder / f"{name}.log").open("wb"))
@@ -138,6 +142,7 @@ async def started(deployed: Deployment) -> AsyncIterator[dict[str, subprocess.Po
             # In a thread: what ends sends its last spans to a receiver on this loop.
             running.push_async_callback(asyncio.to_thread, end, process, STOP_S)
         await until_healthy(deployed, "gateway")
+        await until_healthy(deployed, "jobs")
         yield processes
 
 
@@ -175,15 +180,10 @@ async def test_the_services_of_compose_answer_and_are_healthy(tmp_path: Path) ->
                 events = await ask(address, model)
                 assert events[0].started.model == model
                 assert events[-1].WhichOneof("event") == "finished"
-            for name in ("nats", "triton", "batcher", "gateway"):
+            for name in processes:
                 assert await asyncio.to_thread(deployed.healthy, name) is None
             await spans_of_every_service(receiver, address)
-        assert {name: process.returncode for name, process in processes.items()} == {
-            "nats": 0,
-            "triton": 0,
-            "batcher": 0,
-            "gateway": 0,
-        }
+        assert {process.returncode for process in processes.values()} == {0}
         assert await asyncio.to_thread(deployed.healthy, "gateway") is not None
 
 
