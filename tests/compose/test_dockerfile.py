@@ -89,7 +89,7 @@ def test_images_do_not_run_as_root() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "extras"), [("process", "gateway,batcher"), ("worker", "worker")]
+    ("stage", "extras"), [("process", "gateway,batcher,jobs"), ("worker", "worker")]
 )
 def test_an_image_installs_the_extras_of_its_processes(stage: str, extras: str) -> None:
     (install,) = (line for line in stage_lines(stage) if "pip install" in line)
