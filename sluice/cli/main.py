@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "demo": ("demo", "demo", "mesh"),
     "generate": ("generate", "generate", ""),
     "chat": ("chat", "chat", ""),
+    "embed": ("embed", "embed", ""),
     "models": ("mesh", "models", ""),
     "explain": ("explain", "explain", ""),
     "trace": ("trace", "trace", ""),

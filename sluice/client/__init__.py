@@ -55,6 +55,14 @@ from sluice.client.request import (
     Tool,
 )
 from sluice.client.retry import RetryPolicy
+from sluice.client.texts import (
+    Embeddings,
+    RankedDocument,
+    Ranking,
+    ScoredAnswer,
+    Scores,
+    TextOptions,
+)
 
 __all__ = [
     "AccuracyDrift",
@@ -67,6 +75,7 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "Delta",
+    "Embeddings",
     "Event",
     "FinishReason",
     "Finished",
@@ -79,6 +88,8 @@ __all__ = [
     "NoticeKind",
     "PriorityName",
     "Prompt",
+    "RankedDocument",
+    "Ranking",
     "RetryPolicy",
     "Route",
     "RouterHealth",
@@ -87,7 +98,10 @@ __all__ = [
     "SafetyFinding",
     "SafetyMove",
     "SamplingOptions",
+    "ScoredAnswer",
+    "Scores",
     "Started",
+    "TextOptions",
     "Timings",
     "TokenCount",
     "TokenLogprob",

@@ -77,7 +77,7 @@ def batch_requests(
 async def all_aio(
     ask: Callable[[int], Awaitable[_T]], count: int, concurrency: int
 ) -> tuple[_T, ...]:
-    """What ``ask(0)`` to ``ask(count - 1)`` return, ``concurrency`` of them at a time."""
+    """What ``ask(0)`` to ``ask(count - 1)`` return, ``concurrency`` of them at a time; the first error ends all."""
     outcomes: dict[int, _T] = {}
     waiting = iter(range(count))
 
@@ -85,9 +85,12 @@ async def all_aio(
         for at in waiting:
             outcomes[at] = await ask(at)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(count, concurrency)):
-            group.create_task(work())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(count, concurrency)):
+                group.create_task(work())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return tuple(outcomes[at] for at in range(count))
 
 

@@ -24,6 +24,20 @@ from sluice.client.request import (
 )
 from sluice.client.resumption import ResumableAnswer
 from sluice.client.retry import Retries, RetryPolicy
+from sluice.client.texts import (
+    CALLS,
+    TEXTS_S,
+    Embeddings,
+    Ranking,
+    Scores,
+    TextOptions,
+    embed_requests,
+    embeddings_of,
+    ranking_of,
+    rerank_request,
+    score_request,
+    scores_of,
+)
 from sluice.defaults import AUTO
 from sluice.errors import SluiceError
 from sluice.v1 import admin_pb2, safety_pb2
@@ -171,6 +185,77 @@ class Client(Caller):
 
         outcomes = all_blocking(ask, len(requests), concurrency)
         return AnswerBatch(outcomes, monotonic() - began)
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str = "",
+        dimensions: int = 0,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        timeout_s: float = TEXTS_S,
+        **options: Unpack[TextOptions],
+    ) -> Embeddings:
+        """Embeddings of any number of texts; many are sent in several calls, a few at a time.
+
+        Args:
+            prompt_name: of the model's prompt before each text, such as "query" or "document"; empty: its default.
+            dimensions: so many numbers of each embedding; 0: all.
+            normalize: whether embeddings have length 1; None: as the model's folder says.
+            truncate: whether texts that are too long are cut, else they are an error.
+
+        Raises:
+            SluiceError: a text cannot be embedded; of several calls the first error.
+        """
+        requests = embed_requests(
+            texts,
+            options,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            truncate=truncate,
+        )
+
+        def ask(at: int) -> pb.EmbedResponse:
+            return self._lookup(self._stub.Embed, requests[at], timeout_s)
+
+        return embeddings_of(all_blocking(ask, len(requests), CALLS))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int = 0,
+        truncate: bool = False,
+        timeout_s: float = TEXTS_S,
+        **options: Unpack[TextOptions],
+    ) -> Ranking:
+        """`documents` by how well they fit `query`, the best first; of 0 `top_n` all.
+
+        Raises:
+            SluiceError: they cannot be ranked.
+        """
+        request = rerank_request(query, documents, options, top_n=top_n, truncate=truncate)
+        return ranking_of(self._lookup(self._stub.Rerank, request, timeout_s))
+
+    def score(
+        self,
+        answers: Sequence[str],
+        prompt: Prompt | None = None,
+        *,
+        raw_prompt: bool = False,
+        timeout_s: float = TEXTS_S,
+        **options: Unpack[TextOptions],
+    ) -> Scores:
+        """The log-probabilities of given `answers` to `prompt`; without it of texts of their own.
+
+        Raises:
+            SluiceError: they cannot be scored.
+        """
+        request = score_request(prompt, answers, options, raw_prompt=raw_prompt)
+        return scores_of(self._lookup(self._stub.Score, request, timeout_s))
 
     def count_tokens(
         self,

@@ -54,6 +54,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.http2.ping_timeout_ms", 1500),  # else a minute, whatever the keepalive says
     ("grpc.http2.max_pings_without_data", 0),
+    # A call's embeddings are up to 2048 of some 4096 numbers each.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
 _SPREAD: Final = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
 """Calls are spread over all gateways that can be reached."""

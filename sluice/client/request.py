@@ -119,17 +119,17 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     if priority not in PRIORITIES:
         raise InvalidRequest.of("priority", f"{priority!r} is none of {', '.join(PRIORITIES)}")
     request = pb.GenerateRequest(priority=value_of(pb.Priority, priority))
-    _set_prompt(request, prompt)
-    _set(request, "model", options.get("model", AUTO))
-    _set(request, "raw_prompt", options.get("raw_prompt", False))
-    _set(request, "allow_degraded", options.get("allow_degraded", False))
-    _set(request, "accept_replace", options.get("accept_replace", False))
+    set_prompt(request, prompt)
+    set_field(request, "model", options.get("model", AUTO))
+    set_field(request, "raw_prompt", options.get("raw_prompt", False))
+    set_field(request, "allow_degraded", options.get("allow_degraded", False))
+    set_field(request, "accept_replace", options.get("accept_replace", False))
     if (gather_s := options.get("gather_s")) is not None:
         with _Field("gather"):
             request.gather.FromNanoseconds(round(1e9 * gather_s))
     _set_tools(request, options)
     named = options.get("idempotency_key")
-    _set(request, "idempotency_key", named or uuid.uuid4().hex)
+    set_field(request, "idempotency_key", named or uuid.uuid4().hex)
     request.idempotency_key_generated = not named
     if options.get("json_schema") is not None and options.get("regex") is not None:
         raise InvalidRequest.of(
@@ -137,7 +137,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         )
     for name in SamplingOptions.__annotations__:
         if (value := options.get(name)) is not None:
-            _set(request.sampling, name, _as_sent(name, value), "sampling.")
+            set_field(request.sampling, name, _as_sent(name, value), "sampling.")
     for key, value in options.get("labels", {}).items():
         with _Field(f"labels.{key}"):
             request.labels[key] = value
@@ -151,8 +151,8 @@ def count_request(prompt: Prompt, model: str, raw_prompt: bool) -> pb.CountToken
         InvalidRequest: a value does not fit its field.
     """
     request = pb.CountTokensRequest(raw_prompt=raw_prompt)
-    _set_prompt(request, prompt)
-    _set(request, "model", model)
+    set_prompt(request, prompt)
+    set_field(request, "model", model)
     return request
 
 
@@ -163,16 +163,19 @@ def check_request(text: str, labels: Mapping[str, str]) -> safety_pb2.CheckTextR
         InvalidRequest: a value does not fit its field.
     """
     request = safety_pb2.CheckTextRequest()
-    _set(request, "text", text)
+    set_field(request, "text", text)
     for key, value in labels.items():
         with _Field(f"labels.{key}"):
             request.labels[key] = value
     return request
 
 
-def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Prompt) -> None:
+def set_prompt(
+    request: pb.GenerateRequest | pb.CountTokensRequest | pb.ScoreRequest, prompt: Prompt
+) -> None:
+    """Sets the prompt or the conversation; raises InvalidRequest where it does not fit."""
     if isinstance(prompt, str):
-        _set(request, "prompt", prompt)
+        set_field(request, "prompt", prompt)
         return
     request.chat.SetInParent()
     for i, turn in enumerate(prompt):
@@ -182,8 +185,8 @@ def _set_prompt(request: pb.GenerateRequest | pb.CountTokensRequest, prompt: Pro
                 f"chat.messages[{i}].role", f"{turn.role!r} is none of {', '.join(ROLES)}"
             )
         message.role = value_of(pb.Role, turn.role)
-        _set(message, "content", turn.content, f"chat.messages[{i}].")
-        _set(message, "tool_call_id", turn.tool_call_id, f"chat.messages[{i}].")
+        set_field(message, "content", turn.content, f"chat.messages[{i}].")
+        set_field(message, "tool_call_id", turn.tool_call_id, f"chat.messages[{i}].")
         for call in turn.tool_calls:
             with _Field(f"chat.messages[{i}].tool_calls"):
                 message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
@@ -199,9 +202,9 @@ def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
     if choice in ("none", "auto", "required"):
         request.tool_choice.mode = value_of(pb.ToolChoiceMode, choice)
     elif choice is not None:
-        _set(request.tool_choice, "function", choice, "tool_choice.")
+        set_field(request.tool_choice, "function", choice, "tool_choice.")
     if (parallel := options.get("parallel_tool_calls")) is not None:
-        _set(request, "parallel_tool_calls", parallel)
+        set_field(request, "parallel_tool_calls", parallel)
 
 
 def _as_sent(name: str, value: Any) -> Any:
@@ -212,7 +215,8 @@ def _as_sent(name: str, value: Any) -> Any:
         return json.dumps(value)
 
 
-def _set(message: Any, name: str, value: Any, path: str = "") -> None:
+def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
+    """Sets a field; raises InvalidRequest, which names it below ``path``, where the value does not fit."""
     with _Field(path + name):
         if isinstance(value, str | int | float):
             setattr(message, name, value)

@@ -1,0 +1,218 @@
+"""`sluice embed`: the embeddings of a file of texts."""
+
+import json
+import os
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any, BinaryIO, Final
+
+import typer
+
+from sluice.cli import options, output
+from sluice.client import Client, Embeddings
+from sluice.client.request import PriorityName
+from sluice.errors import InputInvalid
+
+WINDOW: Final = 2048
+"""Texts that are in memory at a time."""
+_NPY: Final = b"\x93NUMPY\x01\x00"
+_NPY_HEADER: Final = 118
+"""Bytes of numpy's header behind its first ten, so that the numbers begin at 128; long enough for any count."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text, and what names it in the output."""
+
+    text: str
+    name: Any
+
+
+def embed(
+    *,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help='Texts, one a line, or JSON objects, one a line; "-" reads stdin.',
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o",
+            metavar="OUT",
+            help="Where to write: .npy for an array of numpy, else JSON lines.  [default: stdout]",
+        ),
+    ] = None,
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of JSON objects that holds the text.")
+    ] = "text",
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME", help="An embedding model, if there are several.")
+    ] = "",
+    prompt_name: Annotated[
+        str, typer.Option(metavar="NAME", help='Of the model\'s prompt before each text, such as "query".')
+    ] = "",
+    dimensions: Annotated[
+        int, typer.Option(min=0, help="So many numbers of each embedding; 0: all.")
+    ] = 0,
+    normalize: Annotated[
+        bool | None, typer.Option(help="Scale embeddings to length 1.  [default: as the model says]")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long, instead of failing.")
+    ] = False,
+    priority: options.Priority = "standard",
+    tenant: options.Tenant = None,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:  # fmt: skip
+    """Embed the texts of a file, and write their embeddings in the order of the texts.
+
+    A JSON line has index, id (where the object had one), tokens and embedding. A file appears under its name when it is
+    complete. With --json prints one object at the end: texts, tokens, model, seconds.
+    """
+    settings: dict[str, Any] = {
+        "model": model,
+        "prompt_name": prompt_name,
+        "dimensions": dimensions,
+        "normalize": normalize,
+        "truncate": truncate,
+    }
+    if as_json and out is None:
+        raise typer.BadParameter("say where the embeddings go", param_hint="--output")
+    began, count, tokens, served_by = monotonic(), 0, 0, ""
+    with _opened(file) as lines, _writer(out) as write, Client(address, tenant=tenant) as client:
+        texts = _texts(lines, field)
+        while window := list(islice(texts, WINDOW)):
+            found = _embedded(client, window, priority, settings)
+            write(count, window, found)
+            count, tokens = count + len(window), tokens + found.prompt_tokens
+            served_by = found.model
+    took_s = monotonic() - began
+    if as_json:
+        done = {"texts": count, "tokens": tokens, "model": served_by}
+        output.write_json({**done, "seconds": round(took_s, 3)})
+    else:
+        output.note(f"{count} texts, {tokens} tokens, {count / took_s:.1f} texts/s")
+
+
+def _embedded(
+    client: Client, window: Sequence[_Text], priority: PriorityName, settings: dict[str, Any]
+) -> Embeddings:
+    return client.embed([one.text for one in window], priority=priority, **settings)
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        opened = open(file, "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise InputInvalid(f"{file}: {error.strerror}") from error
+    with opened:
+        yield opened
+
+
+def _texts(lines: BinaryIO, field: str) -> Iterator[_Text]:
+    """The texts; objects when the first line is one.
+
+    Raises:
+        InputInvalid: a line is empty, no UTF-8, or an object without the field.
+    """
+    objects = False
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise InputInvalid(f"line {number} is not valid UTF-8") from None
+        objects |= number == 1 and text.lstrip().startswith("{")
+        if not text.strip():
+            raise InputInvalid(f"line {number} is empty")
+        yield _of_object(text, number, field) if objects else _Text(text, None)
+
+
+def _of_object(line: str, number: int, field: str) -> _Text:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputInvalid(f"line {number} is not JSON: {error}") from None
+    text = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise InputInvalid(f"line {number} has no text in {field!r}; --field names another field")
+    return _Text(text, value.get("id", value.get("custom_id")))
+
+
+class _JsonLines:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __call__(self, first: int, window: Sequence[_Text], found: Embeddings) -> None:
+        for at, (one, vector) in enumerate(zip(window, found.vectors, strict=True)):
+            named = {} if one.name is None else {"id": one.name}
+            line = {"index": first + at, **named, "tokens": found.token_counts[at]}
+            line["embedding"] = vector.tolist()
+            self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+class _Npy:
+    """An array of numpy, float32; its header is written again when the count is known."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._rows = self._size = 0
+        self.close()
+
+    def __call__(self, first: int, window: Sequence[_Text], found: Embeddings) -> None:
+        self._file.seek(0, os.SEEK_END)
+        for vector in found.vectors:
+            self._file.write(_little_endian(vector))
+        self._rows += len(found.vectors)
+        self._size = len(found.vectors[0])
+
+    def close(self) -> None:
+        shape = f"({self._rows}, {self._size})"
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+        self._file.seek(0)
+        self._file.write(_NPY + _NPY_HEADER.to_bytes(2, "little"))
+        self._file.write(header.ljust(_NPY_HEADER - 1).encode() + b"\n")
+
+
+def _little_endian(vector: "array[float]") -> bytes:
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return vector.tobytes()
+
+
+@contextmanager
+def _writer(out: Path | None) -> Iterator[_JsonLines | _Npy]:
+    if out is None:
+        yield _JsonLines(sys.stdout.buffer)
+        return
+    part = out.with_name(out.name + ".part")
+    try:
+        file = open(part, "wb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise InputInvalid(f"{part}: {error.strerror}") from error
+    try:
+        with file:
+            writer = _Npy(file) if out.suffix == ".npy" else _JsonLines(file)
+            yield writer
+            writer.close()
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
