@@ -208,6 +208,7 @@ class Gateway:
         if settings.http.address is not None:
             app = make_app(
                 generator,
+                texts,
                 catalog,
                 self._loads,
                 self._jobs,

@@ -12,21 +12,25 @@ from starlette.routing import Route
 from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
+from gateway.api.texts import TextCalls
 from gateway.http.batches import Batches, Files
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
 from gateway.http.models import Models
+from gateway.http.texts import Texts
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, ASKS, CHANGES
 from gateway.models.catalog import Catalog
 from gateway.validation.requests import UNSTATED_CLASS
+from sluice.openai.embeddings import EMBEDDINGS, RERANK
 from sluice.openai.errors import error_body
 from sluice.openai.requests import URLS
 
 
 def make_app(
     generator: Generator,
+    text_calls: TextCalls,
     catalog: Catalog,
     loads: ModelLoadTable,
     jobs: JobForwarder,
@@ -47,6 +51,7 @@ def make_app(
         endpoint = Endpoint(behaviour, authenticator, roles, generator.limiter, class_of, limit)
         return Route(path, endpoint, methods=[method])
 
+    texts = Texts(text_calls)
     files, batches = Files(jobs), Batches(jobs)
     batch_routes = [
         route("POST", "/v1/files", files.upload, ASKS),
@@ -68,6 +73,8 @@ def make_app(
                 route("POST", url, Completions(generator, catalog, url), ASKS, class_of)
                 for url in URLS
             ),
+            route("POST", EMBEDDINGS, texts.embed, ASKS, class_of),
+            *(route("POST", url, texts.rerank, ASKS, class_of) for url in RERANK),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
             *batch_routes,

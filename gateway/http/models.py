@@ -25,7 +25,7 @@ class Models:
 
     async def list(self, call: HttpCall) -> None:
         """All of them."""
-        models = [self._model(name) for name in (AUTO, *self._catalog.answering)]
+        models = [self._model(name) for name in (AUTO, *self._catalog.callable)]
         await call.answer(200, encode({"object": "list", "data": models}))
 
     async def get(self, call: HttpCall) -> None:
@@ -34,7 +34,7 @@ class Models:
         Raises:
             UnknownModel: there is none of that name.
         """
-        name, known = call.path["name"], (AUTO, *self._catalog.answering)
+        name, known = call.path["name"], (AUTO, *self._catalog.callable)
         if name not in known:
             raise UnknownModel(f"there is no model of that name; known: {', '.join(known)}")
         await call.answer(200, encode(self._model(name)))

@@ -1,0 +1,157 @@
+"""Bodies of /v1/embeddings (OpenAI) and /v1/rerank (Cohere, Jina), and their answers.
+
+Token ids are refused: a text passes the safety policy, and the model's own tokenizer, before a model sees it.
+"""
+
+import base64
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sluice.openai.requests import BadField
+from sluice.v1 import inference_pb2 as pb
+
+EMBEDDINGS: Final = "/v1/embeddings"
+RERANK: Final = ("/v1/rerank", "/v2/rerank")
+FORMATS: Final = ("float", "base64")
+
+_EMBED_FIELDS: Final[Mapping[str, type]] = {
+    "model": str,
+    "dimensions": int,
+    "normalize": bool,
+    "truncate": bool,
+    "prompt_name": str,
+}
+_RERANK_FIELDS: Final[Mapping[str, type]] = {
+    "model": str,
+    "query": str,
+    "top_n": int,
+    "truncate": bool,
+}
+_KINDS: Final[Mapping[type, str]] = {str: "text", bool: "true or false", int: "a whole number"}
+_PROMPTS: Final[Mapping[str, str]] = {
+    "query": "query",
+    "search_query": "query",
+    "passage": "document",
+    "document": "document",
+    "search_document": "document",
+}
+"""What others call the kinds of texts."""
+
+
+def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
+    """The request of a body, less its ``encoding_format``.
+
+    Raises:
+        BadField: a field is not served, or its value does not fit.
+    """
+    request = pb.EmbedRequest()
+    asked = {name: value for name, value in body.items() if value is not None}
+    format_of(asked)
+    _set_texts(request.texts, asked.pop("input", None), "input")
+    if (user := asked.pop("user", None)) is not None:
+        _set_label(request.labels, "user", user)
+    if (kind := asked.pop("input_type", None)) is not None:
+        if kind not in _PROMPTS:
+            raise BadField(f"input_type: is none of {', '.join(_PROMPTS)}")
+        request.prompt_name = _PROMPTS[kind]
+    asked.pop("encoding_format", None)
+    _set_fields(request, asked, _EMBED_FIELDS)
+    return request
+
+
+def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
+    """The request of a body, and whether the documents are wanted back; raises as `embed_request`.
+
+    Documents that are too long are cut, unless ``truncate`` is false: so it is with the services whose shape this is.
+    """
+    request = pb.RerankRequest(truncate=True)
+    asked = {name: value for name, value in body.items() if value is not None}
+    documents = asked.pop("documents", None)
+    if isinstance(documents, list):
+        documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
+    _set_texts(request.documents, documents, "documents")
+    returned = asked.pop("return_documents", False)
+    if not isinstance(returned, bool):
+        raise BadField("return_documents: is not true or false")
+    _set_fields(request, asked, _RERANK_FIELDS)
+    return request, returned
+
+
+def format_of(body: Mapping[str, Any]) -> str:
+    """How the numbers are wanted, one of `FORMATS`.
+
+    Raises:
+        BadField: otherwise.
+    """
+    wanted = body.get("encoding_format") or FORMATS[0]
+    if wanted not in FORMATS:
+        raise BadField(f"encoding_format: is none of {', '.join(FORMATS)}")
+    return str(wanted)
+
+
+def embeddings_object(response: pb.EmbedResponse, format: str) -> dict[str, Any]:
+    """The answer to a call of `EMBEDDINGS`."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _numbers(one.values, format)}
+        for index, one in enumerate(response.embeddings)
+    ]
+    tokens = response.usage.prompt_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": response.model, "usage": usage}
+
+
+def rerank_object(
+    response: pb.RerankResponse, documents: Sequence[str], *, returned: bool
+) -> dict[str, Any]:
+    """The answer to a call of `RERANK`; ``returned``: with the documents."""
+    results = []
+    for one in response.results:
+        result: dict[str, Any] = {"index": one.index, "relevance_score": one.score}
+        if returned:
+            result["document"] = {"text": documents[one.index]}
+        results.append(result)
+    tokens = response.usage.prompt_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    found = {"id": response.request_id, "object": "list", "model": response.model}
+    return {**found, "results": results, "usage": usage}
+
+
+def _numbers(values: bytes, format: str) -> Any:
+    if format == "base64":
+        return base64.b64encode(values).decode()
+    return array("f", values).tolist()
+
+
+def _set_texts(texts: Any, given: Any, field: str) -> None:
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, list) or not given:
+        raise BadField(f"{field}: is no text and no list of texts")
+    for place, text in enumerate(given):
+        if isinstance(text, int | list):
+            raise BadField(f"{field}: has token ids, which are not served; send the text")
+        if not isinstance(text, str):
+            raise BadField(f"{field}[{place}]: is no text")
+        try:
+            texts.append(text)
+        except (UnicodeError, ValueError):
+            raise BadField(f"{field}[{place}]: is not valid UTF-8") from None
+
+
+def _set_label(labels: Any, name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise BadField(f"{name}: is no text")
+    labels[name] = value
+
+
+def _set_fields(request: Any, asked: Mapping[str, Any], known: Mapping[str, type]) -> None:
+    for name, value in asked.items():
+        if name not in known:
+            raise BadField(f"{name}: is not served")
+        kind = known[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise BadField(f"{name}: is not {_KINDS[kind]}")
+        try:
+            setattr(request, name, value)
+        except (UnicodeError, ValueError) as error:
+            raise BadField(f"{name}: {error}") from None
