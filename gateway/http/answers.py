@@ -1,6 +1,7 @@
 """The events of an answer become OpenAI's objects: a whole one, or the chunks of a stream of server-sent events."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ from gateway.http.requests import field_name
 from sluice.errors import InvalidRequest, SluiceError, UnknownModel
 from sluice.openai.answers import Shape, choice, finish_reason, usage_of, whole_answer
 from sluice.openai.errors import error_body, http_status
+from sluice.openai.tools import calls_of
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
     Delta,
@@ -35,13 +37,18 @@ def sse(value: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def whole(shape: Shape, created: int, answer: GenerateTextResponse, ends: EndTokens) -> bytes:
-    """The body of an answer that is complete."""
-    finished = answer.finished
-    parts = shape.message(answer.text, _with_text(answer, ends(finished.model)))
-    choices = [choice(0, parts, finish_reason(finished.reason))]
-    request_id = answer.started.request_id
-    return encode(whole_answer(shape, request_id, created, finished.model, choices, finished.usage))
+def whole(
+    shape: Shape, created: int, answers: Sequence[GenerateTextResponse], ends: EndTokens
+) -> bytes:
+    """The body of answers to one request that are complete."""
+    choices, usage, first = [], Usage(), answers[0]
+    for index, one in enumerate(answers):
+        logprobs = _with_text(one, ends(one.finished.model))
+        parts = shape.message(one.text, logprobs, one.tool_calls)
+        choices.append(choice(index, parts, finish_reason(one.finished.reason)))
+        _add_usage(usage, one.finished.usage)
+    request_id, model = first.started.request_id, first.finished.model
+    return encode(whole_answer(shape, request_id, created, model, choices, usage))
 
 
 class Chunks:
@@ -61,13 +68,16 @@ class Chunks:
         self._model = ""
         self._offsets: dict[int, int] = {}
         """Characters sent of each choice that has begun."""
+        self._calls: Counter[int] = Counter()
+        """Calls of tools sent of each choice."""
         self._usage = Usage()
 
     def take(self, event: GenerateResponse) -> bytes:
         """What the next ``event`` adds to the stream; may be empty."""
         match event.WhichOneof("event"):
             case "started":
-                self.request_id, self._model = event.started.request_id, event.started.model
+                self.request_id = self.request_id or event.started.request_id
+                self._model = event.started.model
             case "delta":
                 return self._delta(event.answer_index, event.delta)
             case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
@@ -85,18 +95,22 @@ class Chunks:
 
     def _delta(self, index: int, delta: Delta) -> bytes:
         logprobs = _with_text(delta, self._ends(self._model))
-        if not (delta.text or logprobs):
+        if not (delta.text or logprobs or delta.tool_calls):
             return b""
-        first = self._begin(index)
-        parts = self._shape.delta(delta.text, logprobs, self._offsets[index])
-        self._offsets[index] += len(delta.text)
-        return first + self._chunk(index, parts)
+        chunks = self._begin(index)
+        if delta.text or logprobs:
+            parts = self._shape.delta(delta.text, logprobs, self._offsets[index])
+            self._offsets[index] += len(delta.text)
+            chunks += self._chunk(index, parts)
+        if delta.tool_calls:
+            calls = calls_of(delta.tool_calls, self._calls[index])
+            self._calls[index] += len(calls)
+            chunks += self._chunk(index, {"delta": {"tool_calls": calls}, "logprobs": None})
+        return chunks
 
     def _finish(self, index: int, finished: Finished) -> bytes:
-        first, usage = self._begin(index), finished.usage
-        self._usage.prompt_tokens = usage.prompt_tokens
-        self._usage.cached_prompt_tokens = usage.cached_prompt_tokens
-        self._usage.completion_tokens += usage.completion_tokens
+        first = self._begin(index)
+        _add_usage(self._usage, finished.usage)
         return first + self._chunk(index, self._shape.last(), finish_reason(finished.reason))
 
     def _begin(self, index: int) -> bytes:
@@ -128,6 +142,12 @@ def _with_text(
         return ()
     pairs = zip(piece.token_ids, piece.logprobs, strict=True)
     return [entry for token_id, entry in pairs if token_id not in ends]
+
+
+def _add_usage(total: Usage, usage: Usage) -> None:
+    total.prompt_tokens += usage.prompt_tokens  # counted once, with the first answer
+    total.cached_prompt_tokens += usage.cached_prompt_tokens
+    total.completion_tokens += usage.completion_tokens
 
 
 def error_answer(error: SluiceError) -> tuple[int, dict[str, str], dict[str, Any]]:

@@ -18,6 +18,7 @@ from gateway.http.call import Behaviour, Endpoint
 from gateway.http.completions import Completions
 from gateway.http.headers import class_of
 from gateway.http.models import Models
+from gateway.http.responses import Responses
 from gateway.http.texts import Texts
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import ANY, ASKS, CHANGES
@@ -75,6 +76,7 @@ def make_app(
             ),
             route("POST", EMBEDDINGS, texts.embed, ASKS, class_of),
             *(route("POST", url, texts.rerank, ASKS, class_of) for url in RERANK),
+            route("POST", "/v1/responses", Responses(generator), ASKS, class_of),
             route("GET", "/v1/models", models.list),
             route("GET", "/v1/models/{name:path}", models.get),
             *batch_routes,

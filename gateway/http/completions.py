@@ -1,6 +1,7 @@
 """/v1/chat/completions and /v1/completions."""
 
 import time
+from collections import defaultdict
 from collections.abc import Collection
 
 from gateway.api.generate import Generator
@@ -33,14 +34,17 @@ class Completions:
             await (self._stream if asked.streams else self._whole)(call, asked)
 
     async def _whole(self, call: HttpCall, asked: GenerateCall) -> None:
-        answer = GenerateTextResponse()
+        answers: defaultdict[int, GenerateTextResponse] = defaultdict(GenerateTextResponse)
 
         async def collect(event: GenerateResponse) -> None:
-            add_event(answer, event)
+            add_event(answers[event.answer_index], event)
 
         await self._generator.answer(asked.request, collect, asked.timeout_s, call.headers)
-        headers = {"x-request-id": answer.started.request_id}
-        await call.answer(200, whole(self._shape, int(time.time()), answer, self._ends), headers)
+        whole_body = whole(
+            self._shape, int(time.time()), [answers[i] for i in sorted(answers)], self._ends
+        )
+        headers = {"x-request-id": answers[0].started.request_id}
+        await call.answer(200, whole_body, headers)
 
     async def _stream(self, call: HttpCall, asked: GenerateCall) -> None:
         created = int(time.time())

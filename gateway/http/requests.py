@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from gateway.http import headers as header_fields
+from gateway.http.response_requests import chat_of
 from sluice.errors import InvalidRequest
-from sluice.openai.requests import BadField, request_of_body
+from sluice.openai.fields import BadField
+from sluice.openai.requests import CHAT, request_of_body
 from sluice.v1.inference_pb2 import GenerateRequest
 
 _NAMES: Final = {
@@ -49,6 +51,26 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
+def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
+    """What a call of /v1/responses asks for.
+
+    Raises:
+        InvalidRequest: as `generate_call`.
+    """
+    asked = dict(body)
+    options = asked.pop("stream_options", None) or {}
+    try:
+        json.dumps(body, ensure_ascii=False).encode()  # the answer repeats a part of it
+    except UnicodeEncodeError:
+        raise InvalidRequest("the body has halves of surrogate pairs") from None
+    try:
+        if options not in ({}, {"include_obfuscation": False}):
+            raise BadField("stream_options: only include_obfuscation: false is served")
+        return generate_call(CHAT, chat_of(asked), headers)
+    except BadField as error:
+        raise _refused(error) from None
+
+
 def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) -> GenerateCall:
     """What a call of ``url`` asks for.
 
@@ -60,8 +82,7 @@ def generate_call(url: str, body: dict[str, Any], headers: Mapping[str, str]) ->
         streams, include_usage = _streaming(asked)
         request = request_of_body(url, asked, GenerateRequest())
     except BadField as error:
-        field, _, description = str(error).partition(": ")
-        raise InvalidRequest.of(field, description) from None
+        raise _refused(error) from None
     header_fields.apply(headers, request)
     timeout_s = header_fields.timeout_s(headers, streams=streams)
     return GenerateCall(request, streams, include_usage, timeout_s)
@@ -72,6 +93,11 @@ def field_name(path: str) -> str:
     if path in _NAMES:
         return _NAMES[path]
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
+
+
+def _refused(error: BadField) -> InvalidRequest:
+    field, _, description = str(error).partition(": ")
+    return InvalidRequest.of(field, description)
 
 
 def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:

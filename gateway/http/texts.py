@@ -15,7 +15,7 @@ from sluice.openai.embeddings import (
     rerank_object,
     rerank_request,
 )
-from sluice.openai.requests import BadField
+from sluice.openai.fields import BadField
 from sluice.v1.inference_pb2 import EmbedRequest, Priority, RerankRequest
 from sluice.wire.enums import value_of
 

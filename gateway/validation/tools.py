@@ -105,7 +105,7 @@ def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:
         "must be 1 to 64 letters, digits, '_', '-', '.' and ':'",
     )
     found.check(_NAME.fullmatch(call.name) is not None, f"{at}.name", "must be the name of a tool")
-    return ToolCall(call.id, call.name, _object(call.arguments, f"{at}.arguments", found))
+    return ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{at}.arguments", found))
 
 
 def _object(text: str, field: str, found: FieldViolations) -> dict[str, Any]:

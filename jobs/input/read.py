@@ -16,7 +16,7 @@ from jobs.input.template import Template
 from jobs.items import BadLine, Item
 from sluice.errors import InputInvalid
 from sluice.openai import requests
-from sluice.openai.requests import BadField
+from sluice.openai.fields import BadField
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20

@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from sluice.openai.requests import CHAT, COMPLETIONS
+from sluice.openai.tools import calls_of
 from sluice.v1.inference_pb2 import (
     FINISH_REASON_CONTENT_FILTER,
     FINISH_REASON_LENGTH,
+    FINISH_REASON_TOOL_CALLS,
     FinishReason,
     TokenLogprobs,
+    ToolCall,
     Usage,
 )
 
@@ -17,6 +20,7 @@ _REPLACEMENT: Final = "\ufffd"
 _FINISH: Final = {
     FINISH_REASON_LENGTH: "length",
     FINISH_REASON_CONTENT_FILTER: "content_filter",
+    FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 
@@ -33,7 +37,9 @@ class Shape(Protocol):
     whole: str
     chunk: str
 
-    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+    def message(
+        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+    ) -> Json:
         """What a choice of a whole answer has beside index and finish_reason."""
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
@@ -49,8 +55,12 @@ class Shape(Protocol):
 class _Chat:
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def message(
+        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+    ) -> Json:
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls_of(calls)}
         return {"message": message, "logprobs": _chat_logprobs(logprobs)}
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
@@ -66,7 +76,10 @@ class _Chat:
 class _Text:
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def message(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+    def message(
+        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+    ) -> Json:
+        assert not calls, "completions have no tools"
         return self.delta(text, logprobs, 0)
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sluice.openai.requests import BadField
+from sluice.openai.fields import BadField
 from sluice.v1 import inference_pb2 as pb
 
 EMBEDDINGS: Final = "/v1/embeddings"

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from sluice.openai.fields import BadField, set_field
+from sluice.openai.tools import FIELDS, set_calls, set_tools
 from sluice.v1 import inference_pb2 as pb
 
 CHAT: Final = "/v1/chat/completions"
@@ -23,6 +25,7 @@ _ROLES: Final = {
     "developer": pb.ROLE_SYSTEM,
     "user": pb.ROLE_USER,
     "assistant": pb.ROLE_ASSISTANT,
+    "tool": pb.ROLE_TOOL,
 }
 _SAMPLING: Final[Mapping[str, FieldDescriptor]] = pb.SamplingParams.DESCRIPTOR.fields_by_name
 _NO_EFFECT: Final[Mapping[str, Any]] = {
@@ -41,16 +44,18 @@ _NO_EFFECT: Final[Mapping[str, Any]] = {
 """Fields of OpenAI's body that may stand there with the value that changes nothing."""
 
 
-class BadField(ValueError):
-    """A field that cannot be served; the message is "FIELD: what to do"."""
-
-
 def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
     """The request of an object in the plain form, less its id; what it does not say is as in ``defaults``.
 
     Raises:
         BadField: a field is unknown, or its value does not fit.
     """
+    request = _request_of(line, defaults)
+    _check_one_answer(request)
+    return request
+
+
+def _request_of(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.GenerateRequest:
     request = pb.GenerateRequest()
     request.CopyFrom(defaults)
     _set_input(request, line)
@@ -58,7 +63,7 @@ def request_of_plain(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> p
         if value is None or name in _INPUTS:
             continue
         if name in ("model", "raw_prompt"):
-            _set(request, name, value, str if name == "model" else bool)
+            set_field(request, name, value, str if name == "model" else bool)
         elif name == "labels":
             _set_labels(request, value)
         elif name in _SAMPLING:
@@ -84,7 +89,11 @@ def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> 
     if not isinstance(body, dict):
         raise BadField("body: is no object")
     try:
-        return request_of_body(url, body, defaults)
+        request = request_of_body(url, body, defaults)
+        _check_one_answer(request)
+        if request.tools:
+            raise BadField("tools: are not served in jobs, whose results are text")
+        return request
     except BadField as error:
         raise BadField(f"body.{error}") from error
 
@@ -105,7 +114,17 @@ def request_of_body(
     plain = _plain_of(body)
     if url == COMPLETIONS:
         plain |= {"raw_prompt": True, "prompt": _one_prompt(body["prompt"])}
-    return request_of_plain(plain, defaults)
+    tools = {name: plain.pop(name) for name in FIELDS if name in plain}
+    if tools and url == COMPLETIONS:
+        raise BadField(f"{min(tools)}: is no field of {url}")
+    request = _request_of(plain, defaults)
+    set_tools(request, tools)
+    return request
+
+
+def _check_one_answer(request: pb.GenerateRequest) -> None:
+    if request.sampling.n > 1:
+        raise BadField("n: is not served in jobs; write a line for each answer")
 
 
 def with_prompt(prompt: str, defaults: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -186,7 +205,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
     elif system and not line.get("raw_prompt"):
         _set_turns(request.chat, [{"role": "user", "content": prompt}], system)
     else:
-        _set(request, "prompt", prompt, str)
+        set_field(request, "prompt", prompt, str)
 
 
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
@@ -199,14 +218,20 @@ def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> 
 
 
 def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> None:
-    said = {key for key, value in turn.items() if value is not None}
-    if unknown := said - {"role", "content"}:
+    said = {key for key, value in turn.items() if value not in (None, [])}
+    own = {"assistant": "tool_calls", "tool": "tool_call_id"}.get(str(turn.get("role")), "role")
+    if unknown := said - {"role", "content", own}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
     role = turn.get("role")
     if role not in _ROLES:
         raise BadField(f"{path}.role: {role!r} is none of {', '.join(_ROLES)}")
     message.role = _ROLES[role]
-    _set(message, "content", _text_of(turn.get("content"), path), str, f"{path}.")
+    if "tool_calls" in said:
+        set_calls(message, turn["tool_calls"], f"{path}.tool_calls")
+    if message.role == pb.ROLE_TOOL:
+        set_field(message, "tool_call_id", turn.get("tool_call_id"), str, f"{path}.")
+    content = "" if message.tool_calls and "content" not in said else turn.get("content")
+    set_field(message, "content", _text_of(content, path), str, f"{path}.")
 
 
 def _text_of(content: Any, path: str) -> Any:
@@ -235,8 +260,6 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
     if name == "json_schema" and isinstance(value, dict):
         value = json.dumps(value)
     field = _SAMPLING[name]
-    if name == "n":
-        raise BadField("n: is not served; write a line for each answer")
     if name == "logit_bias":
         _set_biases(sampling, value)
         return
@@ -248,7 +271,7 @@ def _set_sampling(sampling: pb.SamplingParams, name: str, value: Any) -> None:
         kind = (
             str if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else float if is_number else int
         )
-        _set(sampling, name, value, kind)
+        set_field(sampling, name, value, kind)
         return
     if not isinstance(value, list):
         raise BadField(f"{name}: is no list")
@@ -268,22 +291,3 @@ def _set_biases(sampling: pb.SamplingParams, biases: Any) -> None:
             sampling.logit_bias[int(token_id)] = bias
         except (TypeError, ValueError) as error:
             raise BadField(f"logit_bias.{token_id}: {error}") from error
-
-
-_KINDS: Final[Mapping[type, str]] = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a number"
-}  # fmt: skip
-
-
-def _set(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        raise BadField(f"{path}{name}: is not {_KINDS[kind]}")
-    if kind is str and not value and name == "prompt":
-        raise BadField(f"{path}{name}: is empty")
-    try:
-        setattr(message, name, value)
-    except UnicodeError as error:
-        raise BadField(f"{path}{name}: is not valid UTF-8") from error
-    except ValueError as error:
-        raise BadField(f"{path}{name}: {error}") from error

@@ -1,0 +1,187 @@
+"""The events of an answer become an object of /v1/responses, and the events of its stream."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.http.answers import encode
+from sluice.v1.inference_pb2 import (
+    FINISH_REASON_CONTENT_FILTER,
+    FINISH_REASON_LENGTH,
+    NOTICE_KIND_ESCALATED,
+    Finished,
+    GenerateResponse,
+    ToolCall,
+    Usage,
+)
+
+Json = dict[str, Any]
+_INCOMPLETE: Final = {
+    FINISH_REASON_LENGTH: "max_output_tokens",
+    FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+_ECHOED: Final[Mapping[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": 0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1,
+    "user": None,
+}
+"""Fields of the request that its answer repeats, with what they are by default."""
+
+
+class ResponseEvents:
+    """One answer.
+
+    Attributes:
+        request_id: of the request; empty until it is known.
+    """
+
+    def __init__(self, body: Mapping[str, Any], created: int) -> None:
+        """``body``: of the request; ``created``: in seconds since 1970."""
+        self.request_id = ""
+        self._asked = {
+            name: default if body.get(name) is None else body[name]
+            for name, default in _ECHOED.items()
+        }
+        self._created = created
+        self._model = ""
+        self._output: list[Json] = []
+        self._text: list[str] | None = None
+        """Of the message that is the last item of the output, while it grows."""
+        self._number = 0
+        self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
+        self._sent = b""
+
+    def take(self, event: GenerateResponse) -> bytes:
+        """What the next ``event`` adds to the stream; may be empty."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.request_id, self._model = event.started.request_id, event.started.model
+            case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
+                # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
+                self._model = event.notice.model
+            case "delta":
+                if event.delta.text:
+                    self._add_text(event.delta.text)
+                for call in event.delta.tool_calls:
+                    self._add_call(call)
+            case "finished":
+                self._finish(event.finished)
+        sent, self._sent = self._sent, b""
+        return sent
+
+    @property
+    def response(self) -> Json:
+        """The object as far as it is known."""
+        return {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self._created,
+            "model": self._model,
+            "error": None,
+            "output": self._output,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            **self._asked,
+            **self._end,
+        }
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        self._sent += f"event: {kind}\n".encode() + b"data: " + encode(event) + b"\n\n"
+
+    def _begin(self) -> None:
+        if not self._number:
+            self._say("response.created", response=self.response)
+            self._say("response.in_progress", response=self.response)
+
+    def _add_item(self, item: Json) -> None:
+        self._begin()
+        self._output.append(item)
+        self._say("response.output_item.added", output_index=self._last, item=item)
+
+    @property
+    def _last(self) -> int:
+        return len(self._output) - 1
+
+    def _place(self) -> Json:
+        return {"item_id": self._output[-1]["id"], "output_index": self._last}
+
+    def _add_text(self, text: str) -> None:
+        if self._text is None:
+            self._text = []
+            item_id = f"msg_{self.request_id}_{len(self._output)}"
+            self._add_item(_message(item_id, "in_progress", []))
+            part = _part("")
+            self._say("response.content_part.added", **self._place(), content_index=0, part=part)
+        self._text.append(text)
+        said = {"content_index": 0, "delta": text, "logprobs": []}
+        self._say("response.output_text.delta", **self._place(), **said)
+
+    def _end_text(self) -> None:
+        if self._text is None:
+            return
+        text, self._text, place = "".join(self._text), None, self._place()
+        done = {**place, "content_index": 0}
+        self._say("response.output_text.done", **done, text=text, logprobs=[])
+        self._say("response.content_part.done", **done, part=_part(text))
+        self._output[-1] = _message(place["item_id"], "completed", [_part(text)])
+        self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
+
+    def _add_call(self, call: ToolCall) -> None:
+        self._end_text()
+        item_id = f"fc_{self.request_id}_{len(self._output)}"
+        named = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
+        self._add_item({**named, "arguments": "", "status": "in_progress"})
+        place, arguments = self._place(), call.arguments
+        self._say("response.function_call_arguments.delta", **place, delta=arguments)
+        self._say(
+            "response.function_call_arguments.done", **place, name=call.name, arguments=arguments
+        )
+        self._output[-1] = {**named, "arguments": arguments, "status": "completed"}
+        self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
+
+    def _finish(self, finished: Finished) -> None:
+        self._begin()
+        self._end_text()
+        self._model = finished.model or self._model
+        reason = _INCOMPLETE.get(finished.reason)
+        status = "completed" if reason is None else "incomplete"
+        details = None if reason is None else {"reason": reason}
+        self._end = {
+            "status": status,
+            "incomplete_details": details,
+            "usage": _usage(finished.usage),
+        }
+        self._say(f"response.{status}", response=self.response)
+
+
+def _message(item_id: str, status: str, content: list[Json]) -> Json:
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

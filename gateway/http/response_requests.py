@@ -1,0 +1,147 @@
+"""A body of /v1/responses becomes one of /v1/chat/completions, or an error that names the field."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sluice.openai.fields import BadField
+
+Json = dict[str, Any]
+
+_SAME: Final = (
+    *("model", "temperature", "top_p", "metadata", "user", "parallel_tool_calls", "stream"),
+    *("seed", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "regex"),
+)
+"""Fields of the same name; the second and third line are not OpenAI's."""
+_NO_EFFECT: Final[Mapping[str, Any]] = {
+    "store": False,
+    "background": False,
+    "truncation": "disabled",
+    "include": [],
+    "service_tier": "auto",
+    "top_logprobs": 0,
+    "reasoning": {},
+}
+"""Fields that may stand there with the value that changes nothing."""
+_STATELESS: Final = "answers are not stored: send the whole conversation in input"
+_TEXTS: Final = ("input_text", "output_text", "text")
+_OF_ITEMS: Final = ("id", "status", "type", "annotations", "logprobs", "phase")
+"""Fields of items of earlier answers that say nothing to a model."""
+
+
+def chat_of(body: Mapping[str, Any]) -> Json:
+    """The body of a chat that asks the same as ``body``.
+
+    Raises:
+        BadField: a field is not served.
+    """
+    said = {key: value for key, value in body.items() if value is not None}
+    for name in ("previous_response_id", "conversation"):
+        if name in said:
+            raise BadField(f"{name}: is not served; {_STATELESS}")
+    if said.get("store"):
+        raise BadField(f"store: must be false; {_STATELESS}")
+    chat: Json = {"messages": _messages(said.pop("instructions", None), said.pop("input", None))}
+    for name, value in said.items():
+        if name in _SAME:
+            chat[name] = value
+        elif name in _OWN:
+            own_name, change = _OWN[name]
+            chat[own_name] = change(value)
+        elif name not in _NO_EFFECT or _NO_EFFECT[name] != value:
+            raise BadField(f"{name}: is not served")
+    return chat
+
+
+def _messages(instructions: Any, given: Any) -> list[Json]:
+    if given is None:
+        raise BadField("input: must be there")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadField("input: is neither text nor a list of objects")
+    messages: list[Json] = []
+    for at, item in enumerate(items):
+        _add(messages, item, f"input[{at}]")
+    if instructions is None:
+        return messages
+    if not isinstance(instructions, str):
+        raise BadField("instructions: is not text")
+    if messages and messages[0]["role"] in ("system", "developer"):
+        messages[0]["content"] = f"{instructions}\n\n{messages[0]['content']}"
+        return messages
+    return [{"role": "system", "content": instructions}, *messages]
+
+
+def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
+    """Adds an item of the input: a message, a call, or what a call returned."""
+    kind = item.get("type", "message")
+    fields = {name: value for name, value in item.items() if name not in _OF_ITEMS}
+    match kind, fields:
+        case "message", {"role": role, "content": content} if len(fields) == 2:
+            messages.append({"role": role, "content": _text(content, f"{path}.content")})
+        case "function_call", {"call_id": call_id, "name": name, "arguments": arguments} if (
+            len(fields) == 3
+        ):
+            function = {"name": name, "arguments": arguments}
+            call = {"id": call_id, "type": "function", "function": function}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output", {"call_id": call_id, "output": output} if len(fields) == 2:
+            content = _text(output, f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case _:
+            raise BadField(
+                f"{path}: is none of a message with role and content, function_call, function_call_output"
+            )
+
+
+def _text(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) else [None]
+    for part in parts:
+        if not (isinstance(part, dict) and part.get("type") in _TEXTS and "text" in part):
+            raise BadField(f"{path}: has a part that is no text")
+    return "".join(str(part["text"]) for part in parts)
+
+
+def _tools(tools: Any) -> list[Json]:
+    if not isinstance(tools, list):
+        raise BadField("tools: is no list")
+    for at, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise BadField(f"tools[{at}]: is no function; no other tool is served")
+    return [{"type": "function", "function": _without_type(tool)} for tool in tools]
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": _without_type(choice)}
+    return choice
+
+
+def _format(text: Any) -> Any:
+    shape = text.get("format") if isinstance(text, dict) and len(text) == 1 else None
+    if not isinstance(shape, dict):
+        raise BadField("text: must be an object with format alone")
+    if shape.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": _without_type(shape)}
+    return shape
+
+
+def _without_type(value: Mapping[str, Any]) -> Json:
+    return {name: one for name, one in value.items() if name != "type"}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_OWN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "max_output_tokens": ("max_tokens", _same),
+    "tools": ("tools", _tools),
+    "tool_choice": ("tool_choice", _tool_choice),
+    "text": ("response_format", _format),
+}
+"""Fields that chats name otherwise, or have in another shape."""

@@ -1,0 +1,282 @@
+"""Tools, several answers and /v1/responses over HTTP, as OpenAI's own client has them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai as sdk
+import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from tests.gateway.kit.batcher import frame, last
+from tests.gateway.kit.http import ask
+from tests.gateway.kit.tokenizer import ASSISTANT, END, TOOLS_TEMPLATE, USER, write_model
+from tests.gateway.kit.wire import Wire
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA}
+WEATHER: Any = {"type": "function", "function": FUNCTION}
+ASKED: Any = [{"role": "user", "content": "Weather in Oslo?"}]
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tools"), template=TOOLS_TEMPLATE, context=2048)
+
+
+async def answered(wire: Wire, asking: Any, *texts: str) -> Any:
+    """What ``asking`` gets when the batcher sends ``texts``, a row each."""
+    future = asyncio.ensure_future(asking)
+    for text in texts:
+        task, tokens = await wire.batcher.task(), wire.tokens(text)
+        await wire.batcher.send(task, frame(0, tokens[:9]))
+        await wire.batcher.send(task, last(min(9, len(tokens)), tokens[9:]))
+    return await future
+
+
+async def read(asking: Any) -> list[Any]:
+    return [chunk async for chunk in await asking]
+
+
+async def test_a_conversation_with_a_tool(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.chat.completions.create(model="small", messages=ASKED, tools=[WEATHER])
+    answer = await answered(http, asking, f"I look.\n{CALL}")
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "weather")
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    future = asyncio.ensure_future(
+        openai.chat.completions.create(
+            model="small", messages=[*ASKED, choice.message, result], tools=[WEATHER]
+        )
+    )
+    task = await http.batcher.task()
+    function = json.dumps({"name": "weather", "arguments": {"city": "Oslo"}})
+    seen = f"I look.<tool_call>{function}</tool_call>{END}{USER}rain{END}{ASSISTANT}"
+    expected = http.tokens(f"{ASSISTANT}{seen}")
+    assert list(task.prompt_token_ids)[-len(expected) :] == expected
+    await http.batcher.send(task, last(0, http.tokens("It rains.")))
+    last_answer = await future
+    assert last_answer.choices[0].message.content == "It rains."
+    assert last_answer.choices[0].message.tool_calls is None
+
+
+async def test_calls_are_streamed(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.chat.completions.create(
+        model="small", messages=ASKED, tools=[WEATHER], stream=True
+    )
+    chunks = await answered(http, read(asking), f"{CALL}\n{CALL}")
+    calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0, 1]
+    assert len({call.id for call in calls}) == 2
+    assert all(json.loads(call.function.arguments) == {"city": "Oslo"} for call in calls)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_a_demanded_call_is_a_constraint(
+    http: Wire, openai: AsyncOpenAI, choice: Any
+) -> None:
+    strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
+    future = asyncio.ensure_future(
+        openai.chat.completions.create(
+            model="small", messages=ASKED, tools=[strict], tool_choice=choice
+        )
+    )
+    task = await http.batcher.task()
+    assert "weather" in task.sampling.grammar
+    await http.batcher.send(task, last(0, http.tokens(CALL)))
+    assert (await future).choices[0].message.tool_calls[0].function.name == "weather"
+
+
+async def test_langchain_binds_tools(http: Wire) -> None:
+    @tool
+    def weather(city: str) -> str:
+        """Tells the weather."""
+        return "rain"
+
+    model = ChatOpenAI(
+        model="small", base_url=f"http://{http.http}/v1", api_key=SecretStr("none"), max_retries=0
+    )
+    bound = model.bind_tools([weather])
+    asked = HumanMessage("Weather?")
+    message = await answered(http, bound.ainvoke([asked]), CALL)
+    (call,) = message.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Oslo"})
+    turns = [asked, message, ToolMessage("rain", tool_call_id=call["id"])]
+    assert (await answered(http, bound.ainvoke(turns), "It rains.")).content == "It rains."
+
+
+async def test_several_answers(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.chat.completions.create(model="small", messages=ASKED, n=3)
+    answer = await answered(http, asking, "one", "two", "three")
+    assert {choice.index for choice in answer.choices} == {0, 1, 2}
+    assert {choice.message.content for choice in answer.choices} == {"one", "two", "three"}
+    alone = openai.chat.completions.create(model="small", messages=ASKED)
+    whole = await answered(http, alone, "one")
+    assert answer.usage.prompt_tokens == whole.usage.prompt_tokens
+    streamed = openai.chat.completions.create(model="small", messages=ASKED, n=2, stream=True)
+    chunks = await answered(http, read(streamed), "one", "two")
+    assert len({chunk.id for chunk in chunks}) == 1
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert sorted(texts) == ["one", "two"]
+
+
+async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
+    future = asyncio.ensure_future(
+        openai.chat.completions.create(model="small", messages=ASKED, logit_bias={"5": -100})
+    )
+    task = await http.batcher.task()
+    assert dict(task.sampling.logit_bias) == {5: -100.0}
+    future.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "all"}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
+            "tools[0].function.x",
+        ),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
+            "tools[0].function.strict",
+        ),
+        ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "n": 17}, "n"),
+        ({"n": 2**31}, "n"),
+        ({"messages": [*ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+            "messages[0].tool_calls[0]",
+        ),
+    ],
+)
+async def test_bad_tools_are_refused(openai: AsyncOpenAI, fields: Any, param: str) -> None:
+    asked: Any = {"model": "small", "messages": ASKED, **fields}
+    with pytest.raises(sdk.BadRequestError) as caught:
+        await openai.chat.completions.create(**asked)
+    assert caught.value.param == param
+
+
+TOOL: Any = {"type": "function", **FUNCTION}
+
+
+async def test_a_response(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.responses.create(
+        model="small", instructions="Be brief.", input="hello", max_output_tokens=40, store=False
+    )
+    response = await answered(http, asking, " world, how are you?")
+    assert response.output_text == " world, how are you?"
+    assert (response.status, response.object) == ("completed", "response")
+    assert response.id.startswith("resp_req-")
+    assert response.usage is not None
+    assert response.usage.total_tokens > response.usage.input_tokens > 0
+    assert (response.instructions, response.max_output_tokens) == ("Be brief.", 40)
+
+
+async def test_a_response_with_tools(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.responses.create(model="small", input=ASKED, tools=[TOOL])
+    response = await answered(http, asking, f"I look. {CALL}")
+    message, call = response.output
+    assert message.content[0].text == "I look."
+    assert (call.type, call.name, json.loads(call.arguments)) == (
+        *("function_call", "weather"),
+        {"city": "Oslo"},
+    )
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    turns: Any = [*ASKED, *response.output, output]
+    again = openai.responses.create(model="small", input=turns, tools=[TOOL])
+    assert (await answered(http, again, "It rains.")).output_text == "It rains."
+
+
+async def test_a_response_is_streamed(http: Wire, openai: AsyncOpenAI) -> None:
+    asking = openai.responses.create(model="small", input=ASKED, tools=[TOOL], stream=True)
+    events = await answered(http, read(asking), f"I look. {CALL}")
+    kinds = list(dict.fromkeys(event.type for event in events))
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == final.output_text == "I look."
+    assert [item.type for item in final.output] == ["message", "function_call"]
+
+
+async def test_the_clients_own_stream_of_responses(http: Wire, openai: AsyncOpenAI) -> None:
+    async def stream() -> Any:
+        async with openai.responses.stream(model="small", input="hello") as events:
+            async for _ in events:
+                pass
+            return await events.get_final_response()
+
+    assert (await answered(http, stream(), "hello world")).output_text == "hello world"
+
+
+async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpenAI) -> None:
+    future = asyncio.ensure_future(openai.responses.create(model="small", input="hello"))
+    task = await http.batcher.task()
+    final = last(0, http.tokens("hello"))
+    final.final.end = ROW_END_LENGTH
+    await http.batcher.send(task, final)
+    response = await future
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"stream_options": {"x": 1}}, "stream_options"),
+        ({"temperature": 3}, "temperature"),
+        ({"text": {"format": {"type": "json_schema", "name": "\ud800", "schema": {}}}}, None),
+    ],
+)
+async def test_what_responses_do_not_have(http: Wire, fields: Any, param: str | None) -> None:
+    body = {"model": "small", "input": "hello", **fields}
+    reply = await ask(http.http, "/v1/responses", body)
+    assert (reply.status, reply.error["param"]) == (400, param)
