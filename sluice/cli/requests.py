@@ -107,7 +107,7 @@ def drain(
     else:
         print(f"{worker} of {model}: {'back in service' if undo else f'drained, {rows} rows run'}")
         if not undo and not changed.others:
-            print(f"no other worker serves {model}: its requests are refused until --undo")
+            print(f"no other worker serves {model}: its requests wait or fail until --undo")
     if wait and rows:
         raise failure.CommandFailed("ROWS_LEFT", f"{rows} rows still run after {wait:g} s")
 

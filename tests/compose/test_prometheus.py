@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sluice.cli.main import COMMANDS
 from sluice.telemetry.catalog import METRICS
 from tests.support.compose import FOLDER, ROOT
 from tests.support.promql import endings, names_in, problems, recorded
@@ -23,7 +24,8 @@ RULES: list[dict[str, Any]] = [
 ]
 RECORDED = recorded(RULES)
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
-RUNBOOK = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
@@ -45,6 +47,13 @@ def test_each_alert_has_its_section_in_the_runbook() -> None:
         section = RUNBOOK.partition(f"## {name}\n")[2].partition("\n## ")[0]
         assert "- Look: " in section, name
         assert "- Do: " in section, name
+
+
+def test_the_commands_of_the_runbook_exist() -> None:
+    named = set(re.findall(r"(?:`|^    )sluice (\w+)", RUNBOOK, re.MULTILINE))
+    assert {"top", "requests", "cancel", "drain", "logs", "trace"} <= named
+    assert named <= set(COMMANDS)
+    assert set(re.findall(r"\((\w+\.md)", RUNBOOK)) <= {one.name for one in DOCS.iterdir()}
 
 
 def test_every_alert_has_a_unit_test() -> None:

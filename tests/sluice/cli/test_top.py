@@ -221,7 +221,7 @@ async def test_a_worker_is_drained(cli: Cli) -> None:
         late = await cli("drain", "small", WORKER, "--wait", "0.1", "--address", address)
     assert ran.out.splitlines() == [
         f"{WORKER} of small: drained, 7 rows run",
-        "no other worker serves small: its requests are refused until --undo",
+        "no other worker serves small: its requests wait or fail until --undo",
     ]
     assert back.out == f"{WORKER} of small: back in service\n"
     assert service.asked[1].undo

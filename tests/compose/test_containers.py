@@ -1,0 +1,26 @@
+"""`scripts/containers`: the images are built, and a stream survives the kill of a container."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.support.compose import ROOT
+
+TOOLS = ("podman", "buildah", "runc", "mmdebstrap")
+
+
+@pytest.mark.long
+@pytest.mark.containers
+@pytest.mark.timeout(2700)
+def test_images_are_built_and_a_stream_survives_the_kill_of_a_container() -> None:
+    missing = [name for name in TOOLS if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and {', '.join(TOOLS)}; missing: {', '.join(missing) or 'root'}")
+    pytest.importorskip("podman_compose")
+    ran = subprocess.run(
+        [ROOT / "scripts/containers"], capture_output=True, text=True, timeout=2600, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    assert "is the same beside a kill" in ran.stdout

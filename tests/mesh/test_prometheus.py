@@ -1,0 +1,97 @@
+"""A real Prometheus scrapes a running mesh, and all rules have values or none, but no faults."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sluice.startup import free_port
+from tests.mesh.test_traces import ask
+from tests.support.compose import FOLDER
+from tests.support.mesh import RunningMesh
+from tests.support.nats import end
+
+pytestmark = [pytest.mark.mesh, pytest.mark.long]
+
+WAIT_S = 60.0
+STOP_S = 10.0
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, targets: list[str]) -> AsyncIterator[str]:
+    """The address of a Prometheus that scrapes ``targets`` every second."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("no Prometheus here: apt-get install prometheus")
+    configuration = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+    (scrape,) = configuration["scrape_configs"]
+    del scrape["dns_sd_configs"]
+    scrape["static_configs"] = [{"targets": targets}]
+    configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
+    shutil.copy(FOLDER / "prometheus.rules.yaml", folder)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={folder}/prometheus.yaml"]
+    command += [f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
+    process = start(command, folder / "prometheus.log")
+    try:
+        yield address
+    finally:
+        await asyncio.to_thread(end, process, STOP_S)
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def get(address: str, path: str, **parameters: str) -> Any:
+    url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)["data"]
+
+
+async def values(address: str, query: str, count: int) -> list[float]:
+    """The values of a query once it has ``count`` series."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                found = (await asyncio.to_thread(get, address, "query", query=query))["result"]
+            except OSError:  # it starts
+                found = []
+            if len(found) >= count:
+                return [float(one["value"][1]) for one in found]
+            await asyncio.sleep(0.2)
+
+
+async def test_prometheus_reads_every_page_and_every_rule(
+    mesh: RunningMesh, tmp_path: Path
+) -> None:
+    pages = mesh.settings.telemetry.prometheus
+    targets = [page for page in (pages.gateway, pages.batcher, pages.jobs) if page]
+    async with prometheus(tmp_path, targets) as address:
+        assert await values(address, "up == 1", len(targets)) == [1.0] * len(targets)
+        await ask(mesh, "classify: the lid is cracked")
+        for query in (
+            "sluice_requests_total",
+            "gen_ai_server_time_to_first_token_seconds_bucket",
+            "worker:sluice_live:max == 1",
+            "model:sluice_queue_tasks:sum",
+            "sluice_jobs_running",
+        ):
+            assert await values(address, query, 1)
+        groups = (await asyncio.to_thread(get, address, "rules"))["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {
+            rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"
+        } == {}
+        firing = [rule["name"] for rule in rules if rule.get("state") == "firing"]
+        assert firing == []
