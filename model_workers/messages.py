@@ -22,8 +22,6 @@ from sluice.wire.subjects import CLASSES, RANKS
 TOP_LOGPROBS_MAX: Final = 32
 """Most alternatives per token that a row may ask for."""
 
-ENGINE_FAILED: Final = "ENGINE_FAILED"
-
 
 def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
     """The row, its deadline counted from ``now`` (monotonic seconds, the arrival).
@@ -129,7 +127,7 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
         message.final.cached_prompt_tokens = step.cached_prompt_tokens
         message.final.values = step.values
     if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
-        message.final.error.reason = ENGINE_FAILED
+        message.final.error.reason = step.reason
         message.final.error.message = step.error
     return message
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import labels_of
 from sluice.settings.sentence_folder import read_sentence_folder
+from sluice.wire.text_tokens import load_text_tokens
 
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -30,6 +31,8 @@ EMBEDDINGS: Final = (
     "embed_in.weight",
 )
 """How the names of embedding tables end in the families of transformers."""
+ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
+"""What to do with a model that the engine does not compute."""
 
 
 def check_model(settings: ModelSettings) -> None:
@@ -45,6 +48,11 @@ def check_model(settings: ModelSettings) -> None:
             raise SettingsError(f"models: {settings.name}: {path} is not a folder")
         return
     try:
+        if settings.server is not None:
+            _vocabulary(folder / TOKENIZER)
+            if settings.server.api != "tokens":
+                load_text_tokens(folder / TOKENIZER)
+            return
         if settings.engine in ("embedding", "reranker"):
             folder = read_sentence_folder(folder).transformer
         _check_folder(folder, with_weights=settings.engine != "echo")
@@ -80,12 +88,12 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
         raise SettingsError(
             f"{where}: holds quantized weights ({method or 'quantization_config'}), which this engine does not "
-            "compute; serve it with vLLM, or take the model's 16-bit weights"
+            f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
         )
     experts = [config.get(name) for name in EXPERTS]
     if any(isinstance(count, int) and count > 1 for count in experts):
         raise SettingsError(
-            f"{where}: is a mixture of experts, which this engine does not compute; serve it with vLLM, "
+            f"{where}: is a mixture of experts, which this engine does not compute; {ELSEWHERE}, "
             "or take a dense model"
         )
 
@@ -125,7 +133,7 @@ def _check_folder(folder: Path, *, with_weights: bool) -> None:
     if (folder / ADAPTER).exists():
         raise SettingsError(
             f"{folder} is a LoRA adapter, which this engine does not compute; merge it into its base model "
-            "(merge_and_unload of peft), or serve both with vLLM"
+            "(merge_and_unload of peft), or serve both with vLLM behind `engine: openai`"
         )
     config = _json(folder / CONFIG)
     check_supported(str(folder / CONFIG), config)

@@ -11,12 +11,13 @@ def place(models: Sequence[ModelSettings]) -> Mapping[str, ModelSettings]:
     """The settings of each worker by its name in Triton: on one device, with a share of that device's memory.
 
     What the shares that are set leave, the other workers of the device have in equal parts. Classifiers and echo
-    engines have no cache and count for none.
+    engines have no cache and count for none; what others' servers compute has no worker in Triton.
 
     Raises:
         SettingsError: the shares of a device add up to more than 1.
     """
-    workers = {name: worker for model in models for name, worker in _workers(model)}
+    here = [model for model in models if model.server is None]
+    workers = {name: worker for model in here for name, worker in _workers(model)}
     caching = [worker for worker in workers.values() if worker.engine == "transformers"]
     unset = Counter(d for worker in caching if not worker.memory_share for d in _devices(worker))
     devices = {device for worker in caching for device in _devices(worker)}

@@ -109,6 +109,11 @@ class EngineLoop:
             self._inbox.append(command)
             self._changed.notify()
 
+    def wake(self) -> None:
+        """The engine has something to do that no command told."""
+        with self._changed:
+            self._changed.notify()
+
     def stop(self) -> None:
         """Lets `run` return after the step it is in."""
         with self._changed:
@@ -248,6 +253,10 @@ class Worker:
             thread.join(JOIN_S)
             if thread.is_alive():
                 log.warning("the %s thread did not end within %s s", thread.name, JOIN_S)
+
+    def wake(self) -> None:
+        """`Engine.has_rows` may have become true, other than by what was handled. From any thread."""
+        self._loop.wake()
 
     def handle(
         self, request: worker_pb2.WorkerRequest, responses: ResponseSender, traceparent: str = ""

@@ -38,6 +38,7 @@ from supervisor.plan import (
     make_plan,
     nats_spec,
     plan_triton,
+    remote_spec,
     triton_spec,
 )
 from supervisor.state import MeshState, StateDir, write_atomically
@@ -59,8 +60,8 @@ _OPTIONS: Final = (
 
 
 class Mesh:
-    """A running mesh. Processes are named "nats", "triton-MODEL", "batcher", "gateway", "jobs"; external ones
-    are missing. From the second gateway on the names have a number: "gateway.1".
+    """A running mesh. Processes are named "nats", "triton-MODEL", "remote-MODEL", "batcher", "gateway", "jobs";
+    external ones are missing. From the second gateway on the names have a number: "gateway.1".
     """
 
     def __init__(self, plan: MeshPlan) -> None:
@@ -140,6 +141,8 @@ class Mesh:
         for config in self._plan.tritons:
             spec = triton_spec(config, self.state_dir.log(config.name))
             self.supervisor.start(spec, triton_watcher(config, self.settings.triton.start_s))
+        for remote in self._plan.remotes:
+            self.supervisor.start(remote_spec(self._plan, remote), kill_when_stopped)
         self.supervisor.start(batcher_spec(self._plan), kill_when_stopped)
         for gateway in self._plan.gateways:
             self.supervisor.start(gateway_spec(self._plan, gateway), kill_when_stopped)

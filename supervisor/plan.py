@@ -6,12 +6,13 @@ Each problem is one line that names the setting and says what to do (`SetupError
 import hashlib
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from model_workers.model_folder import check_model
+from model_workers.remote.key import check_key
 from sluice.errors import SetupError
 from sluice.settings import (
     ModelSettings,
@@ -46,6 +47,8 @@ from supervisor.triton import (
 NATS: Final = "nats"
 TRITON: Final = "triton"
 """The server of `sluice worker`; those of a mesh have the names of their workers behind it: "triton-small.1"."""
+REMOTE: Final = "remote"
+"""Workers that ask somebody else's server: "remote-gpt", "remote-gpt.1"."""
 BATCHER: Final = "batcher"
 GATEWAY: Final = "gateway"
 JOBS: Final = "jobs"
@@ -98,6 +101,23 @@ class JobsConfig:
 
 
 @dataclass(frozen=True)
+class RemoteConfig:
+    """One worker of a model that somebody else's server computes.
+
+    Attributes:
+        name: of its process.
+        model: which one.
+        number: of the worker among those of its model.
+        port: of gRPC, on loopback.
+    """
+
+    name: str
+    model: str
+    number: int
+    port: int
+
+
+@dataclass(frozen=True)
 class MeshPlan:
     """A mesh that can be started.
 
@@ -105,6 +125,7 @@ class MeshPlan:
         settings: with every address filled in.
         nats: the embedded server; None when an external one is named.
         tritons: the embedded servers, one for each worker, so that workers survive each other.
+        remotes: the workers of models that somebody else's servers compute.
         gateways: `gateway.replicas` of them; the settings have the addresses of the first.
         jobs: `jobs.replicas` of them; the settings have all their addresses.
         authority: gives each process its certificate; None: the mesh is not encrypted, or its settings name files.
@@ -114,6 +135,7 @@ class MeshPlan:
     state: StateDir
     nats: NatsConfig | None
     tritons: tuple[TritonConfig, ...]
+    remotes: tuple[RemoteConfig, ...]
     gateways: tuple[GatewayConfig, ...]
     jobs: tuple[JobsConfig, ...]
     authority: Authority | None = None
@@ -151,9 +173,12 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     jobs = _plan_jobs(settings, taken)
     nats_config = _plan_nats(settings, state, taken)
     tritons = _plan_tritons(settings, state, taken)
+    remotes = _plan_remotes(settings, taken)
     page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
-    resolved = _resolve(settings, gateways, jobs, page, nats_config, tritons)
-    plan = MeshPlan(resolved, state, nats_config, tritons, gateways, jobs)
+    addresses = [(one, config.address) for config in tritons for one in config.models]
+    addresses += [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
+    resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
+    plan = MeshPlan(resolved, state, nats_config, tritons, remotes, gateways, jobs)
     return _secured(plan) if settings.tls.embedded else plan
 
 
@@ -228,15 +253,17 @@ def is_jobs(process: str) -> bool:
 
 
 def is_worker(process: str) -> bool:
-    """Whether a process of this name is a Triton with a worker in it."""
-    return process.startswith(TRITON)
+    """Whether a process of this name is a Triton with a worker in it, or a worker without one."""
+    return process.startswith((TRITON, REMOTE))
 
 
 def embedded_models(settings: Settings) -> tuple[ModelSettings, ...]:
-    """The models that the mesh serves itself."""
-    if settings.triton.url is not None:
-        return ()
-    return tuple(model for model in settings.models if not model.triton_urls)
+    """The models whose workers the mesh starts itself."""
+    return tuple(
+        model
+        for model in settings.models
+        if not model.triton_urls and (settings.triton.url is None or model.server is not None)
+    )
 
 
 def check_models(settings: Settings) -> None:
@@ -291,6 +318,15 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         stop_s=config.exit_timeout_s + _MARGIN_S,
         nice=MODELS_NICE,
     )
+
+
+def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
+    """A worker that asks somebody else's server."""
+    spec = _python_spec("model_workers.remote", plan.state, config.port, 0.0)
+    own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
+    env = {**spec.env, **_certificate(plan, TRITON)}  # of a worker, as batchers know it
+    log = plan.state.log(config.name)
+    return replace(spec, name=config.name, argv=(*spec.argv, *own), env=env, log=log)
 
 
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
@@ -420,6 +456,7 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
     workers = [
         (f"{TRITON}-{worker}", model.name)
         for model in embedded_models(settings)
+        if model.server is None
         for worker in model.triton_models
     ]
     planned = [
@@ -432,6 +469,18 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
     pages = _own_addresses("telemetry.prometheus.triton", page, len(planned), taken)
     ports = [int(address.rpartition(":")[2]) for address in pages]
     return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, ports))
+
+
+def _plan_remotes(settings: Settings, taken: set[int]) -> tuple[RemoteConfig, ...]:
+    planned = []
+    for model in embedded_models(settings):
+        if model.server is None:
+            continue
+        check_key(model.name, model.server)
+        for number, worker in enumerate(model.triton_models):
+            port = checked_port("", LOOPBACK, 0, taken)
+            planned.append(RemoteConfig(f"{REMOTE}-{worker}", model.name, number, port))
+    return tuple(planned)
 
 
 def _worker_ports(settings: Settings, taken: set[int]) -> Iterator[int]:
@@ -456,8 +505,9 @@ def _resolve(
     jobs: tuple[JobsConfig, ...],
     batcher_page: str | None,
     nats_config: NatsConfig | None,
-    tritons: tuple[TritonConfig, ...],
+    workers: Sequence[tuple[str, str]],
 ) -> Settings:
+    """``workers``: each model's name with the address of one of its workers."""
     first = gateways[0]
     pages = {"gateway": first.page, "batcher": batcher_page}
     pages["jobs"] = jobs[0].page if jobs else None
@@ -467,7 +517,7 @@ def _resolve(
         "telemetry": settings.telemetry.model_copy(
             update={"prometheus": settings.telemetry.prometheus.model_copy(update=pages)}
         ),
-        "models": tuple(_served_by(model, tritons) for model in settings.models),
+        "models": tuple(_served_by(model, workers) for model in settings.models),
     }
     if jobs:
         update["jobs"] = settings.jobs.model_copy(
@@ -483,9 +533,9 @@ def _resolve(
     return settings.model_copy(update=update)
 
 
-def _served_by(model: ModelSettings, tritons: tuple[TritonConfig, ...]) -> ModelSettings:
+def _served_by(model: ModelSettings, workers: Sequence[tuple[str, str]]) -> ModelSettings:
     """``model`` with the addresses of its workers, when the mesh serves it."""
-    addresses = tuple(config.address for config in tritons if config.models == (model.name,))
+    addresses = tuple(address for name, address in workers if name == model.name)
     return at_addresses(model, addresses) if addresses else model
 
 

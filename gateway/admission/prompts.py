@@ -3,7 +3,7 @@
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,18 @@ from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
 from sluice.internal.v1.task_pb2 import Sampling, Values
+from sluice.v1.inference_pb2 import SamplingParams
 
 LOOP_CHARS: Final = 8192
 """Longer conversations are prepared in threads: they take more than a few milliseconds."""
 TURN_CHARS: Final = 128
 """What a message costs beside its text, in characters."""
+SERVED_HERE: Final = frozenset({"stop", "max_tokens", "n"})
+"""Sampling parameters that the gateway itself sees to."""
+NEUTRAL: Final[Mapping[str, float]] = {"top_p": 1.0, "repetition_penalty": 1.0}
+"""Values that ask for nothing, where that is not 0."""
+ASKING: Final = frozenset({"seed", "logprobs"})
+"""Parameters that ask for something whatever their value."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +199,29 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
             "sampling.logit_bias",
             f"has token ids of one model: name it in model; {model.name} would answer now",
         )
+    for field in _not_taken(sampling, model):
+        raise InvalidRequest.of(
+            f"sampling.{field}", f"the server of {model.name} does not take it; leave it out"
+        )
+    if model.settings.server is not None and request.tools is not None and request.tools.forced:
+        raise InvalidRequest.of(
+            "tool_choice", f"the server of {model.name} cannot be held to a call; let it choose"
+        )
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""
     if request.tools is not None and request.tools.forced:
         field = "tool_choice"
     if field and not model.tokenizer.stop_token_ids:
         raise InvalidRequest.of(field, f"{model.name} has no token that ends an answer")
+
+
+def _not_taken(sampling: SamplingParams, model: ServedModel) -> Iterator[str]:
+    """Parameters that ask for something that the server of a model of ``engine: openai`` cannot be asked."""
+    server = model.settings.server
+    if server is None:
+        return
+    for field, value in sampling.ListFields():
+        name = field.name
+        asks = name in ASKING or value != NEUTRAL.get(name, 0)
+        if asks and name not in SERVED_HERE and name not in server.names:
+            yield name

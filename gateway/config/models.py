@@ -12,8 +12,9 @@ from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
-from sluice.settings.models import labels_of
+from sluice.settings.models import context_tokens_of, labels_of, language_config
 from sluice.settings.sentence_folder import FILES, SentenceFolder, read_sentence_folder
+from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
 
 _FILES: Final = [
     "tokenizer.json",
@@ -23,14 +24,6 @@ _FILES: Final = [
     "chat_template.jinja",
 ]
 _TEXT_ENGINES: Final = frozenset({"embedding", "reranker"})
-# Keys of the context length in the config.json of Hugging Face models.
-_CONTEXT_KEYS: Final = (
-    "max_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-    "seq_length",
-)
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 16 * 1024
 _VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
@@ -62,6 +55,13 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     if sentence is not None:
         folder = sentence.transformer
     config = read_json(folder / "config.json")
+    context_tokens = (
+        model.context_tokens
+        or (sentence and sentence.context_tokens)
+        or _context_tokens(folder, config)
+    )
+    if model.server is not None and model.server.api == "chat":
+        return _conversation_tokenizer(folder, context_tokens)
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder)
@@ -70,13 +70,23 @@ def load_tokenizer(model: ModelSettings) -> ModelTokenizer:
     return ModelTokenizer(
         tokenizer=tokenizer,
         template=ChatTemplate(template, tokens) if template else None,
-        context_tokens=model.context_tokens
-        or (sentence and sentence.context_tokens)
-        or _context_tokens(folder, config),
-        vocab_size=_text_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
+        context_tokens=context_tokens,
+        vocab_size=language_config(config).get("vocab_size") or tokenizer.get_vocab_size(),
         stop_token_ids=_stop_token_ids(tokenizer, tokens, (config, generation)),
         labels=labels_for(model),
         tool_format=_tool_format(model, template),
+    )
+
+
+def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer:
+    """Of a model whose server takes messages: it has a template and an end token of its own."""
+    tokens = load_text_tokens(folder / "tokenizer.json")
+    return ModelTokenizer(
+        tokenizer=tokens.tokenizer,
+        template=ChatTemplate(TEMPLATE, {}),
+        context_tokens=context_tokens,
+        vocab_size=tokens.conversation,
+        stop_token_ids=frozenset({tokens.end}),
     )
 
 
@@ -168,20 +178,13 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     return source or ""
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of the language model; models of several modalities nest it."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config
-
-
 def _context_tokens(folder: Path, config: Mapping[str, Any]) -> int:
-    text = _text_config(config)
-    found = next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    found = context_tokens_of(config)
     if found is None:
         raise SettingsError(
             f"{folder / 'config.json'}: does not say how long the context is; set context_tokens of the model"
         )
-    return int(found)
+    return found
 
 
 def _stop_token_ids(
@@ -189,7 +192,7 @@ def _stop_token_ids(
 ) -> frozenset[int]:
     found: set[int] = set()
     for config in configs:
-        value = _text_config(config).get("eos_token_id")
+        value = language_config(config).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     named = tokenizer.token_to_id(tokens["eos_token"]) if "eos_token" in tokens else None
     if named is not None:

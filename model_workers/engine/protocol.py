@@ -7,9 +7,11 @@ It is driven by one thread and never looks at a clock: ``now`` is monotonic seco
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from sluice.internal.v1 import frame_pb2, worker_pb2
+
+ENGINE_FAILED: Final = "ENGINE_FAILED"
 
 
 class RowEnd(IntEnum):
@@ -109,7 +111,7 @@ class RowStep:
         start_index: index of the first of ``token_ids`` in the answer.
         logprobs: one per token when asked for, else empty.
         end: set in the last step of a row, and only there.
-        error: one sentence when ``end`` is FAILED or RETURNED.
+        error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
         gather_s: as in `RowSpec`.
         values: the numbers that `RowSpec.values` asked for, float32, little-endian; only with the end.
@@ -123,6 +125,7 @@ class RowStep:
     logprobs: tuple[TokenLogprobs, ...] = ()
     end: RowEnd | None = None
     error: str = ""
+    reason: str = ENGINE_FAILED
     cached_prompt_tokens: int = 0
     gather_s: float = 0.0
     values: bytes = b""

@@ -2,12 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sluice.errors import SettingsError
 from sluice.settings.base import Name, Section
+from sluice.settings.remote import ServerSettings
+
+# Keys of the context length in the config.json of Hugging Face models.
+_CONTEXT_KEYS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+)
 
 
 class ModelSettings(Section):
@@ -16,11 +26,16 @@ class ModelSettings(Section):
     name: Name
     tier: Name = "small"
     path: str
-    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers."""
-    engine: Literal["transformers", "classifier", "embedding", "reranker", "echo"] = "transformers"
+    """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers. Of the
+    engine "openai" only the tokenizer is used."""
+    engine: Literal["transformers", "classifier", "embedding", "reranker", "echo", "openai"] = (
+        "transformers"
+    )
     """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
     "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/embeddings.md.
-    "echo" answers with the prompt's own tokens and no model: for load tests."""
+    "echo" answers with the prompt's own tokens and no model: for load tests. "openai": ``server`` computes it."""
+    server: ServerSettings | None = None
+    """Somebody else's server, of the engine "openai"; ``slots`` is how many requests it gets at the same time."""
     echo_step_ms: float = Field(0.0, ge=0, le=10_000)
     """What a step of the engine "echo" takes, whatever its rows."""
     slots: int = Field(32, ge=1, le=1024)
@@ -66,7 +81,8 @@ class ModelSettings(Section):
     triton_url: str | tuple[str, ...] | None = None
     """Where this model is served, one address or several; unset: ``triton.url``."""
     replicas: int = Field(1, ge=1, le=64)
-    """Workers behind each address; each is a Triton model of its own, see `triton_models`."""
+    """Workers behind each address, of the engine "openai" for each ``server.url``; each is a Triton model of its own,
+    see `triton_models`."""
     standby: int = Field(0, ge=0, le=64)
     """Loaded workers that get rows only in place of others that are lost: of those at ``triton_url`` the last ones,
     without it as many more than ``replicas``."""
@@ -79,7 +95,8 @@ class ModelSettings(Section):
     @property
     def triton_models(self) -> tuple[str, ...]:
         """What its workers are called in Triton: NAME, NAME.1, NAME.2 and so on; no model can be configured as such."""
-        count = self.replicas + (0 if self.triton_urls else self.standby)
+        urls = len(self.server.urls) if self.server and not self.triton_urls else 1
+        count = self.replicas * urls + (0 if self.triton_urls else self.standby)
         return (self.name, *(f"{self.name}.{number}" for number in range(1, count)))
 
     @property
@@ -97,6 +114,12 @@ class ModelSettings(Section):
         if value == () or value == "":
             raise ValueError("name an address, or leave it out")
         return value
+
+    @model_validator(mode="after")
+    def _has_a_server(self) -> Self:
+        if (self.engine == "openai") != (self.server is not None):
+            raise ValueError('server: belongs to the engine "openai", which needs it')
+        return self
 
     @model_validator(mode="after")
     def _has_one_kind_of_device(self) -> Self:
@@ -147,6 +170,19 @@ def resolve_model_path(path: str) -> str:
             raise SettingsError(f"model folder {folder} does not exist")
         return str(folder)
     return path
+
+
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the language model; models of several modalities nest it."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def context_tokens_of(config: Mapping[str, Any]) -> int | None:
+    """Prompt and answer together, as a Hugging Face configuration says; None where it does not."""
+    text = language_config(config)
+    found = (text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int))
+    return next(found, None)
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import free_port
 from supervisor import nats, triton
-from supervisor.plan import MeshPlan, gateway_spec, make_plan
+from supervisor.plan import MeshPlan, gateway_spec, make_plan, remote_spec
 from supervisor.state import StateDir
 
 
@@ -193,3 +193,47 @@ def test_gateways_have_ports_one_behind_the_other_and_their_own_environment(tmp_
     assert (two.name, two.port, two.log) == ("gateway.1", port + 1, made.state.log("gateway.1"))
     free = plan(tmp_path, gateway={"address": "127.0.0.1:0", "replicas": 3}).gateways
     assert len({one.address for one in free}) == 3
+
+
+def remote(name: str, **server: object) -> dict[str, object]:
+    values = {"url": "http://127.0.0.1:1/v1", "model": "m", **server}
+    return {"name": name, "path": "builtin:small", "engine": "openai", "server": values}
+
+
+def test_a_model_of_another_server_has_workers_without_triton(tmp_path: Path) -> None:
+    urls = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]
+    made = plan(tmp_path, models=[remote("gpt", url=urls)], routing={"default": "gpt"})
+    assert not made.tritons
+    assert [(one.name, one.number) for one in made.remotes] == [
+        ("remote-gpt", 0),
+        ("remote-gpt.1", 1),
+    ]
+    addresses = tuple(f"127.0.0.1:{one.port}" for one in made.remotes)
+    assert made.settings.models[0].triton_urls == addresses
+    spec = remote_spec(made, made.remotes[1])
+    assert spec.argv[-6:-2] == ("--model", "gpt", "--number", "1")
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPT_KEY", raising=False)
+    with pytest.raises(SettingsError, match=r"models: gpt: server: GPT_KEY holds no key"):
+        plan(tmp_path, models=[remote("gpt", api_key_env="GPT_KEY")], routing={"default": "gpt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"engine": "echo"}, 'belongs to the engine "openai"'),
+        ({"server": None}, 'belongs to the engine "openai"'),
+        ({"server": {"url": "localhost:8000", "model": "m"}}, "server.url"),
+        ({"server": {"url": [], "model": "m"}}, "name an address"),
+        ({"server": {"url": "http://h", "model": "m", "parameters": {"x": "y"}}}, "parameters.x"),
+        (
+            {"server": {"url": "http://h", "model": "m", "parameters": {"logprobs": "l"}}},
+            "only the api tokens",
+        ),
+    ],
+)
+def test_servers_that_cannot_work_are_told(change: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        settings(models=[{**remote("gpt"), **change}], routing={"default": "gpt"})

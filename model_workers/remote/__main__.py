@@ -1,0 +1,96 @@
+"""``python -m model_workers.remote --config FILE --model NAME``: a worker of a model with the engine "openai".
+
+It ends on SIGTERM or SIGINT; its rows go on in other workers.
+"""
+
+import sluice.quick_start  # noqa: F401
+
+# isort: split
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from model_workers.remote.api import ServerApi
+from model_workers.remote.client import ServerClient
+from model_workers.remote.engine import RemoteEngine, RemoteLimits
+from model_workers.remote.key import check_key
+from model_workers.remote.server import start_server
+from model_workers.remote.tokenizer import find_context, find_text_tokens
+from model_workers.worker import Worker
+from sluice.errors import SetupError
+from sluice.settings import ModelSettings, SettingsError, load
+from sluice.startup import LOOPBACK, freeze_heap, stop_event
+from sluice.telemetry.logs import log_to_stderr
+from sluice.telemetry.names import SERVICE_WORKER
+from sluice.telemetry.tracing import start_tracing, tracer
+
+log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005
+"""Tokens pass three threads: Python's 5 ms before one gives way to another would add up."""
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    arguments = _arguments()
+    try:
+        settings = load(arguments.config)
+        log_to_stderr(settings.telemetry.log_level, settings.telemetry.log_format)
+        model = settings.model(arguments.model)
+        if model is None or model.server is None:
+            raise SettingsError(f"{arguments.model!r} is no model with the engine openai")
+        sys.setswitchinterval(SWITCH_S)
+        address = f"{arguments.host}:{arguments.port}"
+        uvloop.run(_serve(model, arguments.number, address, settings.tls.mesh))
+    except (SettingsError, SetupError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(model: ModelSettings, number: int, address: str, tls: Path | None) -> None:
+    assert model.server is not None
+    stop, urls = stop_event(), model.server.urls
+    check_key(model.name, model.server)
+    tokens, context = find_text_tokens(model), find_context(model)
+    engine: RemoteEngine
+    url = urls[number % len(urls)]
+    api = ServerApi(model.server, tokens, context)
+    async with ServerClient(api, url, lambda: engine.gate_changed()) as client:
+        alone = len(model.triton_urls or model.triton_models) == 1
+        limits = RemoteLimits(model.slots, model.max_waiting_rows, context, alone)
+        engine = RemoteEngine(client, limits, asyncio.get_running_loop())
+        provider = start_tracing(SERVICE_WORKER)
+        worker = Worker(model.name, engine, tracer(SERVICE_WORKER), on_fault=lambda: os._exit(1))
+        engine.wake = worker.wake
+        await client.check()
+        worker.start()
+        try:
+            server = await start_server(worker, address, tls)
+        except RuntimeError as error:
+            raise SetupError(f"{address} cannot be listened on; choose another port") from error
+        freeze_heap()
+        log.info("worker %s asks %s at %s for %s", worker.worker_id, url, address, model.name)
+        await stop.wait()
+        await asyncio.to_thread(worker.stop)
+        await server.stop(grace=1.0)
+        await asyncio.to_thread(provider.shutdown)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m model_workers.remote", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the YAML configuration")
+    parser.add_argument("--model", required=True, help="the model's name in it")
+    parser.add_argument("--number", type=int, default=0, help="which of its urls: counted round")
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
+    parser.add_argument("--port", type=int, default=8001, help="gRPC port for batchers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

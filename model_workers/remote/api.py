@@ -1,0 +1,253 @@
+"""OpenAI's API as a worker speaks it: the body of a request, and what the events of its stream say."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from model_workers.engine.protocol import RowEnd, RowSpec, Sampling, TokenLogprobs
+from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
+from sluice.errors import InvalidRequest, SafetyBlocked
+from sluice.settings.remote import ServerSettings
+from sluice.wire.text_tokens import TextTokens
+
+EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A longer event is no answer of ours."""
+SEED_MAX: Final = 2**31
+"""Some servers keep seeds in 32 bits."""
+DONE: Final = "[DONE]"
+
+_ENDS: Final[Mapping[str, RowEnd]] = {"length": RowEnd.LENGTH, "max_tokens": RowEnd.LENGTH}
+_PLAIN: Final = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_NEUTRAL: Final = Sampling(max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUsage:
+    """Tokens as the server counts and bills them."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What an event says: text or token ids, as the API of the server is, the end, or both."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    end: RowEnd | None = None
+    usage: ServerUsage | None = None
+
+
+class EventReader:
+    """Cuts a stream of server-sent events into their data."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> Iterator[str]:
+        """The data of the events that ``received`` completes.
+
+        Raises:
+            ServerFault: this is no stream of events.
+        """
+        self._rest += received
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = rest
+        if len(self._rest) + sum(map(len, self._data)) > EVENT_BYTES_MAX:
+            raise ServerFault("the server sent an event without an end")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(bytes(line[5:].removeprefix(b" ")))
+            elif not line and self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class ServerApi:
+    """The API as one model's server speaks it.
+
+    Attributes:
+        tokens: of text; None: the server takes and gives token ids.
+        context_tokens: prompt and answer together.
+    """
+
+    settings: ServerSettings
+    tokens: TextTokens | None
+    context_tokens: int
+
+    @property
+    def path(self) -> str:
+        """Where requests go, behind ``url``."""
+        return "/chat/completions" if self.settings.api == "chat" else "/completions"
+
+    def known_text(self, spec: RowSpec) -> str:
+        """What the server will say again of a row that was begun before."""
+        if self.settings.api != "chat":
+            return ""
+        assert self.tokens is not None, "text needs them"
+        return self.tokens.decode(spec.produced)
+
+    def is_whole(self, spec: RowSpec) -> bool:
+        """Whether a row that was begun before lacks only its end, as far as tokens of the server are counted."""
+        return self.settings.api != "chat" and len(spec.produced) >= spec.sampling.max_tokens
+
+    def body(self, spec: RowSpec) -> dict[str, Any]:
+        """The body of the request for a row.
+
+        Raises:
+            ServerFault: its prompt is not one that the server can be asked.
+        """
+        body: dict[str, Any] = {"model": self.settings.model, "stream": True}
+        if self.settings.api == "chat":
+            assert self.tokens is not None, "text needs them"
+            body["messages"] = messages_of(spec.prompt, self.tokens)
+        else:
+            body["prompt"] = [*spec.prompt, *spec.produced]
+        if self.settings.api == "tokens":
+            body["return_token_ids"] = True
+        return body | self._sampling(spec)
+
+    def chunk(self, data: str) -> Chunk:
+        """What one event says.
+
+        Raises:
+            ServerFault: the server has failed, or says something else than its API allows.
+        """
+        try:
+            event = json.loads(data)
+            if event.get("error"):
+                raise fault_in_stream(event["error"])
+            usage = _usage(event.get("usage"))
+            if not event.get("choices"):
+                return Chunk(usage=usage)
+            choice = event["choices"][0]
+            end = _end(choice.get("finish_reason"))
+            return replace(self._said(choice), end=end, usage=usage)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise ServerFault(
+                f"the server sent an event that is none of its API ({type(error).__name__})"
+            ) from error
+
+    def _sampling(self, spec: RowSpec) -> dict[str, Any]:
+        """The sampling parameters that ask for something, by the server's names."""
+        sampling, names = spec.sampling, self.settings.names
+        produced = 0 if self.settings.api == "chat" else len(spec.produced)  # or it begins anew
+        values: dict[str, Any] = {
+            "max_tokens": self._max_tokens(spec, produced),
+            "temperature": sampling.temperature,
+            "seed": sampling.seed % SEED_MAX if sampling.temperature else None,
+            "stream_options": {"include_usage": True},
+            "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+            "logprobs": sampling.top_logprobs if sampling.logprobs else None,
+            "min_tokens": max(0, sampling.min_tokens - produced) or None,
+            "stop_token_ids": sorted(sampling.stop_token_ids) or None,
+            "json_schema": _response_format(sampling.json_schema),
+            "regex": sampling.regex and {"regex": sampling.regex},
+            **{name: _unless_neutral(sampling, name) for name in _PLAIN},
+        }
+        asked = {key: value for key, value in values.items() if value is not None}
+        body = {name: asked[key] for key, name in names.items() if key in asked}
+        if names.get("logprobs") in body:
+            body["return_tokens_as_token_ids"] = True
+        return body
+
+    def _max_tokens(self, spec: RowSpec, produced: int) -> int | None:
+        """None: what the context has room for, which a server with other tokens than ours counts better."""
+        limit = spec.sampling.max_tokens
+        is_whole = len(spec.prompt) + limit >= self.context_tokens
+        return None if is_whole and self.tokens is not None else limit - produced
+
+    def _said(self, choice: Mapping[str, Any]) -> Chunk:
+        if self.settings.api == "tokens":
+            if choice.get("token_ids") is None and choice.get("text"):
+                raise ServerFault(
+                    "the server gives no token ids: set api of the model to completions or chat",
+                    retry=Retry.NEVER,
+                )
+            token_ids = tuple(map(int, choice.get("token_ids") or ()))
+            return Chunk(token_ids=token_ids, logprobs=_logprobs(choice.get("logprobs")))
+        if self.settings.api == "completions":
+            return Chunk(_text(choice.get("text")))
+        delta = choice.get("delta") or {}
+        return Chunk(_text(delta.get("content")) + _text(delta.get("refusal")))
+
+
+def messages_of(prompt: Sequence[int], tokens: TextTokens) -> list[dict[str, Any]]:
+    """The messages of a conversation; a prompt that is none is one of the user.
+
+    Raises:
+        ServerFault: it was cut or made otherwise than by the gateway.
+    """
+    text = tokens.decode(prompt)
+    if prompt[0] != tokens.conversation:
+        return [{"role": "user", "content": text}]
+    try:
+        messages: list[dict[str, Any]] = json.loads(text)["messages"]
+    except (ValueError, LookupError) as error:
+        raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
+    return messages
+
+
+def _unless_neutral(sampling: Sampling, name: str) -> float | None:
+    value: float = getattr(sampling, name)
+    return None if value == getattr(_NEUTRAL, name) else value
+
+
+def _response_format(schema: str | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    named = {"name": "answer", "schema": json.loads(schema), "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError
+    return value or ""
+
+
+def _end(reason: str | None) -> RowEnd | None:
+    if reason == "content_filter":
+        raise ServerFault(
+            "the server's content filter ended the answer", SafetyBlocked, Retry.NEVER
+        )
+    if reason in ("abort", "error"):
+        raise fault_in_stream({"code": reason})
+    return None if reason is None else _ENDS.get(reason, RowEnd.STOP)
+
+
+def _usage(said: Mapping[str, Any] | None) -> ServerUsage | None:
+    if not said:
+        return None
+    cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return ServerUsage(
+        int(said["prompt_tokens"]), int(said.get("completion_tokens") or 0), int(cached)
+    )
+
+
+def _logprobs(said: Mapping[str, Any] | None) -> tuple[TokenLogprobs, ...]:
+    """Of vLLM with return_tokens_as_token_ids: tokens are "token_id:N"."""
+    if not said:
+        return ()
+    alternatives = said.get("top_logprobs") or [{}] * len(said["token_logprobs"])
+    return tuple(
+        TokenLogprobs(
+            logprob,
+            tuple((int(name.removeprefix("token_id:")), p) for name, p in (top or {}).items()),
+        )
+        for logprob, top in zip(said["token_logprobs"], alternatives, strict=True)
+    )

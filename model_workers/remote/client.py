@@ -1,0 +1,263 @@
+"""Asks a server for the answer to one row, again where that is safe.
+
+A request is sent again inside the worker only before its first token, and only when the server could not be reached,
+has failed, or refused it for now. What breaks later is returned to the batcher, which sends the row with its tokens to
+a worker again.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Self
+
+import aiohttp
+
+from model_workers.engine.protocol import RowEnd, RowSpec, TokenLogprobs
+from model_workers.remote.api import DONE, Chunk, EventReader, ServerApi, ServerUsage
+from model_workers.remote.faults import Retry, ServerFault, fault_of_status
+from model_workers.remote.key import read_key
+from model_workers.remote.limits import Gate, retry_after_s
+from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SetupError
+from sluice.wire.text_tokens import TextTokens
+
+log = logging.getLogger(__name__)
+
+TRIES: Final = 3
+"""How often a request is sent to a server that fails; one that has failed as often for others gets one try."""
+CONNECT_S: Final = 5.0
+END_S: Final = 0.05
+"""How long the end of a stream may come after what says that it is complete, seconds."""
+ERROR_BYTES_MAX: Final = 64 * 1024
+
+Emit = Callable[[tuple[int, ...], tuple[TokenLogprobs, ...]], None]
+"""Takes the next tokens of an answer."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How an answer ended, and what the server counted."""
+
+    end: RowEnd
+    usage: ServerUsage | None = None
+
+
+class ServerClient:
+    """One server.
+
+    Attributes:
+        gate: when it may be asked.
+        url: where its API begins.
+    """
+
+    def __init__(
+        self, api: ServerApi, url: str, on_gate: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_gate``: the gate has closed or opened."""
+        self.url = url.rstrip("/")
+        self.gate = Gate()
+        self._api = api
+        self._settings = api.settings
+        self._on_gate = on_gate
+        self._opening: asyncio.TimerHandle | None = None
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        """Opens connections when they are needed; a request waits for none."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_S, sock_read=self._settings.stall_s
+            ),
+            trust_env=True,
+        )
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._session.close()
+
+    async def answer(self, spec: RowSpec, emit: Emit) -> Answered:
+        """Asks for the answer to a row, and emits its tokens; returns how it ended.
+
+        Raises:
+            ServerFault: it cannot be had here, or not now.
+        """
+        if self._api.is_whole(spec):
+            return Answered(RowEnd.LENGTH)
+        tries = 0
+        while True:
+            await self._until_open(spec.deadline)
+            reading = _Reading(self._api.tokens, self._api.known_text(spec), emit)
+            try:
+                return await self._ask(spec, reading)
+            except ServerFault as fault:
+                self._note(fault)
+                tries += fault.retry is Retry.SOON
+                spent = tries and max(tries, self.gate.failures) >= TRIES
+                if fault.retry is Retry.NEVER or reading.emitted or spent:
+                    raise
+
+    async def check(self) -> None:
+        """Asks which models the server has; what cannot work is told now.
+
+        Raises:
+            SetupError: it cannot be reached, or does not take the key.
+        """
+        try:
+            async with self._response("GET", "/models") as response:
+                names = _model_names(await response.read())
+        except ServerFault as fault:
+            if fault.status in (0, 401, 403):
+                raise SetupError(f"{self.url}: {fault.message}") from fault
+            log.warning("%s: %s", self.url, fault.message)
+            return
+        if names and self._settings.model not in names:
+            log.warning("%s has no model %r; it has %s", self.url, self._settings.model, names)
+
+    def _note(self, fault: ServerFault) -> None:
+        now = time.monotonic()
+        if fault.retry is Retry.WHEN_ALLOWED:
+            self.gate.limited(fault.retry_after_s, now)
+        elif fault.retry is Retry.SOON:
+            self.gate.failed(now)
+        self._watch_gate()
+
+    def _watch_gate(self) -> None:
+        """Tells when the gate has closed, and when it opens again."""
+        wait_s = self.gate.open_at - time.monotonic()
+        if wait_s > 0 and self._opening is None:
+            self._on_gate()
+            self._opening = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+
+    def _look_again(self) -> None:
+        # Timers may be a little early, and the gate may have closed for longer meanwhile.
+        self._opening = None
+        self._on_gate()
+        self._watch_gate()
+
+    async def _until_open(self, deadline: float | None) -> None:
+        while (wait_s := self.gate.open_at - time.monotonic()) > 0:
+            if deadline is not None and self.gate.open_at >= deadline:
+                raise ServerFault(
+                    f"the server takes no request for another {wait_s:.1f} s",
+                    Overloaded,
+                    Retry.NEVER,
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
+        body = self._api.body(spec)
+        async with self._response("POST", self._api.path, body) as response:
+            async for data in _events(response.content):
+                reading.take(self._api.chunk(data))
+        return reading.answered()
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, path: str, body: object = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to one request; what breaks while the block reads it is a `ServerFault` too."""
+        try:
+            async with self._session.request(
+                method, self.url + path, json=body, headers=self._headers()
+            ) as response:
+                now = time.monotonic()
+                if response.status != 200:
+                    said = await response.content.read(ERROR_BYTES_MAX)
+                    wait_s = retry_after_s(response.headers, time.time())
+                    raise fault_of_status(response.status, said, wait_s)
+                self.gate.answered(response.headers, now)
+                self._watch_gate()
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ServerFault("the server cannot be reached", ModelUnavailable) from error
+        except TimeoutError as error:
+            said_s = f"the server said nothing for {self._settings.stall_s:g} s"
+            raise ServerFault(said_s, EngineFailed) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            kind = type(error).__name__
+            raise ServerFault(f"the connection to the server broke ({kind})") from error
+
+    def _headers(self) -> dict[str, str]:
+        key = read_key(self._settings)
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+    """The data of the events up to `DONE`, or to the end."""
+    reader = EventReader()
+    async for received in content.iter_any():
+        for data in reader.feed(received):
+            if data == DONE:
+                # A connection that is read to its end serves the next request.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(content.read(), END_S)
+                return
+            yield data
+
+
+def _model_names(listed: bytes) -> list[str]:
+    """Not every server has a list, or one of this form."""
+    try:
+        return [str(one["id"]) for one in json.loads(listed)["data"]]
+    except (ValueError, TypeError, LookupError):
+        return []
+
+
+class _Reading:
+    """The answer to one row while it arrives.
+
+    Attributes:
+        emitted: whether there were tokens.
+    """
+
+    def __init__(self, tokens: TextTokens | None, known: str, emit: Emit) -> None:
+        """``known``: what the caller has of the text, which the server says again."""
+        self.emitted = False
+        self._tokens = tokens
+        self._emit = emit
+        self._end: RowEnd | None = None
+        self._usage: ServerUsage | None = None
+        self._known = known
+
+    def take(self, chunk: Chunk) -> None:
+        """What the server said next."""
+        token_ids = chunk.token_ids
+        if chunk.text and (text := self._unknown(chunk.text)):
+            assert self._tokens is not None, "text needs them"
+            token_ids = tuple(self._tokens.encode(text))
+        if token_ids:
+            self.emitted = True
+            self._emit(token_ids, chunk.logprobs)
+        self._end = chunk.end or self._end
+        self._usage = chunk.usage or self._usage
+
+    def answered(self) -> Answered:
+        """How the answer ended.
+
+        Raises:
+            ServerFault: it did not.
+        """
+        if self._end is None:
+            raise ServerFault("the server cut the answer off")
+        if self._known:
+            raise _differs()
+        return Answered(self._end, self._usage)
+
+    def _unknown(self, text: str) -> str:
+        """``text`` without what the caller has from an earlier attempt."""
+        known = self._known[: len(text)]
+        if not text.startswith(known):
+            raise _differs()
+        self._known = self._known[len(text) :]
+        return text[len(known) :]
+
+
+def _differs() -> ServerFault:
+    return ServerFault(
+        "the answer was lost after its first tokens, and the server begins another one now",
+        retry=Retry.NEVER,
+    )

@@ -1,0 +1,232 @@
+"""The engine whose rows are requests to a server: see `Engine`.
+
+Its methods belong to the engine's thread; requests run on the event loop of another one. They meet in a queue of
+events: a request adds one for each of its tokens and its end, and wakes the worker, whose next step reports them. So
+the engine "has rows" for its worker only while something is to be reported.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from model_workers.engine.protocol import (
+    ENGINE_FAILED,
+    EngineFull,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStale,
+    RowStep,
+    RowTooLong,
+    TokenLogprobs,
+)
+from model_workers.remote.client import ServerClient
+from model_workers.remote.faults import Retry, ServerFault
+from sluice.internal.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+STEP_EVENTS_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What became of a row."""
+
+    row: "RemoteRow"
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    end: RowEnd | None = None
+    error: str = ""
+    reason: str = ENGINE_FAILED
+    cached_tokens: int = 0
+
+
+@dataclass(eq=False)
+class RemoteRow:
+    """A row and its request.
+
+    Attributes:
+        next_index: of the next token of the answer that is reported.
+        begun: the server has sent tokens.
+        ended: nothing more is reported of it.
+    """
+
+    spec: RowSpec
+    next_index: int
+    begun: bool = False
+    ended: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+    def step(self, event: Event) -> RowStep:
+        """Reports an event."""
+        index, self.next_index = self.next_index, self.next_index + len(event.token_ids)
+        self.ended = event.end is not None
+        return RowStep(
+            request_id=self.spec.request_id,
+            owner=self.spec.owner,
+            attempt=self.spec.attempt,
+            start_index=index,
+            token_ids=event.token_ids,
+            logprobs=event.logprobs,
+            end=event.end,
+            error=event.error,
+            reason=event.reason,
+            cached_prompt_tokens=event.cached_tokens,
+            gather_s=self.spec.gather_s,
+        )
+
+
+@dataclass(frozen=True)
+class RemoteLimits:
+    """What the engine takes.
+
+    Attributes:
+        slots: requests to the server at the same time.
+        max_waiting: rows that may wait beside those.
+        context_tokens: longest prompt and answer.
+        alone: no other worker could go on with a row that fails here.
+    """
+
+    slots: int
+    max_waiting: int
+    context_tokens: int
+    alone: bool
+
+
+@dataclass
+class RemoteEngine:
+    """See `Engine`; ``wake`` tells the worker that there is something to report."""
+
+    client: ServerClient
+    limits: RemoteLimits
+    loop: asyncio.AbstractEventLoop
+    wake: Callable[[], None] = lambda: None
+    _rows: dict[str, RemoteRow] = field(default_factory=dict)
+    _events: deque[Event | None] = field(default_factory=deque)
+    _steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.limits.slots)
+
+    # Of the engine's thread.
+
+    def add(self, row: RowSpec, now: float) -> None:
+        """See `Engine.add`."""
+        old = self._rows.get(row.request_id)
+        self._check(row, old)
+        if old is not None:
+            old.ended = True
+            self._stop(old)
+        added = self._rows[row.request_id] = RemoteRow(row, len(row.produced))
+        self.loop.call_soon_threadsafe(self._start, added)
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """See `Engine.cancel`; the request is closed at once."""
+        for row in filter(None, map(self._rows.get, request_ids)):
+            self._stop(row)
+            self._events.append(Event(row, end=RowEnd.CANCELLED))
+
+    def step(self, now: float) -> list[RowStep]:
+        """See `Engine.step`: reports what has happened since the last one."""
+        self._steps += 1
+        events = [event for event in self._taken() if event is not None]
+        steps = [event.row.step(event) for event in events if not event.row.ended]
+        for step in steps:
+            if step.end is not None:
+                del self._rows[step.request_id]
+        return steps
+
+    def abort(self, message: str) -> list[RowStep]:
+        """See `Engine.abort`."""
+        rows = list(self._rows.values())
+        self._rows.clear()
+        for row in rows:
+            self._stop(row)
+        return [row.step(Event(row, end=RowEnd.RETURNED, error=message)) for row in rows]
+
+    def has_rows(self) -> bool:
+        """Whether there is something to report."""
+        return bool(self._events)
+
+    def load(self) -> worker_pb2.WorkerLoad:
+        """See `Engine.load`; an engine whose server takes nothing now is full."""
+        slots, rows = self.limits.slots, len(self._rows)
+        full = not self.client.gate.is_open(time.monotonic())
+        running = slots if full else min(rows, slots)
+        return worker_pb2.WorkerLoad(
+            slots=slots,
+            running=running,
+            waiting=max(0, rows - slots),
+            context_tokens=self.limits.context_tokens,
+            steps=self._steps,
+        )
+
+    def _taken(self) -> Iterator[Event | None]:
+        for _ in range(min(len(self._events), STEP_EVENTS_MAX)):
+            yield self._events.popleft()
+
+    def _stop(self, row: RemoteRow) -> None:
+        self.loop.call_soon_threadsafe(self._close, row)
+
+    def _check(self, row: RowSpec, old: RemoteRow | None) -> None:
+        if old is not None and row.attempt <= old.spec.attempt:
+            raise RowStale(f"attempt {old.spec.attempt} of this request is here already")
+        if not row.prompt:
+            raise RowInvalid("the prompt has no tokens")
+        if len(row.prompt) >= self.limits.context_tokens:
+            raise RowTooLong(
+                f"a prompt of {len(row.prompt)} tokens leaves no room for an answer "
+                f"in a context of {self.limits.context_tokens}"
+            )
+        if old is None and len(self._rows) >= self.limits.slots + self.limits.max_waiting:
+            raise EngineFull(f"all {len(self._rows)} places for rows are taken")
+
+    # Of the event loop.
+
+    def gate_changed(self) -> None:
+        """The server takes requests again, or no more for now: batchers are told."""
+        self._tell(None)
+
+    def _start(self, row: RemoteRow) -> None:
+        row.task = self.loop.create_task(self._answer(row))
+
+    def _close(self, row: RemoteRow) -> None:
+        if row.task is not None:
+            row.task.cancel()
+
+    async def _answer(self, row: RemoteRow) -> None:
+        spec = row.spec
+
+        def emit(token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
+            row.begun = True
+            self._tell(Event(row, token_ids, logprobs))
+
+        try:
+            async with asyncio.timeout_at(spec.deadline), self._slots:
+                answered = await self.client.answer(spec, emit)
+            cached = answered.usage.cached_tokens if answered.usage else 0
+            self._tell(Event(row, end=answered.end, cached_tokens=cached))
+        except TimeoutError:
+            self._tell(Event(row, end=RowEnd.DEADLINE))
+        except ServerFault as fault:
+            self._tell(self._failed(row, fault))
+        except Exception as error:
+            # The task would end silently, and its row would hang.
+            log.exception("a request failed")
+            failed = f"the worker failed: {type(error).__name__}"
+            self._tell(Event(row, end=RowEnd.FAILED, error=failed))
+
+    def _failed(self, row: RemoteRow, fault: ServerFault) -> Event:
+        """A row that another worker, or this one later, may go on with is returned."""
+        returned = fault.retry is not Retry.NEVER and (row.begun or not self.limits.alone)
+        end = RowEnd.RETURNED if returned else RowEnd.FAILED
+        return Event(row, end=end, error=fault.message, reason=fault.kind.reason)
+
+    def _tell(self, event: Event | None) -> None:
+        self._events.append(event)
+        self.wake()

@@ -1,0 +1,93 @@
+"""What can go wrong with a server of OpenAI's API, and what follows from it."""
+
+import json
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, Final
+
+from sluice.errors import (
+    EngineFailed,
+    InvalidRequest,
+    ModelUnavailable,
+    Overloaded,
+    SluiceError,
+)
+
+CODE_CHARS_MAX: Final = 80
+
+
+class Retry(Enum):
+    """Whether the same request may be sent again, and when."""
+
+    NEVER = auto()
+    """It would fail again."""
+    SOON = auto()
+    """The server has failed, or cannot be reached."""
+    WHEN_ALLOWED = auto()
+    """The server has refused it for now: a rate limit."""
+
+
+class ServerFault(Exception):
+    """The server did not answer a request as it should.
+
+    Attributes:
+        message: one sentence, without any text of the prompt; a server's own words may hold some.
+        kind: the error that the caller sees when nothing helps.
+        retry_after_s: as the server said; None: it did not.
+        status: of HTTP; 0: there was none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: type[SluiceError] = EngineFailed,
+        retry: Retry = Retry.SOON,
+        retry_after_s: float | None = None,
+        status: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.retry = retry
+        self.retry_after_s = retry_after_s
+
+
+def fault_of_status(status: int, body: bytes, retry_after_s: float | None) -> ServerFault:
+    """The fault of an answer with an error status."""
+    kind: type[SluiceError] = InvalidRequest
+    retry, hint = Retry.NEVER, ""
+    if status == 429 or (status == 503 and retry_after_s is not None):
+        kind, retry = Overloaded, Retry.WHEN_ALLOWED
+    elif status in (401, 403):
+        kind, hint = ModelUnavailable, ": see the key in the model's settings"
+    elif status == 404:
+        kind, hint = ModelUnavailable, ": see url and model in the model's settings"
+    elif status in (408, 409, 425) or not 400 <= status < 500:
+        kind, retry = ModelUnavailable, Retry.SOON
+    message = f"the server answered {status}{_codes(body)}{hint}"
+    return ServerFault(message, kind, retry, retry_after_s, status)
+
+
+def fault_in_stream(error: Any) -> ServerFault:
+    """The fault of an ``error`` inside a stream."""
+    return ServerFault(f"the server broke the answer off{_named(error)}")
+
+
+def _codes(body: bytes) -> str:
+    """What the error is called. Its message is left out: some servers repeat the prompt in it."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return ""
+    return _named(value.get("error", value)) if isinstance(value, dict) else ""
+
+
+def _named(error: Any) -> str:
+    if not isinstance(error, Mapping):
+        return ""
+    named = [error.get(key) for key in ("type", "code", "param")]
+    words = [
+        word[:CODE_CHARS_MAX] for word in named if isinstance(word, str) and word.isprintable()
+    ]
+    return f" ({', '.join(words)})" if words else ""

@@ -1,0 +1,101 @@
+"""When a server may be asked: its rate limits and its failures. Times are monotonic seconds.
+
+A server that has said that its limit is reached, or when to come back, gets nothing until then; one that has failed
+gets nothing for a while that grows with each failure in succession. Meanwhile the worker reports that it is full, so
+rows wait in the batcher, where others may overtake them or find another worker.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 1.0
+"""The pause after the first failure, and the longest one, seconds."""
+LIMIT_S: Final = 1.0
+LIMIT_S_MAX: Final = 60.0
+"""The pause after a refusal that names no time, and the longest that a server may ask for, seconds."""
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_COUNTED: Final = ("requests", "tokens")
+
+
+class Gate:
+    """Whether the server may be asked.
+
+    Attributes:
+        open_at: not before.
+        failures: in succession.
+    """
+
+    def __init__(self) -> None:
+        self.open_at = -math.inf
+        self.failures = 0
+
+    def is_open(self, now: float) -> bool:
+        """Whether it may be asked now."""
+        return now >= self.open_at
+
+    def answered(self, headers: Mapping[str, str], now: float) -> None:
+        """The server has taken a request; its ``headers`` may say that it was the last one for now."""
+        self.failures = 0
+        waits = [_exhausted_s(headers, what) for what in _COUNTED]
+        self._close(max(waits), now)
+
+    def limited(self, retry_after_s: float | None, now: float) -> None:
+        """The server has refused a request because of a limit."""
+        self._close(LIMIT_S if retry_after_s is None else retry_after_s, now)
+
+    def failed(self, now: float) -> None:
+        """The server has failed, or could not be reached."""
+        # Requests that were on their way together fail together, and count once.
+        if self.is_open(now):
+            self.failures += 1
+            self._close(min(PAUSE_S * 2 ** (self.failures - 1), PAUSE_S_MAX), now)
+
+    def _close(self, wait_s: float, now: float) -> None:
+        if wait_s > 0:
+            self.open_at = max(self.open_at, now + min(wait_s, LIMIT_S_MAX))
+
+
+def retry_after_s(headers: Mapping[str, str], unix_now: float) -> float | None:
+    """What the headers say of when to come back, seconds from now; None: nothing."""
+    if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
+        return milliseconds / 1000
+    said = headers.get("retry-after", "")
+    if not said or (seconds := _number(said)) is not None:
+        return seconds if said else None
+    try:
+        at = parsedate_to_datetime(said)
+    except ValueError:
+        return None
+    return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_now)
+
+
+def _exhausted_s(headers: Mapping[str, str], what: str) -> float:
+    """How long until there is something left of what the limit counts; 0: there is."""
+    left = _number(headers.get(f"x-ratelimit-remaining-{what}", ""))
+    return 0.0 if left is None or left > 0 else _duration_s(headers, what)
+
+
+def _duration_s(headers: Mapping[str, str], what: str) -> float:
+    """Of ``1.5``, ``20ms`` or ``6m0s``; a default for anything else."""
+    said = headers.get(f"x-ratelimit-reset-{what}", "").strip()
+    if (seconds := _number(said)) is not None:
+        return seconds
+    parts = _DURATION.findall(said)
+    if not parts or "".join(map("".join, parts)) != said:
+        return LIMIT_S
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def _number(said: str) -> float | None:
+    try:
+        value = float(said)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,106 @@
+"""Settings of a model that somebody else's server computes (``engine: openai``); shared by gateway and worker."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from sluice.settings.base import Section
+
+Url = Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")]
+Parameter = Literal[
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "logit_bias",
+    "logprobs",
+    "json_schema",
+    "regex",
+    "stream_options",
+]
+
+_OPENAI: Final[Mapping[Parameter, str]] = {
+    "max_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "json_schema": "response_format",
+    "stream_options": "stream_options",
+}
+_VLLM: Final[Mapping[Parameter, str]] = {
+    **_OPENAI,
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "stop_token_ids": "stop_token_ids",
+    "logit_bias": "logit_bias",
+    "logprobs": "logprobs",
+    "regex": "structured_outputs",
+}
+_DEFAULTS: Final[Mapping[str, Mapping[Parameter, str]]] = {
+    "tokens": _VLLM,
+    "completions": _OPENAI,
+    "chat": _OPENAI,
+}
+
+
+class ServerSettings(Section):
+    """A server that speaks OpenAI's API; see docs/remote-models.md."""
+
+    url: Url | tuple[Url, ...]
+    """Where the API begins, such as http://10.0.0.7:8000/v1. Several: each has workers of its own."""
+    model: str = Field(min_length=1)
+    """What the server calls the model."""
+    api: Literal["tokens", "completions", "chat"] = "chat"
+    """"tokens": token ids both ways (vLLM). "completions": ids to the server, text back (SGLang, llama-server). "chat":
+    messages to the server, text back (all others)."""
+    api_key_env: str | None = None
+    """The variable of the worker's environment with the key."""
+    api_key_file: str | None = None
+    """The file with the key, read with every request; so a key can be replaced while the worker runs."""
+    stall_s: float = Field(60.0, gt=0, le=3600)
+    """A server that sends nothing for this long has failed."""
+    parameters: Mapping[Parameter, str | None] = Field(default_factory=dict)
+    """What the server calls sampling parameters; null: it does not take it. Others keep the names of the API."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses."""
+        return (self.url,) if isinstance(self.url, str) else self.url
+
+    @property
+    def names(self) -> Mapping[Parameter, str]:
+        """The server's names of the sampling parameters that it takes."""
+        named = {**_DEFAULTS[self.api], **self.parameters}
+        return {parameter: name for parameter, name in named.items() if name is not None}
+
+    @field_validator("url")
+    @classmethod
+    def _has_addresses(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if value == ():
+            raise ValueError("name an address")
+        return value
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Self:
+        if self.api_key_env and self.api_key_file:
+            raise ValueError("api_key_file: leave it out, or api_key_env")
+        if self.api != "tokens" and self.parameters.get("logprobs"):
+            raise ValueError(
+                "parameters.logprobs: only the api tokens says which tokens they are of"
+            )
+        for parameter in ("stop_token_ids", "logit_bias"):
+            if self.api == "chat" and self.parameters.get(parameter):
+                raise ValueError(f"parameters.{parameter}: the api chat has no token ids")
+        return self

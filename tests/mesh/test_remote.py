@@ -1,0 +1,174 @@
+"""Models that other servers compute, through a whole mesh without Triton; the servers misbehave on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sluice import settings as config
+from sluice.client.aio import AsyncClient
+from sluice.client.answer import FinishReason, NoticeKind
+from sluice.client.retry import RetryPolicy
+from sluice.errors import InvalidRequest, ModelUnavailable, SetupError
+from sluice.settings.routing import RoutingSettings
+from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import kill
+from tests.support.openai_server import (
+    Fault,
+    OpenAIServer,
+    answer_tokens,
+    answer_words,
+    openai_server,
+)
+
+pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
+
+QUESTION = "Why?"
+MANY = 60
+
+
+def model(name: str, server: OpenAIServer, api: str, **settings: Any) -> config.ModelSettings:
+    values = {"url": server.url, "model": "m", "api": api}
+    return config.ModelSettings.model_validate(
+        {"name": name, "path": "builtin:small", "engine": "openai", "server": values, **settings}
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def server() -> AsyncIterator[OpenAIServer]:
+    async with openai_server() as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def mesh(server: OpenAIServer) -> AsyncIterator[Mesh]:
+    async with openai_server() as frail:
+        settings = config.Settings(
+            models=(
+                model("exact", server, "tokens"),
+                model("chat", server, "chat", prompt_price=1.0, answer_price=2.0),
+                model("frail", frail, "chat"),
+            ),
+            routing=RoutingSettings(default="chat", fallbacks={"frail": ("chat",)}),
+            gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+            batcher=config.BatcherSettings(drain_s=1.0),
+            jobs=config.JobsSettings(replicas=0),
+        )
+        started = running_mesh(settings)
+        mesh = await started.__aenter__()
+    try:  # the server of "frail" has gone
+        yield mesh
+    finally:
+        await started.__aexit__(None, None, None)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(mesh: Mesh, server: OpenAIServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(mesh.address) as one:
+        yield one
+    server.pause_s = 0.0
+    server.faults.clear()
+
+
+def words(count: int) -> str:
+    return "".join(answer_words([{"content": QUESTION}], count))
+
+
+async def test_the_text_of_a_server_arrives_as_it_was_sent(
+    client: AsyncClient, server: OpenAIServer
+) -> None:
+    answer = await client.generate(QUESTION, model="chat", max_tokens=30).answer()
+    assert server.requests[-1]["messages"] == [{"role": "user", "content": QUESTION}]
+    assert answer.text == words(30)
+    assert answer.finish_reason == FinishReason.LENGTH
+    stopped = await client.generate(QUESTION, model="chat", max_tokens=30, stop=["the"]).answer()
+    assert stopped.text == words(30).partition("the")[0]
+    assert stopped.finish_reason == FinishReason.STOP_SEQUENCE
+
+
+async def test_token_ids_of_a_server_arrive_as_they_were_sent(
+    client: AsyncClient, server: OpenAIServer
+) -> None:
+    answer = await client.generate(QUESTION, model="exact", max_tokens=30).answer()
+    assert list(answer.token_ids) == answer_tokens(server.requests[-1]["prompt"], 30)
+
+
+async def test_a_parameter_that_the_server_does_not_take_is_refused(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequest, match=r"sampling\.top_k: the server of chat"):
+        await client.generate(QUESTION, model="chat", top_k=3).answer()
+    await client.generate(QUESTION, model="exact", top_k=3, max_tokens=2).answer()
+
+
+async def test_a_caller_that_goes_away_ends_the_request(
+    client: AsyncClient, server: OpenAIServer
+) -> None:
+    server.pause_s = 0.05
+    gone = server.gone
+    async with client.generate(QUESTION, model="chat", max_tokens=MANY) as stream:
+        async for event in stream:
+            if hasattr(event, "token_ids"):
+                break
+    await server.until(lambda: server.gone == gone + 1)
+
+
+async def test_an_answer_that_is_cut_goes_on_and_no_other_notices(
+    client: AsyncClient, server: OpenAIServer
+) -> None:
+    server.faults += [Fault("cut", after=7), Fault("rubbish", after=3), Fault("error", after=11)]
+    asked = [client.generate(QUESTION, model=name, max_tokens=30) for name in ("exact", "chat") * 3]
+    answers = await asyncio.gather(*(stream.answer() for stream in asked))
+    prompt = next(one["prompt"] for one in server.requests if "prompt" in one)
+    for answer in answers:
+        if answer.model == "chat":
+            assert answer.text == words(30)
+        else:
+            assert list(answer.token_ids) == answer_tokens(prompt, 30)
+
+
+@pytest.mark.parametrize("name", ["exact", "chat"])
+async def test_a_worker_killed_in_mid_answer_changes_nothing(
+    client: AsyncClient, server: OpenAIServer, mesh: Mesh, name: str
+) -> None:
+    server.pause_s = 0.02
+    killed, notices, token_ids, text = False, [], [], ""
+    async with client.generate(QUESTION, model=name, max_tokens=MANY) as stream:
+        async for event in stream:
+            text += getattr(event, "text", "")
+            token_ids += getattr(event, "token_ids", ())
+            notices += [event.kind] if hasattr(event, "kind") else []
+            if len(token_ids) >= 5 and not killed:
+                killed = bool(kill(mesh, f"remote-{name}"))
+    assert NoticeKind.RECOVERED in notices
+    if name == "chat":
+        assert text == words(MANY)
+    else:
+        prompt = next(one["prompt"] for one in server.requests if "prompt" in one)
+        assert token_ids == answer_tokens(prompt, MANY)
+
+
+async def test_a_server_that_has_gone_is_left_alone_after_some_failures(
+    client: AsyncClient, mesh: Mesh
+) -> None:
+    once = RetryPolicy(start_tries=1, resume_tries=1)
+    async with AsyncClient(mesh.address, retry=once) as hasty:
+        for _ in range(mesh.settings.routing.breaker.failures):
+            with pytest.raises(ModelUnavailable, match="cannot be reached") as caught:
+                await hasty.generate(QUESTION, model="frail", max_tokens=3).answer()
+            assert caught.value.retry_after_s
+    answer = await client.generate(
+        QUESTION, model="frail", max_tokens=3, allow_degraded=True
+    ).answer()
+    assert (answer.model, answer.text) == ("chat", words(3))
+
+
+async def test_a_server_that_is_not_there_is_told_at_start() -> None:
+    settings = config.Settings(
+        models=(model("gpt", OpenAIServer(url="http://127.0.0.1:1/v1"), "chat"),),
+        routing=RoutingSettings(default="gpt"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0"),
+    )
+    with pytest.raises(SetupError, match=r"remote-gpt ended.*127\.0\.0\.1:1/v1: .*reached"):
+        async with running_mesh(settings):
+            pass

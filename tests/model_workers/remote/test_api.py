@@ -1,0 +1,181 @@
+"""What is asked of a server, and what its events say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
+from model_workers.engine.protocol import RowEnd, Sampling
+from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi
+from model_workers.remote.faults import Retry, ServerFault, fault_of_status
+from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
+from sluice.settings import resolve_model_path
+from sluice.settings.remote import ServerSettings
+from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
+from tests.support.rows import row_spec
+
+TOKENS = load_text_tokens(Path(resolve_model_path("builtin:small"), "tokenizer.json"))
+
+
+def api(kind: str, **settings: Any) -> ServerApi:
+    values = {"url": "http://h/v1", "model": "m", "api": kind, **settings}
+    server = ServerSettings.model_validate(values)
+    return ServerApi(server, None if kind == "tokens" else TOKENS, 1000)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_whole_however_they_are_cut(size: int) -> None:
+    sent = 'event: x\r\ndata: {"é"\ndata: :1}\n\n: ping\n\ndata:[DONE]\n\nid: 3\n'.encode()
+    reader, found = EventReader(), []
+    for start in range(0, len(sent), size):
+        found += reader.feed(sent[start : start + size])
+    assert found == ['{"é"\n:1}', "[DONE]"]
+
+
+def test_an_event_without_an_end_is_a_fault() -> None:
+    reader = EventReader()
+    with pytest.raises(ServerFault, match="without an end"):
+        list(reader.feed(b"data: " + b"x" * EVENT_BYTES_MAX))
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "said"),
+    [
+        ("chat", {"delta": {"content": "hé"}}, ("hé", ())),
+        ("chat", {"delta": {"refusal": "no"}}, ("no", ())),
+        ("chat", {"delta": {"role": "assistant", "content": None}}, ("", ())),
+        ("completions", {"text": "x"}, ("x", ())),
+        ("tokens", {"text": "x", "token_ids": [4, 5]}, ("", (4, 5))),
+    ],
+)
+def test_what_an_event_says(kind: str, choice: Any, said: Any) -> None:
+    chunk = api(kind).chunk(json.dumps({"choices": [choice]}))
+    assert (chunk.text, chunk.token_ids) == said
+    assert chunk.end is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [("stop", RowEnd.STOP), ("length", RowEnd.LENGTH), ("tool_calls", RowEnd.STOP), (None, None)],
+)
+def test_ends(reason: str | None, end: RowEnd | None) -> None:
+    chunk = api("chat").chunk(json.dumps({"choices": [{"finish_reason": reason}]}))
+    assert chunk.end == end
+
+
+def test_usage_and_logprobs() -> None:
+    said = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None}
+    usage = api("chat").chunk(json.dumps({"choices": [], "usage": said})).usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.answer_tokens, usage.cached_tokens) == (7, 2, 0)
+    logprobs = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:4": -0.5, "token_id:9": -1}]}
+    choice = {"token_ids": [4], "logprobs": logprobs}
+    (found,) = api("tokens").chunk(json.dumps({"choices": [choice]})).logprobs
+    assert found.logprob == -0.5
+    assert found.top == ((4, -0.5), (9, -1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "<html>",
+        "[]",
+        "3",
+        '{"choices": {}, "x": 1, "choices": "ab"}',
+        '{"choices": [{"delta": {"content": 3}}]}',
+        '{"error": {"message": "secret prompt", "code": "x"}}',
+        '{"choices": [{"finish_reason": "abort"}]}',
+    ],
+)
+def test_rubbish_is_a_fault_that_repeats_no_text(data: str) -> None:
+    with pytest.raises(ServerFault) as caught:
+        api("chat").chunk(data)
+    assert caught.value.retry is Retry.SOON
+    assert "secret" not in caught.value.message
+
+
+def test_a_server_without_token_ids_is_told_apart() -> None:
+    with pytest.raises(ServerFault, match="set api of the model") as caught:
+        api("tokens").chunk('{"choices": [{"text": "x"}]}')
+    assert caught.value.retry is Retry.NEVER
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retry"),
+    [
+        (400, InvalidRequest, Retry.NEVER),
+        (401, ModelUnavailable, Retry.NEVER),
+        (404, ModelUnavailable, Retry.NEVER),
+        (429, Overloaded, Retry.WHEN_ALLOWED),
+        (500, ModelUnavailable, Retry.SOON),
+        (503, ModelUnavailable, Retry.SOON),
+        (302, ModelUnavailable, Retry.SOON),
+    ],
+)
+def test_statuses(status: int, kind: Any, retry: Retry) -> None:
+    body = json.dumps({"error": {"message": "secret", "code": "bad", "type": "t"}}).encode()
+    fault = fault_of_status(status, body, None)
+    assert (fault.kind, fault.retry) == (kind, retry)
+    assert f"{status} (t, bad)" in fault.message
+    assert "secret" not in fault.message
+
+
+def test_a_row_that_was_begun_goes_on_behind_its_tokens() -> None:
+    spec = row_spec("r", [1, 2], Sampling(max_tokens=10, min_tokens=5), produced=[3])
+    body = api("tokens").body(spec)
+    assert body["prompt"] == [1, 2, 3]
+    assert (body["max_tokens"], body["min_tokens"]) == (9, 4)
+    assert body["return_token_ids"]
+
+
+def test_sampling_parameters_have_the_names_of_the_server() -> None:
+    sampling = Sampling(
+        max_tokens=10,
+        temperature=0.5,
+        seed=2**40 + 3,
+        top_k=7,
+        presence_penalty=0.25,
+        stop_token_ids=frozenset({9, 2}),
+        logprobs=True,
+        top_logprobs=2,
+        json_schema='{"type": "object"}',
+    )
+    body = api("tokens").body(row_spec("r", [1], sampling))
+    assert {key: body[key] for key in ("temperature", "seed", "top_k", "stop_token_ids")} == {
+        "temperature": 0.5,
+        "seed": 3,
+        "top_k": 7,
+        "stop_token_ids": [2, 9],
+    }
+    assert body["logprobs"] == 2
+    assert body["return_tokens_as_token_ids"]
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert "top_p" not in body
+    named = {"max_tokens": "max_completion_tokens", "seed": None, "top_k": "k"}
+    renamed = api("chat", parameters=named).body(row_spec("r", [TOKENS.encode("hi")[0]], sampling))
+    assert (renamed["max_completion_tokens"], renamed["k"]) == (10, 7)
+    assert not {"seed", "max_tokens", "logprobs", "stop_token_ids"} & renamed.keys()
+
+
+def test_an_answer_up_to_the_end_of_the_context_is_left_to_the_server() -> None:
+    spec = row_spec("r", [5] * 990, Sampling(max_tokens=10))
+    assert "max_tokens" not in api("completions").body(spec)
+    assert api("tokens").body(spec)["max_tokens"] == 10
+
+
+@pytest.mark.parametrize(
+    "content", ["hi", '"}]}', "<|sluice_conversation|><|", "naïve 😀\n\\u003c|"]
+)
+def test_messages_reach_the_server_as_they_were(content: str) -> None:
+    tokenizer = ModelTokenizer(
+        TOKENS.tokenizer, ChatTemplate(TEMPLATE, {}), 1000, TOKENS.conversation, frozenset()
+    )
+    messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": content}]
+    prompt = tokenizer.encode_chat(messages)
+    assert api("chat").body(row_spec("r", prompt))["messages"] == messages
+    alone = tokenizer.encode_text('<|sluice_conversation|>{"messages": []}' + content)
+    (message,) = api("chat").body(row_spec("r", alone))["messages"]
+    assert message["role"] == "user"
+    assert message["content"].endswith(content)
