@@ -69,6 +69,7 @@ from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
 from sluice.wire import jetstream, permissions
 from sluice.wire.bucket import Bucket, mesh_key, shared_secret
 from sluice.wire.connection import connect, disconnect
+from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Gateway:
         )
         texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
         self._service = InferenceService(generator, texts, admission, self._loads)
-        self._items = ItemsService(generator, catalog.facts)
+        self._items = ItemsService(generator, catalog)
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
@@ -360,16 +361,15 @@ class Gateway:
 
     async def _start_store(self, client: Client) -> None:
         """In a cluster a stream that has just been made has no leader for a moment."""
-        give_up_at = time.monotonic() + self._settings.nats.connect_s
-        while True:
-            try:
-                await self._open_store(client)
-                return
-            except (TimeoutError, NatsError, SluiceError) as error:
-                if not isinstance(error, TransportUnavailable) or time.monotonic() > give_up_at:
-                    message = f"JetStream does not take the gateway's streams: {error}"
-                    raise SetupError(message) from error
-            await asyncio.sleep(_STORE_RETRY_S)
+        try:
+            await patiently(
+                lambda: self._open_store(client),
+                (TransportUnavailable,),
+                bound_s=self._settings.nats.connect_s,
+                wait_s=_STORE_RETRY_S,
+            )
+        except (TimeoutError, NatsError, SluiceError) as error:
+            raise SetupError(f"JetStream does not take the gateway's streams: {error}") from error
 
     async def _open_store(self, client: Client) -> None:
         await self._store.start(client)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from opentelemetry.trace import SpanKind, Tracer
@@ -21,6 +22,7 @@ from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.sources import Block, InputSource, retried
 from jobs.stage_pass import JobStops, PassContext, StagePass
+from jobs.stages import Splitter, StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
 from jobs.uploads import Outside
 from sluice.defaults import TENANT_METADATA
@@ -181,8 +183,8 @@ class JobRunner:
             while self._record.stage < stages_of(self._record):
                 try:
                     await self._fetch()
-                    await self._run_stage(metadata)
-                    await self._edit(_next_stage)
+                    again = await self._run_stage(metadata)
+                    await self._edit(partial(_next_stage, again))
                 except TransportUnavailable as error:
                     _log.warning("job %s begins again where its log is: %s", self.job, error)
                     await asyncio.sleep(RETRY_AFTER_S)
@@ -202,7 +204,8 @@ class JobRunner:
 
         await self._edit(note)
 
-    async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> None:
+    async def _run_stage(self, metadata: tuple[tuple[str, str], ...]) -> bool:
+        """Whether documents are left with more than one answer."""
         record, stage = self._record, self._record.stage
         self._earlier = await _totals(self._store, record, stage)
         whose = self._process, metadata, record, stage, self._metrics
@@ -211,13 +214,24 @@ class JobRunner:
             running = StagePass(context, cache)
             running.set_concurrency(self.concurrency)
             await running.load()
-            self._pass = running
-            await running.run(await self._blocks(record, stage))
+            self._pass, self._speed = running, Speed()
+            self._told(running)
+            await running.run(await self._blocks(record, stage, metadata))
+            return running.split_documents > 0
 
-    async def _blocks(self, record: JobRecord, stage: int) -> AsyncIterator[Block]:
+    async def _blocks(
+        self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...]
+    ) -> AsyncIterator[Block]:
+        spec = record.job.spec
+        splitter = Splitter(self._gateways, metadata, spec, stage) if spec.stages else None
+        if splitter is not None and stage:
+            self._source = None
+            return StageSource(self._store, splitter, record, stage).later()
         upload = await self._store.upload(record.upload_id)
         self._source = InputSource(self._store, record, upload)
         blocks = self._source.blocks()
+        if splitter is not None:
+            return StageSource(self._store, splitter, record, stage).first(blocks)
         return retried(blocks, self._store, record, stage) if record.round else blocks
 
     # The record.
@@ -288,7 +302,7 @@ class JobRunner:
             if not running.read_all and self._source is not None and self._source.share_read:
                 progress.total = max(progress.total, round(running.read / self._source.share_read))
         settled = running.counts.total
-        self._speed.told(now, settled, running.counts.completion_tokens)
+        self._told(running)
         progress.items_per_second = self._speed.items_per_s
         progress.tokens_per_second = self._speed.tokens_per_s
         of_all = self._earlier.counts.dead if record.round else progress.total
@@ -296,7 +310,23 @@ class JobRunner:
         if left_s is not None:
             progress.remaining.CopyFrom(duration(left_s * 1e3))
         progress.stage = min(record.stage, stages_of(record) - 1)
+        self._note_stages(progress, record)
         return progress
+
+    def _told(self, running: StagePass) -> None:
+        counts = running.counts
+        self._speed.told(time.monotonic(), counts.total, counts.completion_tokens)
+
+    def _note_stages(self, progress: JobProgress, record: JobRecord) -> None:
+        spec = record.job.spec
+        if not spec.stages:
+            return
+        counts = [*self._earlier.stages, progress][: stages_of(record)]
+        del progress.stages[:]
+        for number, one in enumerate(counts):
+            name = stage_of(spec, number).name or f"stage {number + 1}"
+            progress.stage_name = name
+            progress.stages.add(name=name, total=one.total, succeeded=one.succeeded, dead=one.dead)
 
     def _check_limits(self, record: JobRecord) -> None:
         """Raises JobStops when the job has cost enough, or is too late."""
@@ -331,6 +361,13 @@ class _Totals:
         self.total = 0
         self.counts = JobProgress()
         self.reasons: Counter[str] = Counter()
+        self.stages: list[JobProgress] = []
+
+    def add_stage(self, counts: JobProgress) -> None:
+        """``counts`` of an earlier stage: what it used counts."""
+        self.stages.append(counts)
+        for name in _USED:
+            setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
 
     def add(self, counts: JobProgress, reasons: Counter[str], *, round_: int) -> None:
         self.total += 0 if round_ else counts.total
@@ -350,10 +387,7 @@ class _Totals:
         return summed
 
 
-_SUMMED: Final = (
-    "succeeded",
-    "retried",
-    "bad_lines",
+_USED: Final = (
     "deduplicated",
     "prompt_tokens",
     "completion_tokens",
@@ -361,10 +395,18 @@ _SUMMED: Final = (
     "saved_tokens",
     "cost",
 )
+_SUMMED: Final = (
+    "succeeded",
+    "retried",
+    "bad_lines",
+    *_USED,
+)
 
 
 async def _totals(store: JobStore, record: JobRecord, stage: int) -> _Totals:
     totals = _Totals()
+    for before in range(stage):
+        totals.add_stage((await store.last_segment(record.job.id, before, 0))[0].checkpoint.counts)
     for round_ in range(record.round):
         point = (await store.last_segment(record.job.id, stage, round_))[0].checkpoint
         totals.add(point.counts, Counter(point.dead_by_reason), round_=round_)
@@ -372,12 +414,14 @@ async def _totals(store: JobStore, record: JobRecord, stage: int) -> _Totals:
 
 
 def stages_of(record: JobRecord) -> int:
-    """How many stages the job has."""
-    return max(1, len(record.job.spec.stages))
+    """How many stages the job has, as far as it is known."""
+    return max(1, len(record.job.spec.stages), record.stages)
 
 
-def _next_stage(record: JobRecord) -> None:
+def _next_stage(again: bool, record: JobRecord) -> None:
     record.stage += 1
+    if again and record.stage == stages_of(record):
+        record.stages = record.stage + 1
 
 
 def _set(record: JobRecord, state: "JobState.ValueType", code: str, reason: str) -> None:

@@ -14,6 +14,7 @@ import grpc
 from jobs.input import Template
 from jobs.results import OrderedLog, dead_letters, merged
 from jobs.runner import OVER, stages_of
+from jobs.stages import check_stages
 from jobs.store import JobStore
 from jobs.uploads import NewUpload, Outside
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
@@ -204,6 +205,8 @@ class JobService(JobServiceServicer):
     async def GetResults(self, request: pb.GetResultsRequest, context: Any) -> None:  # type: ignore[override]
         """See the proto."""
         record = await self._own(request.id, context)
+        if request.follow and record.job.spec.stages and not request.HasField("stage"):
+            record = await self._until_over(request.id, context)
         stage = request.stage if request.HasField("stage") else stages_of(record) - 1
         if stage >= stages_of(record):
             raise InvalidRequest.of("stage", f"the job has {stages_of(record)}")
@@ -230,6 +233,11 @@ class JobService(JobServiceServicer):
     ) -> pb.RetryDeadLettersResponse:
         """See the proto."""
         record = await self._own(request.id, context)
+        if record.job.spec.stages:
+            raise WrongJobState(
+                "a job with stages has no retries: submit it again, and name it in dedupe.reuse_job_ids;"
+                " the answers to its parts are taken over"
+            )
         letters = dead_letters(
             self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
         )
@@ -292,18 +300,17 @@ class JobService(JobServiceServicer):
         if source == "nats_subject":
             raise InvalidRequest.of("spec.input.nats_subject", "is not served yet; upload a file")
         if spec.stages:
-            raise InvalidRequest.of(
-                "spec.stages", "are not served yet; submit a job for each stage"
-            )
+            check_stages(spec)
         await self._outside.check(spec)
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":
             await self._upload(tenant, spec.input.upload_id)
-        if spec.model and spec.model not in (known := await self._known_models()):
+        asked = {spec.model, *(stage.model for stage in spec.stages)} - {""}
+        if asked and (unknown := sorted(asked - (known := await self._known_models()))):
             names = ", ".join(sorted(known))
             raise UnknownModel(
-                f"spec.model: no model {spec.model!r}; known: {names}", metadata={"models": names}
+                f"spec.model: no model {unknown[0]!r}; known: {names}", metadata={"models": names}
             )
 
     async def _fingerprint(self, spec: pb.JobSpec) -> bytes:
@@ -329,6 +336,14 @@ class JobService(JobServiceServicer):
             edit(record)
 
         return _shown(await self._store.change(job, checked))
+
+    async def _until_over(self, job: str, context: Any) -> JobRecord:
+        """How many stages it has is known at its end."""
+        while True:
+            record = await self._own(job, context)
+            if record.job.state in OVER:
+                return record
+            await asyncio.sleep(FOLLOW_S)
 
     async def _followed(
         self, record: JobRecord, stage: int, first: int, context: Any

@@ -1,4 +1,4 @@
-"""Where the items of a pass come from, in blocks: the input, or the answers of the stage before."""
+"""Where the items of a pass come from, in blocks: the input. `jobs/stages.py` has those of jobs with stages."""
 
 import asyncio
 import hashlib
@@ -19,6 +19,7 @@ from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import PRIORITY_BULK, GenerateRequest
 from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec
+from sluice.wire.patience import patiently
 
 Block = list[Entry | ItemOutcome]
 """Items, and outcomes of what is none."""
@@ -87,12 +88,12 @@ class InputSource:
             yield read.result()
 
     async def _chunk(self, number: int) -> bytes:
-        async with asyncio.timeout(CHUNK_S):
-            while True:
-                try:
-                    return await self.store.read_chunk(self.record.upload_id, number)
-                except TransportUnavailable:
-                    await asyncio.sleep(RETRY_AFTER_S)
+        return await patiently(
+            lambda: self.store.read_chunk(self.record.upload_id, number),
+            (TransportUnavailable,),
+            bound_s=CHUNK_S,
+            wait_s=RETRY_AFTER_S,
+        )
 
 
 def _block_of(entries: Iterator[Entry | ItemOutcome]) -> Block:
@@ -109,11 +110,16 @@ def defaults_of(spec: JobSpec) -> GenerateRequest:
 def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
     """The item at ``index`` of the input."""
     request = item.request
-    request.priority = spec.priority or PRIORITY_BULK
+    ask_whole(request, spec)
     hashed = b"" if spec.dedupe.disabled else input_hash(request)
-    request.gather.seconds = WHOLE_S
     name_request(request, job, item.custom_id)
     return Entry(index, index, item.line, item.custom_id, item.url, request, hashed)
+
+
+def ask_whole(request: GenerateRequest, spec: JobSpec) -> None:
+    """Of the class of the job, and answered in one piece."""
+    request.priority = spec.priority or PRIORITY_BULK
+    request.gather.seconds = WHOLE_S
 
 
 def name_request(request: GenerateRequest, job: str, item: str) -> None:

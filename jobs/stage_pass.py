@@ -90,6 +90,7 @@ class StagePass:
     Attributes:
         window: its items in memory.
         counts: of the outcomes written.
+        split_documents: documents with more than one item.
         read: items and bad lines that were read.
         read_all: whether there are no more.
         trouble: why the mesh takes no items now; empty: it does.
@@ -116,6 +117,7 @@ class StagePass:
         self._done = DoneIndexes()
         self.counts = JobProgress()
         self._reasons: Counter[str] = Counter()
+        self.split_documents = 0
         self._earlier_reasons: dict[int, str] = {}
         self._sequence = 0
         self._complete = False
@@ -144,6 +146,7 @@ class StagePass:
         self._done = DoneIndexes(point.low_water, point.done)
         self.counts.CopyFrom(point.counts)
         self._reasons = Counter(point.dead_by_reason)
+        self.split_documents = point.split_documents
         self._complete = point.complete
         if not self._complete:
             await self._append([])
@@ -219,6 +222,8 @@ class StagePass:
         return known is not None
 
     def _check_bad_lines(self, least: int) -> None:
+        if self._context.stage:
+            return  # they were judged in the first one
         limits = self._context.record.job.spec.limits
         most = BAD_LINE_SHARE
         if limits.HasField("max_bad_line_share"):
@@ -372,11 +377,13 @@ class StagePass:
             dead_by_reason=self._reasons,
             writer=self._context.process,
             epoch=self._context.record.epoch,
+            split_documents=self.split_documents,
         )
 
     def _add_counts(self, outcome: ItemOutcome) -> None:
         counts, result = self.counts, outcome.result
         counts.total += 1
+        self.split_documents += result.parts > 1 and result.part == 0
         if (earlier := self._earlier_reasons.pop(outcome.place, "")) != "":
             self._reasons[earlier] -= 1
         if result.HasField("error"):
@@ -386,6 +393,8 @@ class StagePass:
             return
         answer = result.answer
         counts.succeeded += 1
+        if outcome.carried:
+            return
         counts.retried += result.attempts > 1
         usage = answer.usage
         if answer.deduplicated:
@@ -465,6 +474,8 @@ def _outcome(
         custom_id=entry.custom_id,
         url=entry.url,
         attempts=entry.tries,
+        part=entry.part,
+        parts=entry.parts,
         answer=answer,
         error=error,
     )
@@ -472,7 +483,5 @@ def _outcome(
         result=result,
         input_hash=entry.input_hash,
         document=entry.document,
-        part=entry.part,
-        parts=entry.parts,
         place=entry.place,
     )

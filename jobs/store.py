@@ -8,9 +8,8 @@
 | ``sluice.job_results.<job>.<stage>.<round>`` | ``JobSegment`` | the owner, each behind the last one it knows |
 """
 
-import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from nats.aio.client import Client
@@ -233,16 +232,6 @@ class JobStore:
         if self._jetstream is None:
             raise _unavailable("NATS is not connected")
         return self._jetstream
-
-
-async def patiently(attempt: Callable[[], Awaitable[None]], bound_s: float) -> None:
-    """Tries again while JetStream does not answer, up to ``bound_s`` seconds; then it raises."""
-    async with asyncio.timeout(bound_s):
-        while True:
-            try:
-                return await attempt()
-            except TransportUnavailable:
-                await asyncio.sleep(RETRY_AFTER_S / 2)
 
 
 def new_upload_id() -> str:

@@ -38,6 +38,7 @@ class TokenMeter:
 
     def __init__(self, mesh: FaultMesh) -> None:
         self._counts: dict[str, WorkerCounts] = {}
+        self._closed = False
         self._readers = [
             asyncio.ensure_future(
                 self._read(f"{LOOPBACK}:{mesh.supervisor.process(name).spec.port}")
@@ -51,15 +52,17 @@ class TokenMeter:
         return sum(one.tokens for one in self._counts.values())
 
     async def close(self) -> None:
+        # A cancel alone may be hidden by a report that comes at the same moment (Python 3.11).
+        self._closed = True
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read(self, address: str) -> None:
-        while True:
+        while not self._closed:
             with suppress(grpc.RpcError, ConnectionError, TimeoutError, AssertionError):
                 async with DirectWorker(address, MODEL, heartbeat_ms=100) as worker:
-                    while True:
+                    while not self._closed:
                         report = await worker.report()
                         if report.HasField("counts"):
                             self._counts[report.worker] = report.counts

@@ -11,10 +11,16 @@ from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
 from gateway.identity.caller import current_caller
-from gateway.routing.router import ModelFacts
+from gateway.models.catalog import Catalog
 from gateway.validation.requests import class_of
-from sluice.errors import InternalError, SluiceError
-from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.defaults import AUTO
+from sluice.errors import InternalError, SluiceError, UnknownModel
+from sluice.internal.v1.items_pb2 import (
+    FindTokenEndsRequest,
+    FindTokenEndsResponse,
+    RunRequest,
+    RunResponse,
+)
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
 from sluice.v1.inference_pb2 import Finished
 from sluice.wire.clock import ms_of
@@ -25,9 +31,10 @@ _log = logging.getLogger(__name__)
 class ItemsService(ItemsServiceServicer):
     """Answers items; those above the gateway's limit for one tenant's bulk calls wait unread at their sender."""
 
-    def __init__(self, generator: Generator, facts: Mapping[str, ModelFacts]) -> None:
+    def __init__(self, generator: Generator, catalog: Catalog) -> None:
         self._generator = generator
-        self._facts = facts
+        self._catalog = catalog
+        self._facts = catalog.facts
         limits = generator.settings
         most = limits.max_concurrent_requests * limits.shares.bulk * limits.shares.tenant
         self._slots = asyncio.Semaphore(math.ceil(most))
@@ -44,6 +51,18 @@ class ItemsService(ItemsServiceServicer):
                     await context.write(answer)
         except SluiceError as error:
             await abort(context, error)
+
+    async def FindTokenEnds(
+        self, request: FindTokenEndsRequest, context: Any
+    ) -> FindTokenEndsResponse:
+        """See the proto."""
+        name = self._catalog.default if request.model in ("", AUTO) else request.model
+        if name not in self._catalog.answering:
+            raise UnknownModel(f"no model {name!r}")
+        tokenizer = self._catalog[name].tokenizer
+        async with self._generator.limiter.slot("bulk"):
+            ends = await asyncio.to_thread(tokenizer.token_ends, request.text)
+        return FindTokenEndsResponse(ends=ends)
 
     async def _take(
         self,

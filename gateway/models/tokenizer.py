@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -177,6 +178,12 @@ class ModelTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """The tokens of ``text`` without a template, with those that the tokenizer adds to every text."""
         return self._plain.encode(text, add_special_tokens=True)
+
+    def token_ends(self, text: str) -> list[int]:
+        """Where each token of ``text`` ends, in characters, without those that the tokenizer adds to every text."""
+        offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        # Of a token of blanks alone some tokenizers give no place.
+        return list(accumulate((end for _, end in offsets), max))
 
     def segments(self, text: str, tokens_max: int) -> list[list[int]]:
         """``text`` in segments of at most ``tokens_max`` tokens, each with the tokenizer's tokens around a text.

@@ -11,7 +11,16 @@ import typer
 
 from sluice.cli import batch_view, options, output
 from sluice.cli.batch_files import OutFile, check_input, opened, pieces
-from sluice.cli.batch_options import IdField, InputTemplate, Out
+from sluice.cli.batch_options import (
+    IdField,
+    InputTemplate,
+    MapTemplate,
+    Out,
+    Overlap,
+    ReduceTemplate,
+    Reuse,
+    Split,
+)
 from sluice.cli.batch_run import run
 from sluice.cli.failure import CommandFailed
 from sluice.client import Client, GenerateOptions
@@ -60,6 +69,11 @@ def submit(
     format: Annotated[FormatName, typer.Option(help="How the input is written.")] = "auto",
     template: InputTemplate = None,
     id_field: IdField = "",
+    split: Split = 0,
+    overlap: Overlap = 0,
+    map_template: MapTemplate = "",
+    reduce_template: ReduceTemplate = "",
+    reuse: Reuse = None,
     name: Annotated[str, typer.Option(help="For people.")] = "",
     key: Annotated[str, typer.Option(help="The same key and specification are the same job.")] = "",
     deadline: Annotated[
@@ -98,6 +112,8 @@ def submit(
     )
     spec.input.format = value_of(pb.JobInputFormat, "unspecified" if format == "auto" else format)
     spec.input.template, spec.input.id_field = template or "", id_field
+    spec.stages.extend(_stages(split, overlap, map_template, reduce_template))
+    spec.dedupe.reuse_job_ids.extend(reuse or ())
     limits = spec.limits
     if "timeout_s" in chosen:
         limits.item_timeout.CopyFrom(duration(chosen["timeout_s"] * 1e3))
@@ -175,6 +191,10 @@ def results(
     job: JobId,
     out: Out = None,
     from_index: Annotated[int, typer.Option(min=0, help="The first item, from 0.")] = 0,
+    stage: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a job with stages: of this one.  [default: the last]"),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for those that are still to come.")
     ] = False,
@@ -187,7 +207,8 @@ def results(
     With --out and --json prints how many lines were written.
     """
     with Client(address, tenant=tenant) as client, opened(out) as file:
-        found = client.jobs.results(job, from_index=from_index, follow=follow)
+        number = None if stage is None else stage - 1
+        found = client.jobs.results(job, from_index=from_index, follow=follow, stage=number)
         if file is None:
             for result in found:
                 output.write_json(output_line(job, result))
@@ -316,6 +337,17 @@ def _set_source(where: pb.JobInput, source: str) -> Path | None:
     else:
         return Path(source)
     return None
+
+
+def _stages(split: int, overlap: int, map_: str, reduce: str) -> list[pb.JobStage]:
+    """Of a job that splits documents; else none."""
+    if not reduce:
+        if split or overlap or map_:
+            message = "says how the answers to the parts are put together: it is needed"
+            raise typer.BadParameter(message, param_hint="--reduce")
+        return []
+    first = pb.JobStage(name="map", template=map_, split_tokens=split, overlap_tokens=overlap)
+    return [first, pb.JobStage(name="reduce", template=reduce)]
 
 
 def _state_of(word: str) -> pb.JobState.ValueType:

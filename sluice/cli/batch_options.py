@@ -15,6 +15,38 @@ InputTemplate = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help='Makes prompts out of columns: "Summarize: {text}".'),
 ]
+Split = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="TOKENS",
+        help="Long documents: parts of at most so many tokens.  [default: what fits]",
+    ),
+]
+Overlap = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="TOKENS", help="Of the end of a part that begin the next one; needs --split."
+    ),
+]
+MapTemplate = Annotated[
+    str,
+    typer.Option("--map", metavar="TEXT", help='The prompt of a part: "Summarize: {text}".'),
+]
+ReduceTemplate = Annotated[
+    str,
+    typer.Option(
+        "--reduce",
+        metavar="TEXT",
+        help='Split documents; the prompt of the answers to the parts: "Put together: {text}".',
+    ),
+]
+Reuse = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JOB", help="Take this job's answers to identical prompts; may be repeated."
+    ),
+]
 IdField = Annotated[
     str, typer.Option(metavar="NAME", help='The column that names an item.  [default: "id"]')
 ]

@@ -111,7 +111,7 @@ def sentence(job: pb.Job) -> str:
     return (
         f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
         f" · {progress.items_per_second:.1f} items/s · {progress.tokens_per_second:.0f} tokens/s"
-        f"{left} · cost {progress.cost:.4g}"
+        f"{left} · cost {_cost(progress)}"
     )
 
 
@@ -165,8 +165,13 @@ def _row(job: pb.Job) -> tuple[str, ...]:
         f"{progress.items_per_second:.1f}",
         f"{progress.tokens_per_second:.0f}",
         _span(job) if progress.HasField("remaining") else "-",
-        f"{progress.cost:.4g}",
+        _cost(progress),
     )
+
+
+def _cost(progress: pb.JobProgress) -> str:
+    """A dash where models have no prices."""
+    return "-" if not progress.cost and progress.completion_tokens else f"{progress.cost:.4g}"
 
 
 def _span(job: pb.Job) -> str:

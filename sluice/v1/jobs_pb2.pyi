@@ -169,8 +169,8 @@ class JobSpec(_message.Message):
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStage]:
-        """Long documents, split and put together again: the stages after each other, each with the answers of the one before.
-        Empty: one stage, an item a prompt.
+        """Long documents, split and put together again: the stages after each other, each with the answers of the one before;
+        two or more. The last one is repeated until each document has one answer. Empty: one stage, an item a prompt.
         """
 
     @_builtins.property
@@ -413,8 +413,8 @@ class JobStage(_message.Message):
     model: _builtins.str
     """Empty: the model of the job."""
     split_tokens: _builtins.int
-    """The first stage splits each text into parts of at most this many tokens of the model. 0 with later stages: all parts of
-    a document together make one item.
+    """The text is split into parts of at most this many tokens of the model, each an item. 0, or more than the model's
+    context has room for beside template and answer: as many as there is room for.
     """
     overlap_tokens: _builtins.int
     """Tokens of the end of a part that begin the next one; less than split_tokens."""
@@ -520,7 +520,9 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
 class JobProgress(_message.Message):
-    """How far a job is. Counts are exact, as of the last write of results."""
+    """How far a job is. Counts are exact, as of the last write of results. Of a job with stages, items are those of the stage
+    at work, tokens and cost those of all stages.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -727,6 +729,8 @@ class JobResult(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position among the lines that are items or should be, from 0."""
     line: _builtins.int
@@ -737,6 +741,10 @@ class JobResult(_message.Message):
     """The path of an item in OpenAI's format."""
     attempts: _builtins.int
     """Tries it took."""
+    part: _builtins.int
+    """Of a stage that splits: the number of the part, from 0. custom_id is that of the whole text."""
+    parts: _builtins.int
+    """The parts that the text has in this stage; 0 in jobs without stages."""
     @_builtins.property
     def answer(self) -> Global___JobAnswer:
         """The answer."""
@@ -755,10 +763,12 @@ class JobResult(_message.Message):
         attempts: _builtins.int = ...,
         answer: Global___JobAnswer | None = ...,
         error: Global___JobItemError | None = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "attempts", b"attempts", "custom_id", b"custom_id", "error", b"error", "index", b"index", "line", b"line", "outcome", b"outcome", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "attempts", b"attempts", "custom_id", b"custom_id", "error", b"error", "index", b"index", "line", b"line", "outcome", b"outcome", "part", b"part", "parts", b"parts", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

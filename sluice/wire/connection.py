@@ -18,6 +18,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from sluice.settings import NatsSettings
 from sluice.tls import AUTHORITIES, CERTIFICATE, ClientContext
 from sluice.wire import jetstream, permissions
+from sluice.wire.patience import patiently
 
 _log = logging.getLogger(__name__)
 
@@ -223,12 +224,17 @@ async def _ensure_streams(client: Client, settings: NatsSettings, *, owner: bool
 
     A cluster may have no leader for longer; only bulk tasks need the streams, and batchers create them later.
     """
+    passing = (NoRespondersError, ServiceUnavailableError, NatsTimeoutError)
+    # An attempt that begins at the end of the bound takes as long once more.
+    half_s = JETSTREAM_S / 2
     try:
-        async with asyncio.timeout(JETSTREAM_S):
-            while True:
-                try:
-                    return await jetstream.ensure_streams(client.jetstream(), settings, owner=owner)
-                except (NoRespondersError, ServiceUnavailableError, NatsTimeoutError):
-                    await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
+        await patiently(
+            lambda: jetstream.ensure_streams(
+                client.jetstream(timeout=half_s), settings, owner=owner
+            ),
+            passing,
+            bound_s=half_s,
+            wait_s=_RETRY_S,
+        )
+    except passing:
         _log.warning("JetStream of NATS does not answer: bulk tasks have to wait")

@@ -1,6 +1,7 @@
 """A gateway that answers items as a test says."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from sluice.errors import SluiceError
-from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2 import FindTokenEndsResponse, RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import (
     ItemsServiceServicer,
     add_ItemsServiceServicer_to_server,
@@ -30,6 +31,8 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
     Attributes:
         asked: how often each prompt came.
         plan: which of them fail.
+        context: tokens of prompt and answer.
+        answer: of a prompt.
         hold: set: answers go; cleared: they wait.
         in_flight_most: of all items at the same time.
     """
@@ -41,6 +44,8 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         self.hold = asyncio.Event()
         self.hold.set()
         self.in_flight = self.in_flight_most = 0
+        self.context = 1000
+        self.answer: Callable[[str], str] = str.upper
         self.tenants: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -57,6 +62,14 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
 
     async def ListModels(self, request: Any, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[pb.Model(name="echo")])
+
+    async def CountTokens(self, request: Any, context: Any) -> pb.CountTokensResponse:
+        count = len(request.prompt.split())
+        return pb.CountTokensResponse(token_count=count, context_tokens=self.context, model="echo")
+
+    async def FindTokenEnds(self, request: Any, context: Any) -> FindTokenEndsResponse:
+        ends = [match.end() for match in re.finditer(r"\s*\S+", request.text)]
+        return FindTokenEndsResponse(ends=ends)
 
     async def Run(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         self.tenants.add(dict(context.invocation_metadata())["sluice-tenant"])
@@ -85,7 +98,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())
         prompt = request.request.prompt
         usage = pb.Usage(prompt_tokens=len(prompt.split()), completion_tokens=2)
-        answer = pb.GenerateTextResponse(text=prompt.upper())
+        answer = pb.GenerateTextResponse(text=self.answer(prompt))
         answer.started.model = "echo"
         answer.finished.CopyFrom(
             pb.Finished(reason=pb.FINISH_REASON_STOP, usage=usage, model="echo")

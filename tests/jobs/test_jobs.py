@@ -306,11 +306,6 @@ async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDoub
         await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
     assert isinstance(error_of(no_model.value), errors.UnknownModel)
     assert "known: auto, echo" in error_of(no_model.value).message
-    spec.model = "echo"
-    spec.stages.add(name="map", split_tokens=100)
-    with pytest.raises(grpc.RpcError) as no_stages:
-        await processes.stub.CreateJob(pb.CreateJobRequest(spec=spec))
-    assert "not served yet" in error_of(no_stages.value).message
 
 
 async def test_input_that_is_none_fails_the_job(

@@ -40,6 +40,11 @@ class ItemsServiceStub:
                 request_serializer=sluice_dot_internal_dot_v1_dot_items__pb2.RunRequest.SerializeToString,
                 response_deserializer=sluice_dot_internal_dot_v1_dot_items__pb2.RunResponse.FromString,
                 _registered_method=True)
+        self.FindTokenEnds = channel.unary_unary(
+                '/sluice.internal.v1.ItemsService/FindTokenEnds',
+                request_serializer=sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsRequest.SerializeToString,
+                response_deserializer=sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsResponse.FromString,
+                _registered_method=True)
 
 
 class ItemsServiceServicer:
@@ -54,6 +59,13 @@ class ItemsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindTokenEnds(self, request, context):
+        """Says where the tokens of a text end, for whoever splits it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ItemsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_ItemsServiceServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=sluice_dot_internal_dot_v1_dot_items__pb2.RunRequest.FromString,
                     response_serializer=sluice_dot_internal_dot_v1_dot_items__pb2.RunResponse.SerializeToString,
+            ),
+            'FindTokenEnds': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTokenEnds,
+                    request_deserializer=sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsRequest.FromString,
+                    response_serializer=sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class ItemsService:
             '/sluice.internal.v1.ItemsService/Run',
             sluice_dot_internal_dot_v1_dot_items__pb2.RunRequest.SerializeToString,
             sluice_dot_internal_dot_v1_dot_items__pb2.RunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTokenEnds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.internal.v1.ItemsService/FindTokenEnds',
+            sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsRequest.SerializeToString,
+            sluice_dot_internal_dot_v1_dot_items__pb2.FindTokenEndsResponse.FromString,
             options,
             channel_credentials,
             insecure,

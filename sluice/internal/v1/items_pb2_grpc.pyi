@@ -37,6 +37,8 @@ class ItemsServiceStub:
     """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
     of the call. A call that ends has dropped what it had not answered.
     """
+    FindTokenEnds: _grpc.UnaryUnaryMultiCallable[_items_pb2.FindTokenEndsRequest, _items_pb2.FindTokenEndsResponse]
+    """Says where the tokens of a text end, for whoever splits it."""
 
 @_typing.type_check_only
 class ItemsServiceAsyncStub(ItemsServiceStub):
@@ -47,6 +49,8 @@ class ItemsServiceAsyncStub(ItemsServiceStub):
     """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
     of the call. A call that ends has dropped what it had not answered.
     """
+    FindTokenEnds: _aio.UnaryUnaryMultiCallable[_items_pb2.FindTokenEndsRequest, _items_pb2.FindTokenEndsResponse]  # type: ignore[assignment]
+    """Says where the tokens of a text end, for whoever splits it."""
 
 class ItemsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers the items of jobs."""
@@ -60,5 +64,13 @@ class ItemsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Answers each request as InferenceService.GenerateText does, in the order in which answers are complete. The tenant is that
         of the call. A call that ends has dropped what it had not answered.
         """
+
+    @_abc_1.abstractmethod
+    def FindTokenEnds(
+        self,
+        request: _items_pb2.FindTokenEndsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_items_pb2.FindTokenEndsResponse, _abc.Awaitable[_items_pb2.FindTokenEndsResponse]]:
+        """Says where the tokens of a text end, for whoever splits it."""
 
 def add_ItemsServiceServicer_to_server(servicer: ItemsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,6 +35,7 @@ class JobRecord(_message.Message):
     RUNNING_MS_FIELD_NUMBER: _builtins.int
     TOLD_EVENT_ID_FIELD_NUMBER: _builtins.int
     TELLING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
@@ -51,6 +52,10 @@ class JobRecord(_message.Message):
     """The event that the webhook was last told of, received or given up."""
     telling_until_unix_ms: _builtins.int
     """Until when a process tells the webhook of an event, Unix milliseconds; 0: none does."""
+    stages: _builtins.int
+    """The stages of a job with stages, the repetitions of the last one that are known to be needed included; 0: as many as
+    its specification has.
+    """
     @_builtins.property
     def job(self) -> _jobs_pb2.Job:
         """As callers see it, with the secret of its webhook."""
@@ -72,10 +77,11 @@ class JobRecord(_message.Message):
         running_ms: _builtins.int = ...,
         told_event_id: _builtins.str = ...,
         telling_until_unix_ms: _builtins.int = ...,
+        stages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,19 +174,16 @@ class ItemOutcome(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     INPUT_HASH_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
-    PART_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
     input_hash: _builtins.bytes
     """Names identical inputs; empty: none is identical."""
     document: _builtins.int
     """The index of the document that the item is a part of, in jobs with stages."""
-    part: _builtins.int
-    """The number of the part, from 0."""
-    parts: _builtins.int
-    """The parts of the document."""
     place: _builtins.int
     """Its place among the items of the pass, from 0; the index itself, unless dead letters run again."""
+    carried: _builtins.bool
+    """The outcome is that of the stage before: there was nothing left to do."""
     @_builtins.property
     def result(self) -> _jobs_pb2.JobResult:
         """As callers see it."""
@@ -191,13 +194,12 @@ class ItemOutcome(_message.Message):
         result: _jobs_pb2.JobResult | None = ...,
         input_hash: _builtins.bytes = ...,
         document: _builtins.int = ...,
-        part: _builtins.int = ...,
-        parts: _builtins.int = ...,
         place: _builtins.int = ...,
+        carried: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "input_hash", b"input_hash", "part", b"part", "parts", b"parts", "place", b"place", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "document", b"document", "input_hash", b"input_hash", "place", b"place", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,6 +238,7 @@ class JobCheckpoint(_message.Message):
     DEAD_BY_REASON_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    SPLIT_DOCUMENTS_FIELD_NUMBER: _builtins.int
     low_water: _builtins.int
     """Every place below it has an outcome."""
     complete: _builtins.bool
@@ -244,6 +247,8 @@ class JobCheckpoint(_message.Message):
     """The process that wrote it, and how often processes had taken the job then."""
     epoch: _builtins.int
     """See writer."""
+    split_documents: _builtins.int
+    """Documents with more than one item in the pass."""
     @_builtins.property
     def done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Places above it that have one too: begin and end of each range, the end excluded."""
@@ -266,10 +271,11 @@ class JobCheckpoint(_message.Message):
         dead_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         writer: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        split_documents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "counts", b"counts", "dead_by_reason", b"dead_by_reason", "done", b"done", "epoch", b"epoch", "low_water", b"low_water", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "counts", b"counts", "dead_by_reason", b"dead_by_reason", "done", b"done", "epoch", b"epoch", "low_water", b"low_water", "split_documents", b"split_documents", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

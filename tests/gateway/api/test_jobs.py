@@ -15,7 +15,7 @@ from gateway.identity.authenticator import Authenticator
 from sluice import errors
 from sluice.client.channel import error_of as typed_error_of
 from sluice.errors import from_status
-from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
+from sluice.internal.v1.items_pb2 import FindTokenEndsRequest, RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.settings import CallShares, IdentitySettings, JobsSettings
 from sluice.startup import free_port
@@ -65,6 +65,15 @@ async def test_items_of_one_call_are_answered_as_they_end(
         assert first.cost == usage.prompt_tokens + 2 * usage.completion_tokens
         error = from_status(status_pb2.Status.FromString(refused.error))
         assert isinstance(error, errors.UnknownModel)
+
+
+async def test_the_ends_of_tokens_are_those_of_the_model(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    found = await stub.FindTokenEnds(FindTokenEndsRequest(model="auto", text="hello world"))
+    assert found.ends[-1] == len("hello world")
+    with pytest.raises(grpc.RpcError) as refused:
+        await stub.FindTokenEnds(FindTokenEndsRequest(model="none", text="hello"))
+    assert isinstance(typed_error_of(refused.value), errors.UnknownModel)
 
 
 async def test_a_call_that_ends_drops_its_items(wire: Wire) -> None:

@@ -137,6 +137,16 @@ def test_segments_cover_the_whole_text_and_fit(text: str, tokens_max: int) -> No
     assert joined == whole
 
 
+def test_ends_of_tokens_cover_the_text(model_folder: Path) -> None:
+    tokenizer = load(model_folder)
+    text = "the ship sailed\n\nat dawn  and <|end|> came back"
+    ends = tokenizer.token_ends(text)
+    assert len(ends) == len(tokenizer.tokenizer.encode(text, add_special_tokens=False).ids)
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text)
+    assert tokenizer.token_ends("") == []
+
+
 def test_a_template_may_change_its_contents() -> None:
     template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
     tokenization = ModelTokenizer(TOKENIZER, template, CONTEXT, 320, frozenset())

@@ -43,6 +43,25 @@ async def test_submit_uploads_the_file_and_prints_the_job(cli: Cli, source: Path
     assert (spec.retries.max_retries, spec.retries.HasField("max_retries")) == (0, True)
 
 
+async def test_documents_are_split_and_reduced(cli: Cli, source: Path) -> None:
+    words = ("batch", "submit", str(source))
+    async with ScriptedJobs().serve() as jobs:
+        ran = await cli(
+            *(*words, "--address", jobs.address, "--split", "200", "--overlap", "20"),
+            *("--map", "Sum up: {text}", "--reduce", "Join: {text}", "--reuse", "job-0"),
+        )
+        alone = await cli(*words, "--address", jobs.address, "--split", "200")
+    assert (ran.code, ran.err) == (0, "")
+    (request,) = jobs.created
+    assert list(request.spec.stages) == [
+        pb.JobStage(name="map", template="Sum up: {text}", split_tokens=200, overlap_tokens=20),
+        pb.JobStage(name="reduce", template="Join: {text}"),
+    ]
+    assert list(request.spec.dedupe.reuse_job_ids) == ["job-0"]
+    assert alone.code != 0
+    assert "--reduce" in alone.err
+
+
 async def test_what_the_mesh_reads_itself_is_named(cli: Cli) -> None:
     async with ScriptedJobs().serve() as jobs:
         ran = await cli("batch", "submit", "s3://bucket/in.csv", "--address", jobs.address)
@@ -164,7 +183,7 @@ async def test_results_go_on_where_a_stream_broke(cli: Cli) -> None:
     assert [line["custom_id"] for line in lines] == ["i0", "i1", "i2", "i3"]
     assert [asked.from_index for asked in jobs.asked] == [0, 1, 2, 3]
     assert lines[1]["response"]["status_code"] == 400
-    assert lines[1]["response"]["body"]["error"]["code"] == "prompt_too_long"
+    assert lines[1]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert lines[2]["response"] is None
     assert lines[2]["error"] == {"code": "BAD_LINE", "message": "line 3: is too long"}
 

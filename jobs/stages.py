@@ -1,0 +1,260 @@
+"""Jobs with stages: long texts in parts, and the answers of a stage as the texts of the next one.
+
+An item of the first stage is a part of a document; an item of a later one has the answers of a document, or a part of
+them where they are longer than there is room for. The last stage is repeated until each document has one answer. Where
+a part is a dead letter, so is its document.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from jobs.answers import input_hash
+from jobs.core.retry import Failure, failure_of
+from jobs.core.split import split
+from jobs.core.window import BLOCK, Entry
+from jobs.gateways import Gateways
+from jobs.input import Template
+from jobs.results import merged
+from jobs.sources import Block, ask_whole, defaults_of, name_request
+from jobs.store import RETRY_AFTER_S, JobStore
+from sluice.client.channel import LOOKUP_S, error_of
+from sluice.defaults import AUTO
+from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
+from sluice.internal.v1.items_pb2 import FindTokenEndsRequest
+from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
+from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest
+from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec, JobStage
+from sluice.wire.patience import patiently
+
+COLUMNS: Final = frozenset({"text", "part", "parts"})
+"""What a template of a stage may name."""
+TEXT_ONLY: Final = "{text}"
+BETWEEN: Final = "\n\n"
+"""Stands between two answers that are put together."""
+ANSWER_SHARE: Final = 4
+"""A part of the context that is left to an answer without max_tokens: one in so many."""
+GATEWAY_S: Final = 60.0
+"""How long a gateway is waited for, seconds."""
+
+
+def check_stages(spec: JobSpec) -> None:
+    """Raises InvalidRequest when stages do not fit together."""
+    if len(spec.stages) == 1:
+        raise InvalidRequest.of(
+            "spec.stages", "name two or more: one for the parts, one for answers"
+        )
+    for number, stage in enumerate(spec.stages):
+        field = f"spec.stages[{number}]"
+        columns = Template(stage.template or TEXT_ONLY).columns
+        if "text" not in columns or not columns <= COLUMNS:
+            raise InvalidRequest.of(
+                f"{field}.template", "needs {text}, and may have {part} and {parts}"
+            )
+        if stage.overlap_tokens and stage.overlap_tokens >= stage.split_tokens:
+            raise InvalidRequest.of(f"{field}.overlap_tokens", "must be less than split_tokens")
+
+
+def stage_of(spec: JobSpec, number: int) -> JobStage:
+    """The specification of a stage; the last one's of its repetitions."""
+    return spec.stages[min(number, len(spec.stages) - 1)]
+
+
+class Splitter:
+    """Splits the texts of one stage, by the tokens that a gateway finds in them."""
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        metadata: tuple[tuple[str, str], ...],
+        spec: JobSpec,
+        number: int,
+    ) -> None:
+        self._gateways = gateways
+        self._call: dict[str, Any] = {
+            "metadata": (*metadata, *gateways.metadata),
+            "timeout": LOOKUP_S,
+        }
+        self._stage = stage_of(spec, number)
+        self._model = self._stage.model or spec.model or AUTO
+        self._max_tokens = sampling_of(spec, self._stage).max_tokens
+        self._size = 0
+
+    async def parts(self, text: str) -> list[str]:
+        """The parts of ``text``, at least one.
+
+        Raises:
+            InvalidRequest: template and answer leave no room in the model's context.
+            SluiceError: the gateway does not take the text, or does not answer.
+        """
+        size = self._size = self._size or await self._part_tokens()
+        request = FindTokenEndsRequest(model=self._model, text=text)
+        found = await self._ask(self._gateways.stub.FindTokenEnds, request)
+        overlap = min(self._stage.overlap_tokens, size - 1)
+        return [text[begin:end] for begin, end in split(text, found.ends, size, overlap)] or [text]
+
+    async def _part_tokens(self) -> int:
+        prompt = rendered(self._stage, "", 0, 1)
+        request = CountTokensRequest(model=self._model, prompt=prompt or " ")
+        counted = await self._ask(self._gateways.models.CountTokens, request)
+        context = int(counted.context_tokens)
+        room = context - counted.token_count - (self._max_tokens or context // ANSWER_SHARE)
+        if room < 1:
+            raise InvalidRequest.of(
+                "spec.stages",
+                f"template and max_tokens leave no room for a text in the {context} tokens of {counted.model}",
+            )
+        return int(min(self._stage.split_tokens or room, room))
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        """Asks again while no gateway answers, or while it has no room."""
+
+        async def ask() -> Any:
+            try:
+                return await method(request, **self._call)
+            except grpc.aio.AioRpcError as failed:
+                error = error_of(failed)
+            if failure_of(error) is Failure.NO_ROOM:
+                raise TransportUnavailable(error.message) from error
+            raise error
+
+        return await patiently(
+            ask, (TransportUnavailable,), bound_s=GATEWAY_S, wait_s=RETRY_AFTER_S
+        )
+
+
+def sampling_of(spec: JobSpec, stage: JobStage) -> Any:
+    """The sampling parameters of a stage: its own, else the job's."""
+    return stage.sampling if stage.HasField("sampling") else spec.sampling
+
+
+def rendered(stage: JobStage, text: str, part: int, parts: int) -> str:
+    """The prompt of a part, from 0."""
+    values = {"text": text, "part": part + 1, "parts": parts}
+    return Template(stage.template or TEXT_ONLY).render(values)
+
+
+class StageSource:
+    """The items of one stage of a job, in blocks."""
+
+    def __init__(self, store: JobStore, splitter: Splitter, record: JobRecord, stage: int) -> None:
+        self._store = store
+        self._splitter = splitter
+        self._job, self._spec, self._round = record.job.id, record.job.spec, record.round
+        self._number = stage
+        self._index = 0
+
+    async def first(self, documents: AsyncIterator[Block]) -> AsyncIterator[Block]:
+        """Those of the first stage: parts of ``documents``."""
+        made: Block = []
+        async for block in documents:
+            for one in block:
+                made += await self._of_line(one)
+                while len(made) >= BLOCK:
+                    yield made[:BLOCK]
+                    made = made[BLOCK:]
+        if made:
+            yield made
+
+    async def later(self) -> AsyncIterator[Block]:
+        """Those of a later stage, out of the outcomes of the stage before."""
+        made: Block = []
+        async for document in self._documents():
+            made += await self._of_document(document)
+            while len(made) >= BLOCK:
+                yield made[:BLOCK]
+                made = made[BLOCK:]
+        if made:
+            yield made
+
+    async def _of_line(self, one: Entry | ItemOutcome) -> Block:
+        if isinstance(one, ItemOutcome):
+            return [self._placed(one, one.result.index)]
+        result = JobResult(line=one.line, custom_id=one.custom_id, url=one.url)
+        if one.request.WhichOneof("input") != "prompt":
+            reason = "a job with stages splits prompts: the line has messages"
+            return [self._dead(result, one.index, "BAD_LINE", reason)]
+        return await self._split(result, one.index, one.request, one.request.prompt, 0)
+
+    async def _documents(self) -> AsyncIterator[list[ItemOutcome]]:
+        """The outcomes of each document in the stage before."""
+        held: list[ItemOutcome] = []
+        async for outcome in merged(self._store, self._job, self._number - 1, self._round):
+            if held and held[0].document != outcome.document:
+                yield held
+                held = []
+            held.append(outcome)
+        if held:
+            yield held
+
+    async def _of_document(self, document: list[ItemOutcome]) -> Block:
+        first = document[0]
+        failed = next((one for one in document if one.result.HasField("error")), None)
+        if failed is not None:
+            if len(document) > 1:
+                where = f"part {failed.result.part + 1} of {len(document)}"
+                failed.result.error.message = f"{where}: {failed.result.error.message}"
+            return [self._placed(failed, first.document)]
+        repeated = self._number >= len(self._spec.stages)
+        if repeated and len(document) == 1:
+            return [self._placed(first, first.document)]
+        text = BETWEEN.join(one.result.answer.text for one in document)
+        base, result = defaults_of(self._spec), first.result
+        return await self._split(
+            result, first.document, base, text, len(document) if repeated else 0
+        )
+
+    async def _split(
+        self, of: JobResult, document: int, base: GenerateRequest, text: str, before: int
+    ) -> Block:
+        """The items of a text; ``before``: how many it had, when there have to be fewer now."""
+        try:
+            texts = await self._splitter.parts(text)
+        except (InvalidRequest, TransportUnavailable):
+            raise
+        except SluiceError as error:
+            return [self._dead(of, document, error.reason, error.message, error.code.value[0])]
+        if before and len(texts) >= before:
+            reason = f"its {before} answers do not get shorter: ask for shorter ones, or for longer parts"
+            return [self._dead(of, document, "ANSWERS_TOO_LONG", reason)]
+        return [
+            self._entry(of, document, base, part, len(texts), one) for part, one in enumerate(texts)
+        ]
+
+    def _entry(
+        self, of: JobResult, document: int, base: GenerateRequest, part: int, parts: int, text: str
+    ) -> Entry:
+        spec, stage = self._spec, stage_of(self._spec, self._number)
+        request = GenerateRequest()
+        request.CopyFrom(base)
+        request.prompt = rendered(stage, text, part, parts)
+        request.model = stage.model or request.model
+        if stage.HasField("sampling"):
+            request.sampling.CopyFrom(stage.sampling)
+        ask_whole(request, spec)
+        hashed = b"" if spec.dedupe.disabled else input_hash(request)
+        name_request(request, self._job, f"{of.custom_id}\0{self._number}\0{part}")
+        index = self._next_index()
+        return Entry(
+            index, index, of.line, of.custom_id, of.url, request, hashed, document, part, parts
+        )
+
+    def _dead(
+        self, of: JobResult, document: int, reason: str, message: str, code: int = 3
+    ) -> ItemOutcome:
+        result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url)
+        result.error.CopyFrom(JobItemError(code=code, reason=reason, message=message[:1000]))
+        return self._placed(ItemOutcome(result=result), document)
+
+    def _placed(self, outcome: ItemOutcome, document: int) -> ItemOutcome:
+        """``outcome`` as that of the next item."""
+        outcome.place = outcome.result.index = self._next_index()
+        outcome.result.part, outcome.result.parts = 0, 1
+        outcome.document, outcome.carried = document, True
+        outcome.ClearField("input_hash")
+        return outcome
+
+    def _next_index(self) -> int:
+        self._index += 1
+        return self._index - 1
