@@ -1,0 +1,127 @@
+"""A token bucket that several gateways share.
+
+Each gateway has the whole bucket: what it takes itself leaves it at once, what others take when they tell it, about
+once a second. So every amount is counted once, and what was taken too much is paid back before anything else is given.
+
+Until the others tell what they take, each of them is left its share of the rate: its part of what all gateways were
+asked for lately. A gateway that is cut off goes on with its own share.
+
+Over any window of t seconds no more is taken than ``burst + rate * t``, and with g gateways that tell each other every
+s seconds ``(g - 1) * (burst + rate * s)`` more once, not again and again.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+DEMAND_S: Final = 5.0
+"""What was asked for is forgotten with this time constant, seconds."""
+STALE_S: Final = 3.5
+"""A gateway that is silent for longer is gone, and its share is that of the others."""
+
+
+@dataclass
+class _Peer:
+    taken: float
+    asked: float
+    told_at: float
+
+
+class TokenBucket:
+    """One gateway's view of a bucket. Time is ``now``, monotonic seconds.
+
+    Attributes:
+        taken: what this gateway has taken since its start, less what was returned.
+    """
+
+    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
+        self.rate_per_s, self.burst = rate_per_s, burst
+        self.taken = 0.0
+        self._level = burst
+        self._asked = 0.0
+        self._at = now
+        self._cut_off = False
+        self._peers: dict[str, _Peer] = {}
+
+    def level(self, now: float) -> float:
+        """What can be taken now; below 0 too much was."""
+        self._advance(now)
+        return self._level - self._left_to_others(now)
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """How long until ``amount``, at most the burst, can be taken; 0: now."""
+        missing = min(amount, self.burst) - self.level(now)
+        # Rounding must not refuse what is exactly there.
+        return 0.0 if missing <= 1e-9 * self.burst else missing / self.rate_per_s
+
+    def asked(self, amount: float, now: float) -> None:
+        """A request for ``amount`` came, whatever becomes of it."""
+        self._advance(now)
+        self._asked += amount
+
+    def take(self, amount: float, now: float) -> None:
+        """Takes ``amount``, negative to return some, whether it is there or not."""
+        self._advance(now)
+        self.taken += amount
+        self._level = min(self.burst, self._level - amount)
+
+    def change(self, rate_per_s: float, burst: float, now: float) -> None:
+        """Another rate and burst from now on; what was taken stays taken."""
+        self._advance(now)
+        self._level += burst - self.burst
+        self.rate_per_s, self.burst = rate_per_s, burst
+
+    def tell(self, now: float) -> tuple[float, float]:
+        """What this gateway has taken since its start, and what it was asked for lately."""
+        self._advance(now)
+        return self.taken, self._asked
+
+    def told(self, gateway: str, taken: float, asked: float, now: float) -> None:
+        """Another process has taken so much since its start, and was asked for so much lately."""
+        self._advance(now)
+        known = self._peers.get(gateway)
+        if known is not None:
+            self._level = min(self.burst, self._level - (taken - known.taken))
+        self._peers[gateway] = _Peer(taken, asked, now)
+
+    def connected(self, now: float, *, is_connected: bool) -> None:
+        """Whether the others can be heard; their shares stay theirs while they cannot."""
+        self._advance(now)
+        if is_connected and self._cut_off:
+            for peer in self._peers.values():
+                peer.told_at = now
+        self._cut_off = not is_connected
+
+    def share(self, now: float) -> float:
+        """This gateway's part of what all were asked for lately; an equal part when that is nothing."""
+        self._advance(now)
+        others = [peer.asked for peer in self._peers.values()]
+        whole = self._asked + sum(others)
+        return self._asked / whole if whole > 1e-9 else 1 / (1 + len(others))
+
+    def _advance(self, now: float) -> None:
+        if now <= self._at:
+            return
+        passed_s, self._at = now - self._at, now
+        rate = self.rate_per_s * (self.share(now) if self._cut_off else 1.0)
+        self._level = min(self.burst, self._level + rate * passed_s)
+        faded = math.exp(-passed_s / DEMAND_S)
+        self._asked *= faded
+        if self._cut_off:
+            return
+        for peer in self._peers.values():
+            peer.asked *= faded
+        if any(now - peer.told_at > STALE_S for peer in self._peers.values()):
+            live = {name: p for name, p in self._peers.items() if now - p.told_at <= STALE_S}
+            self._peers = live
+
+    def _left_to_others(self, now: float) -> float:
+        if self._cut_off or not self._peers:
+            return 0.0
+        asked = self._asked + sum(peer.asked for peer in self._peers.values())
+        if asked <= 1e-9:
+            return 0.0
+        return sum(
+            self.rate_per_s * peer.asked / asked * (now - peer.told_at)
+            for peer in self._peers.values()
+        )

@@ -1,0 +1,39 @@
+"""How much a tenant may take: ``limits`` for every tenant, ``tenants.NAME.limits`` instead for one."""
+
+from pydantic import Field
+
+from sluice.settings.base import Name, Section
+
+
+class RateLimits(Section):
+    """Rates; unset: no limit."""
+
+    requests_per_minute: float | None = Field(None, gt=0)
+    tokens_per_minute: float | None = Field(None, gt=0)
+    """Of prompts and answers. A request reserves its longest answer, and what it did not use is returned at its end."""
+
+
+class SoftLimit(Section):
+    """What happens before a limit is reached."""
+
+    share: float = Field(0.8, gt=0, lt=1)
+    """Of any limit."""
+    model: Name
+    """It answers then, in place of the model that routing would choose; a model that a request names stays."""
+
+
+class LimitSettings(RateLimits):
+    """Limits of one tenant, over all gateways."""
+
+    burst_s: float = Field(10.0, gt=0, le=3600)
+    """So many seconds of a rate may come at once."""
+    models: dict[Name, RateLimits] = Field(default_factory=dict)
+    """Rates of single models, beside those of all."""
+    concurrent: int | None = Field(None, ge=1)
+    """Calls at the same time."""
+    concurrent_bulk: int | None = Field(None, ge=1)
+    """Calls of class bulk at the same time, those that wait included."""
+    cost_per_day: float | None = Field(None, ge=0)
+    """In ``currency``; days and months are those of UTC."""
+    cost_per_month: float | None = Field(None, ge=0)
+    soft: SoftLimit | None = None

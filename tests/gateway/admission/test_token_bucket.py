@@ -1,0 +1,171 @@
+"""The shared token bucket in virtual time."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.admission.token_bucket import STALE_S, TokenBucket
+
+HELLO_S = 1.0
+
+
+class Gateways:
+    """Several buckets that tell each other once a second, each at its own moment."""
+
+    def __init__(self, count: int, rate_per_s: float, burst: float, seed: int = 0) -> None:
+        dice = Random(seed)
+        self.buckets = [TokenBucket(rate_per_s, burst, 0.0) for _ in range(count)]
+        self._next = [dice.random() * HELLO_S for _ in range(count)]
+        self.cut_off: set[int] = set()
+        for number in range(count):
+            self._tell(number, 0.0)
+
+    def take(self, number: int, amount: float, now: float) -> bool:
+        for teller, at in enumerate(self._next):
+            while at <= now:
+                self._tell(teller, at)
+                at = self._next[teller] = at + HELLO_S
+        bucket = self.buckets[number]
+        bucket.asked(amount, now)
+        if bucket.wait_s(amount, now) > 0:
+            return False
+        bucket.take(amount, now)
+        return True
+
+    def _tell(self, teller: int, now: float) -> None:
+        taken, asked = self.buckets[teller].tell(now)
+        for number, bucket in enumerate(self.buckets):
+            if number != teller and not {number, teller} & self.cut_off:
+                bucket.told(str(teller), taken, asked, now)
+
+
+def most_over(taken: Sequence[tuple[float, float]], rate_per_s: float) -> float:
+    """The most that any window has beyond ``rate * t``; ``taken`` are times and amounts."""
+    most, low, total = 0.0, 0.0, 0.0
+    for at, amount in taken:
+        low = min(low, total - rate_per_s * at)
+        total += amount
+        most = max(most, total - rate_per_s * at - low)
+    return most
+
+
+ARRIVALS = st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 10), st.integers(0, 3)), max_size=150)
+
+
+@given(ARRIVALS, st.floats(0.5, 50), st.floats(10, 100))
+def test_no_window_has_more_than_burst_and_rate(
+    arrivals: list[tuple[float, float, int]], rate_per_s: float, burst: float
+) -> None:
+    alone, taken, now = Gateways(1, rate_per_s, burst), [], 0.0
+    for after_s, amount, _ in arrivals:
+        now += after_s
+        if alone.take(0, amount, now):
+            taken.append((now, amount))
+    assert most_over(taken, rate_per_s) <= burst * (1 + 1e-6)
+
+
+@given(ARRIVALS, st.floats(0.5, 50), st.floats(10, 100), st.integers(2, 4), st.integers(0, 99))
+@settings(max_examples=60)
+def test_several_gateways_exceed_it_by_their_stated_error_at_most(
+    arrivals: list[tuple[float, float, int]], rate_per_s: float, burst: float, count: int, seed: int
+) -> None:
+    mesh, taken, now = Gateways(count, rate_per_s, burst, seed), [], 0.0
+    for after_s, amount, number in arrivals:
+        now += after_s
+        if mesh.take(number % count, amount, now):
+            taken.append((now, amount))
+    error = (count - 1) * (burst + rate_per_s * HELLO_S)
+    assert most_over(taken, rate_per_s) <= (burst + error) * (1 + 1e-6)
+
+
+@given(st.floats(1, 100), st.floats(0, 200))
+def test_what_was_reserved_is_settled_exactly(reserved: float, used: float) -> None:
+    bucket = TokenBucket(1.0, 100.0, 0.0)
+    bucket.take(reserved, 0.0)
+    bucket.take(used, 0.0)
+    bucket.take(-reserved, 0.0)
+    assert bucket.level(0.0) == pytest.approx(100.0 - used, abs=1e-6)
+    assert bucket.taken == pytest.approx(used, abs=1e-6)
+
+
+def test_what_asks_for_more_than_the_burst_gets_it_when_the_bucket_is_full() -> None:
+    bucket = TokenBucket(1.0, 10.0, 0.0)
+    assert bucket.wait_s(25.0, 0.0) == 0.0
+    bucket.take(25.0, 0.0)
+    assert bucket.wait_s(1.0, 0.0) == pytest.approx(16.0)
+    assert bucket.wait_s(1.0, 16.0) == 0.0
+
+
+def test_a_gateway_that_is_cut_off_goes_on_with_its_share() -> None:
+    mesh = Gateways(2, 10.0, 10.0)
+    taken = [0, 0]
+    for step in range(20_000):
+        now = step * 0.01
+        if step == 10_000:
+            mesh.cut_off = {0}
+            mesh.buckets[0].connected(now, is_connected=False)
+        for number in (0, 1):
+            if mesh.take(number, 1.0, now) and step >= 10_500:
+                taken[number] += 1
+    # The other one thinks that it is alone: its rate is the whole.
+    assert taken[0] == pytest.approx(5 * 95, rel=0.05)
+    assert taken[1] == pytest.approx(10 * 95, rel=0.05)
+
+
+def test_the_share_of_a_gateway_that_is_gone_is_that_of_the_others() -> None:
+    mesh = Gateways(2, 10.0, 10.0)
+    for step in range(1000):
+        mesh.take(step % 2, 1.0, step * 0.01)
+    bucket = mesh.buckets[1]
+    assert bucket.share(10.0) == pytest.approx(0.5, abs=0.05)
+    assert bucket.share(10.0 + STALE_S + HELLO_S) == 1.0
+
+
+def poisson(dice: Random, rate_per_s: float, until: float) -> Iterator[float]:
+    now = 0.0
+    while (now := now + dice.expovariate(rate_per_s)) < until:
+        yield now
+
+
+def conforming(dice: Random, rate_per_s: float, burst: float, until: float) -> Iterator[float]:
+    """Arrivals in bursts that never exceed the limit: a bucket in front of Poisson's."""
+    own = TokenBucket(rate_per_s * 0.95, burst * 0.9, 0.0)
+    for at in poisson(dice, rate_per_s * 3, until):
+        if own.wait_s(1.0, at) == 0:
+            own.take(1.0, at)
+            yield at
+
+
+def test_twenty_tenants_over_three_gateways_get_their_limits_and_no_more() -> None:
+    """600 a minute with a burst of 100: over minutes 2 to 5 none gets 5 % more, none that stays under is refused."""
+    rate_per_s, burst, until = 10.0, 100.0, 300.0
+    for tenant in range(20):
+        dice = Random(tenant)
+        mesh = Gateways(3, rate_per_s, burst, tenant)
+        greedy = tenant % 2 == 0
+        source = (
+            poisson(dice, 10 + 2.5 * tenant, until)
+            if greedy
+            else conforming(dice, rate_per_s, burst, until)
+        )
+        # Its connections are spread unevenly, and move.
+        weights = [dice.random() + 0.01 for _ in range(3)]
+        taken, refused = [], 0
+        for at in source:
+            if dice.random() < 0.001:
+                dice.shuffle(weights)
+            (number,) = dice.choices((0, 1, 2), weights)
+            if mesh.take(number, 1.0, at):
+                taken.append(at)
+            else:
+                refused += 1
+        late = len(taken) - bisect_left(taken, 60.0)
+        assert late <= 240 * rate_per_s * 1.05
+        if greedy:
+            assert late >= 240 * rate_per_s * 0.95
+        else:
+            assert refused == 0
