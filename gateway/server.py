@@ -41,6 +41,7 @@ from gateway.safety.inspector import Inspector
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
 from gateway.shared.keys import SharedKeys
+from gateway.shared.limit_use import SharedLimits
 from gateway.shared.peers import HELLO_S, Peers
 from gateway.shared.running import RunningRequests
 from gateway.shared.spending import SharedSpending
@@ -144,7 +145,11 @@ class Gateway:
         )
         self._breakers = Breakers(settings.routing.breaker)
         unix_offset_s = time.time() - time.monotonic()
-        usage = UsageAccounting(self._breakers, catalog.facts, self.registry, unix_offset_s)
+        usage = UsageAccounting(
+            self._breakers, catalog.facts, self.registry, unix_offset_s, time.monotonic
+        )
+        self.limits = usage.limits
+        self.use_limits(settings)
         self._overload = OverloadControl(
             self._loads,
             fallbacks=settings.routing.fallbacks,
@@ -161,7 +166,11 @@ class Gateway:
             self.spending,
             self._spending_bucket,
             self.peers,
-            lambda: admission.router.has_budgets,
+            lambda: admission.router.has_budgets or usage.limits.has_costs,
+        )
+        self._days_bucket = Bucket(jetstream.days_bucket(), settings.nats.replicas)
+        self._shared_days = SharedSpending(
+            usage.days, self._days_bucket, self.peers, lambda: usage.limits.has_costs, "days"
         )
         self._drift = DriftMonitor(gateway_id, self._store.publish_event, metric_registry)
         self._drift.use(router.held_out, settings.routing.drift)
@@ -174,7 +183,10 @@ class Gateway:
             stall_s=limits.stall_s,
         )
         self._shadows = ShadowRunner(upstream, self._store, self._drift)
-        self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares)
+        self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares, usage.limits)
+        self._shared_limits = SharedLimits(
+            usage, self._limiter, self.peers, lambda: self._transport.connected, time.monotonic
+        )
         metrics = RequestMetrics(metric_registry)
         metrics.show_running(lambda: self.active)
         observers = RequestObservers(
@@ -287,6 +299,10 @@ class Gateway:
         self._overload.fallbacks = routing.fallbacks
         self._breakers.settings = routing.breaker
 
+    def use_limits(self, settings: Settings) -> None:
+        """Later requests have the limits of ``settings``."""
+        self.limits.use(settings.limits, settings.tenant_limits)
+
     @property
     def active(self) -> int:
         """Calls that run."""
@@ -311,10 +327,12 @@ class Gateway:
             if self._reread.is_set():
                 self._reread.clear()
                 try:
-                    await self._shared_spending.read()
+                    for spending in (self._shared_spending, self._shared_days):
+                        await spending.read()
                 except SluiceError as error:
                     _log.warning("the spending of tenants was not read: %s", error)
-            await self._shared_spending.write()
+            for spending in (self._shared_spending, self._shared_days):
+                await spending.write()
 
     def _on_loss(self) -> None:
         self._reread.set()
@@ -347,6 +365,7 @@ class Gateway:
         await self._keys.close()
         await self._answers.close(_RECORDS_S)
         await self._shared_spending.write()
+        await self._shared_days.write()
         await self.peers.close()
 
     async def close(self) -> None:
@@ -374,12 +393,19 @@ class Gateway:
     async def _open_store(self, client: Client) -> None:
         await self._store.start(client)
         await self._drains.start(client)
-        buckets = [self._key_bucket, self._spending_bucket, self.policies, self._secrets]
+        buckets = [
+            self._key_bucket,
+            self._spending_bucket,
+            self._days_bucket,
+            self.policies,
+            self._secrets,
+        ]
         if self._settings.cache.enabled:
             buckets.append(self._answer_bucket)
         for bucket in buckets:
             await bucket.start(client)
         await self._shared_spending.read()
+        await self._shared_days.read()
         if self._settings.gateway.resume_key is None:
             self._resume_key.use(await shared_secret(self._secrets, "resume_key"))
         self.authenticator.mesh_key = await mesh_key(self._settings, self._secrets)
@@ -409,7 +435,13 @@ class Gateway:
         )
         add_InferenceServiceServicer_to_server(self._service, server)
         allowed = self._settings.gateway.allow_remote_outcomes
-        mesh = MeshControl(RunningRequests(self.registry, self.peers), self._drains, self._exchange)
+        mesh = MeshControl(
+            RunningRequests(self.registry, self.peers),
+            self._drains,
+            self._exchange,
+            self._shared_limits,
+            self._settings.currency,
+        )
         admin = AdminService(
             self._store,
             self._drift,

@@ -22,6 +22,7 @@
 | `DeadlinePassed` | DEADLINE_EXCEEDED | DEADLINE_PASSED | |
 | `Cancelled` | CANCELLED | CANCELLED | |
 | `Overloaded` | RESOURCE_EXHAUSTED | OVERLOADED | RetryInfo |
+| `LimitReached` | RESOURCE_EXHAUSTED | LIMIT_REACHED | RetryInfo, QuotaFailure; metadata subject, limit, value |
 | `BudgetSpent` | RESOURCE_EXHAUSTED | BUDGET_SPENT | RetryInfo |
 | `StorageFull` | RESOURCE_EXHAUSTED | STORAGE_FULL | |
 | `SlowReader` | RESOURCE_EXHAUSTED | READER_TOO_SLOW | |
@@ -274,6 +275,25 @@ class BudgetSpent(SluiceError):
     reason = "BUDGET_SPENT"
 
 
+class LimitReached(SluiceError):
+    """A tenant, a key, or a tenant's use of a model has reached one of its limits.
+
+    Metadata: ``subject``, ``limit`` (the setting) and ``value``.
+    """
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "LIMIT_REACHED"
+
+    def to_status(self) -> status_pb2.Status:
+        """With the limit as a QuotaFailure too."""
+        status = super().to_status()
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=self.metadata.get("subject", ""), description=self.message[:TEXT_MAX]
+        )
+        status.details.append(_any(error_details_pb2.QuotaFailure(violations=[violation])))
+        return status
+
+
 class StorageFull(SluiceError):
     """JetStream has no room for what is to be kept."""
 
@@ -352,7 +372,8 @@ def from_status(status: status_pb2.Status) -> SluiceError | None:
 def _any(
     detail: error_details_pb2.ErrorInfo
     | error_details_pb2.BadRequest
-    | error_details_pb2.RetryInfo,
+    | error_details_pb2.RetryInfo
+    | error_details_pb2.QuotaFailure,
 ) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(detail)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Final
 
+from gateway.admission.tenant_limits import TenantLimits
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.settings import CallShares
-from sluice.wire.subjects import CLASSES, RANKS
+from sluice.wire.subjects import CLASSES, QUEUED_CLASS, RANKS
 
 RETRY_AFTER_S: Final = 1.0
 PREPARED_MAX: Final[Mapping[str, int]] = {"standard": 8, "bulk": 2}
@@ -31,8 +32,11 @@ class ClassLimiter:
         idle: set while no call runs.
     """
 
-    def __init__(self, limit: int, shares: CallShares) -> None:
-        """``limit``: all calls that may run at the same time."""
+    def __init__(
+        self, limit: int, shares: CallShares, tenant_limits: TenantLimits | None = None
+    ) -> None:
+        """``limit``: all calls that may run at the same time; ``tenant_limits``: of each tenant, at all gateways."""
+        self._own_limits = tenant_limits
         self.draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -66,6 +70,16 @@ class ClassLimiter:
         finally:
             self._leave(rank, tenant)
 
+    def running(self, tenant: str, *, bulk: bool = False) -> int:
+        """Calls of ``tenant`` that run, all or those of class bulk."""
+        first = RANKS[QUEUED_CLASS] if bulk else 0
+        return sum(self._by_tenant.get((tenant, rank), 0) for rank in range(first, len(CLASSES)))
+
+    @property
+    def tenants(self) -> set[str]:
+        """Those of which calls run."""
+        return {tenant for tenant, _ in self._by_tenant}
+
     def slot(self, priority_class: str) -> AbstractAsyncContextManager[None]:
         """Held while a request is prepared; slots are given in order of arrival. The caller limits the wait."""
         return self._slots.get(priority_class, nullcontext())
@@ -77,9 +91,14 @@ class ClassLimiter:
             if sum(self._running[upto:]) >= limit:
                 kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
                 raise _overloaded(f"{limit} {kind}calls are being answered")
-        if self._by_tenant[tenant, rank] >= self._tenant_limits[rank]:
-            count = self._tenant_limits[rank]
-            raise _overloaded(f"{count} {CLASSES[rank]} calls of your tenant are being answered")
+        for upto, limit in enumerate(self._tenant_limits[: rank + 1]):
+            running = (self._by_tenant.get((tenant, one), 0) for one in range(upto, len(CLASSES)))
+            if sum(running) >= limit:
+                kind = "" if upto == 0 else f"{CLASSES[upto]} and less urgent "
+                raise _overloaded(f"{limit} {kind}calls of your tenant are being answered")
+        if self._own_limits is not None:
+            bulk = self.running(tenant, bulk=True) if CLASSES[rank] == QUEUED_CLASS else None
+            self._own_limits.check_running(tenant, self.running(tenant), bulk)
 
     def _leave(self, rank: int, tenant: str) -> None:
         self._running[rank] -= 1

@@ -15,6 +15,7 @@ from opentelemetry.trace import Span
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.usage import CurrentLoad, UsageAccounting
+from gateway.identity.caller import current_caller
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.records.record_builder import RecordBuilder
 from gateway.routing.budget import Reservation
@@ -175,6 +176,7 @@ class Admission:
             InvalidRequest, PromptTooLong: the model cannot take the prompt.
             ModelUnavailable: no worker serves the model now.
             Overloaded: the answer would come after the deadline, or the queue is full.
+            LimitReached: of its tenant, its key, or the tenant's use of the model.
             BudgetSpent: the tenant has spent its budget, and names a model that costs more than that of the budget.
         """
         decided = await self._decide(request, spans, timings, record, one_prompt=True)
@@ -184,10 +186,11 @@ class Admission:
                 first = await self._prepare(request, prompt, plan.model)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
                 second = await self._prepare_second(request, prompt, plan, first)
+            reservation.change(self._usage.cost_max(first, second))
+            self._usage.hold_tokens(reservation, current_caller(), first, second)
         except BaseException:
             reservation.release()
             raise
-        reservation.change(self._usage.cost_max(first, second))
         return AdmittedRequest(
             plan,
             prompt.conversation,
@@ -219,10 +222,11 @@ class Admission:
                 rows = await asyncio.to_thread(work) if long else work()
                 tokens = sum(len(row.prompt_token_ids) for row in rows)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, tokens)
+            decided.reservation.change(self._usage.cost_max(*rows))
+            self._usage.hold_tokens(decided.reservation, current_caller(), *rows)
         except BaseException:
             decided.reservation.release()
             raise
-        decided.reservation.change(self._usage.cost_max(*rows))
         return AdmittedTexts(plan, decided.scheduling, rows, decided.reservation)
 
     async def _decide(
@@ -240,6 +244,7 @@ class Admission:
             request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
+        self._usage.limits.enter(current_caller())
         models = self.catalog.answering if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
         if one_prompt:

@@ -18,6 +18,7 @@ DEMAND_S: Final = 5.0
 """What was asked for is forgotten with this time constant, seconds."""
 STALE_S: Final = 3.5
 """A gateway that is silent for longer is gone, and its share is that of the others."""
+_IDLE: Final = 1e-3
 
 
 @dataclass
@@ -40,7 +41,8 @@ class TokenBucket:
         self._level = burst
         self._asked = 0.0
         self._at = now
-        self._cut_off = False
+        self._own_share: float | None = None
+        """Of a gateway that is cut off."""
         self._peers: dict[str, _Peer] = {}
 
     def level(self, now: float) -> float:
@@ -76,21 +78,31 @@ class TokenBucket:
         self._advance(now)
         return self.taken, self._asked
 
-    def told(self, gateway: str, taken: float, asked: float, now: float) -> None:
-        """Another process has taken so much since its start, and was asked for so much lately."""
+    def told(
+        self, gateway: str, taken: float, asked: float, now: float, *, is_new: bool = False
+    ) -> None:
+        """Another process has taken so much since its start, and was asked for so much lately.
+
+        ``is_new``: it was not heard before, so what it took until now is not counted.
+        """
         self._advance(now)
         known = self._peers.get(gateway)
-        if known is not None:
-            self._level = min(self.burst, self._level - (taken - known.taken))
+        before = known.taken if known is not None else taken if is_new else 0.0
+        self._level = min(self.burst, self._level - (taken - before))
         self._peers[gateway] = _Peer(taken, asked, now)
 
     def connected(self, now: float, *, is_connected: bool) -> None:
         """Whether the others can be heard; their shares stay theirs while they cannot."""
         self._advance(now)
-        if is_connected and self._cut_off:
-            for peer in self._peers.values():
-                peer.told_at = now
-        self._cut_off = not is_connected
+        if is_connected:
+            self._peers.clear()
+        self._own_share = None if is_connected else self.share(now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is full, and nobody has asked for anything lately: a new one would be the same."""
+        asked = self._asked + sum(peer.asked for peer in self._peers.values())
+        return self._level >= self.burst and asked < _IDLE
 
     def share(self, now: float) -> float:
         """This gateway's part of what all were asked for lately; an equal part when that is nothing."""
@@ -103,11 +115,11 @@ class TokenBucket:
         if now <= self._at:
             return
         passed_s, self._at = now - self._at, now
-        rate = self.rate_per_s * (self.share(now) if self._cut_off else 1.0)
+        rate = self.rate_per_s * (1.0 if self._own_share is None else self._own_share)
         self._level = min(self.burst, self._level + rate * passed_s)
         faded = math.exp(-passed_s / DEMAND_S)
         self._asked *= faded
-        if self._cut_off:
+        if self._own_share is not None:
             return
         for peer in self._peers.values():
             peer.asked *= faded
@@ -116,7 +128,7 @@ class TokenBucket:
             self._peers = live
 
     def _left_to_others(self, now: float) -> float:
-        if self._cut_off or not self._peers:
+        if self._own_share is not None or not self._peers:
             return 0.0
         asked = self._asked + sum(peer.asked for peer in self._peers.values())
         if asked <= 1e-9:

@@ -1,12 +1,13 @@
 """What follows from the end of a request: the tenant's spending, and the circuit breakers of the models."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from gateway.admission.overload import OverloadControl
 from gateway.admission.prompts import PreparedPrompt
+from gateway.admission.tenant_limits import Payer, TenantLimits
 from gateway.routing.breaker import Breakers
 from gateway.routing.budget import Reservation, Spending
 from gateway.routing.plan import Plan
@@ -14,9 +15,12 @@ from gateway.routing.router import ModelFacts
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from sluice.errors import DeadlinePassed, EngineFailed, ModelUnavailable, SluiceError
+from sluice.settings.limits import LimitSettings
 
 HUNG_S: Final = 10.0
 """A model that gives no token to any row for this long, while one waits for it, hangs."""
+DAY_S: Final = 86_400.0
+DAYS: Final = 31
 _FAILURES: Final = (EngineFailed, ModelUnavailable)
 """Errors that count against the model."""
 
@@ -28,6 +32,12 @@ class UsageAccounting:
         models: by name, for their prices.
         streams: the live ones.
         unix_offset_s: see `Spending`.
+        clock: monotonic seconds.
+
+    Attributes:
+        spending: of the last hour.
+        days: of each day of a month.
+        limits: none, until others are set.
     """
 
     def __init__(
@@ -36,24 +46,36 @@ class UsageAccounting:
         models: Mapping[str, ModelFacts],
         streams: Iterable[Stream],
         unix_offset_s: float = 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.breakers = breakers
         self.spending = Spending(unix_offset_s)
+        self.days = Spending(unix_offset_s, DAY_S, DAYS)
+        none = LimitSettings()
+        self.limits = TenantLimits(none, {}, self.spending, self.days, clock, unix_offset_s)
         self.models = models
         self._streams = streams
         self._last_token_at: dict[str, float] = {}
         """Of the rows that have ended, by model."""
 
-    def record_stream(self, tenant: str, stream: Stream, now: float) -> None:
-        """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models."""
+    def record_stream(self, tenant: str, stream: Stream, now: float) -> int:
+        """A stream of ``tenant`` has ended: adds the cost of its attempts, and judges their models.
+
+        Returns the tokens of prompt and answers.
+        """
+        tokens = 0
         for attempt in stream.attempts:
             if not attempt.sent:
                 continue
-            self.spending.add(tenant, self.cost(attempt), now)
+            tokens += sum(attempt.billed_tokens)
+            cost = self.cost(attempt)
+            self.spending.add(tenant, cost, now)
+            self.days.add(tenant, cost, now)
             if attempt is stream.current:
                 self.record_result(attempt, stream.error, now)
             else:
                 self._record_other_attempt(attempt, now)
+        return tokens
 
     def reserve(self, tenant: str, plan: Plan, answer_tokens: int) -> Reservation:
         """A request of ``tenant`` was routed: until its end the tenant's spending includes what it may cost.
@@ -62,6 +84,14 @@ class UsageAccounting:
         """
         cost = plan.candidates[0].cost + self.models[plan.model].cost(0, answer_tokens)
         return self.spending.reserve(tenant, cost)
+
+    def hold_tokens(
+        self, reservation: Reservation, payer: Payer, *prepared: PreparedPrompt | None
+    ) -> None:
+        """A request of ``payer`` may take the longest answers to ``prepared`` prompts; raises LimitReached."""
+        rows = [one for one in prepared if one is not None]
+        tokens = sum(len(one.prompt_token_ids) + one.sampling.max_tokens for one in rows)
+        reservation.tokens = self.limits.reserve(payer, rows[0].model.name, tokens)
 
     def cost_max(self, *prepared: PreparedPrompt | None) -> float:
         """The cost of the longest answers to ``prepared`` prompts."""
@@ -129,3 +159,7 @@ class CurrentLoad:
     def spent(self, tenant: str) -> float:
         """See `RuntimeState.spent`."""
         return self.usage.spending.spent(tenant, self.at)
+
+    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
+        """See `RuntimeState.soft_limit`."""
+        return self.usage.limits.soft_limit(tenant)

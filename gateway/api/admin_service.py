@@ -10,6 +10,7 @@ from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
+from gateway.shared.limit_use import SharedLimits
 from gateway.shared.peers import Peers
 from gateway.shared.running import LIST_MAX, RunningRequests
 from gateway.shared.sums import sum_router_health
@@ -35,6 +36,8 @@ from sluice.v1.admin_pb2 import (
     Grade,
     ListRequestsRequest,
     ListRequestsResponse,
+    ListTenantsRequest,
+    ListTenantsResponse,
     ProcessMetrics,
     ReadMetricsRequest,
     ReadMetricsResponse,
@@ -56,6 +59,8 @@ class MeshControl:
     requests: RunningRequests
     drains: Drains
     metrics: MetricsExchange
+    limits: SharedLimits
+    currency: str
 
 
 class AdminService(AdminServiceServicer):
@@ -87,6 +92,13 @@ class AdminService(AdminServiceServicer):
             raise InvalidRequest.of("limit", f"must be at most {LIST_MAX}")
         request.tenant = current_caller().reads or request.tenant
         return await self._mesh.requests.listed(request)
+
+    async def ListTenants(self, request: ListTenantsRequest, context: Any) -> ListTenantsResponse:
+        """See the proto."""
+        tenant = current_caller().reads or request.tenant
+        if tenant and not is_token(tenant):
+            raise InvalidRequest.of("tenant", "is not the name of one")
+        return self._mesh.limits.listed(tenant, self._mesh.currency)
 
     async def CancelRequests(
         self, request: CancelRequestsRequest, context: Any

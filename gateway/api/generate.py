@@ -358,8 +358,8 @@ class _Call:
             guards.close()
         now = time.monotonic()
         context.spans.end_attempts(partial(attempt_end, stream, now))
-        self._upstream.usage.record_stream(context.request.tenant, stream, now)
-        context.admitted.reservation.release()
+        used = self._upstream.usage.record_stream(context.request.tenant, stream, now)
+        context.admitted.reservation.release(used)
         self._shared.keys.ended(context.request.key, stream)
         if answer_key:
             self._shared.answers.ended(answer_key, stream)

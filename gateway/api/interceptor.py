@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _OURS: Final = "/sluice."
 _OPERATORS: Final = frozenset(
     f"/sluice.v1.AdminService/{name}"
-    for name in ("ListRequests", "CancelRequests", "DrainWorker", "ReadMetrics")
+    for name in ("ListRequests", "ListTenants", "CancelRequests", "DrainWorker", "ReadMetrics")
 )
 """Needed most when the limits are reached."""
 _OPEN: Final = "/grpc.health.v1.Health/"

@@ -245,12 +245,12 @@ class _Call:
         finally:
             for one in self._rows:
                 one.close()
-            admitted.reservation.release()
 
     def _ended(self, admitted: AdmittedTexts, record: RecordBuilder, error: str) -> None:
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
-        for row in self._rows:
-            self._upstream.usage.record_stream(self._request.tenant, row.stream, now)
+        record_stream = self._upstream.usage.record_stream
+        used = sum(record_stream(self._request.tenant, row.stream, now) for row in self._rows)
+        admitted.reservation.release(used)
         last = next((one.final.timings for one in reversed(attempts) if one.final), RowTimings())
         timings = self._timings.with_row(last, now, now)
         record.finish_rows(admitted.plan.model, attempts, timings, error)

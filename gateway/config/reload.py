@@ -42,7 +42,7 @@ TAKE_S: Final = 2.0
 """How long they may take to replace theirs, seconds."""
 _REPLACED_MAX: Final = 64
 _KEY: Final = "gateway"
-_OF_OTHERS: Final = frozenset({"batcher", "tenants", "triton"})
+_OF_OTHERS: Final = frozenset({"batcher", "triton"})
 """Sections that a gateway does not use."""
 _FIXED: Final = [
     name
@@ -173,6 +173,7 @@ class GatewayReload:
         tried = self._inspector.dry_run
         await self._gateway.use_routing(loaded.router, loaded.settings.routing)
         self._inspector.swap(loaded.compiled)
+        self._gateway.use_limits(loaded.settings)
         self._settings, self._in_force = loaded.settings, loaded.compiled_digest
         if tried is not None and tried is not self._inspector.dry_run:
             log.info("%s", tried)

@@ -48,8 +48,10 @@ def make_app(
         roles: frozenset[str] = ANY,
         class_of: Callable[[Mapping[str, str]], str] = lambda _: UNSTATED_CLASS,
     ) -> Route:
-        limit = generator.settings.max_message_bytes
-        endpoint = Endpoint(behaviour, authenticator, roles, generator.limiter, class_of, limit)
+        limit, limits = generator.settings.max_message_bytes, generator.upstream.usage.limits
+        endpoint = Endpoint(
+            behaviour, authenticator, roles, generator.limiter, limits, class_of, limit
+        )
         return Route(path, endpoint, methods=[method])
 
     texts = Texts(text_calls)

@@ -7,12 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.tenant_limits import TenantLimits
 from gateway.http.answers import encode, error_answer, sse
 from gateway.http.headers import headers_of
 from gateway.http.requests import parse_json
@@ -53,6 +55,7 @@ class HttpCall:
         path: the parameters of its path.
         query: those behind the "?"; of one that comes twice the last.
         sent: the headers that have been sent; None: none yet.
+        limit_headers: what its answer says of the limits of its tenant.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
@@ -60,6 +63,7 @@ class HttpCall:
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         self.sent: Mapping[str, str] | None = None
+        self.limit_headers: Callable[[], Mapping[str, str]] = dict
         self._abort: Callable[[], None] = scope.get(ABORT, lambda: None)
         self._receive = receive
         self._send = send
@@ -157,6 +161,7 @@ class HttpCall:
             watching.cancel()
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        headers = {**self.limit_headers(), **headers}
         self.sent = headers
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -200,6 +205,7 @@ class Endpoint:
         authenticator: Authenticator,
         roles: frozenset[str],
         limiter: ClassLimiter,
+        limits: TenantLimits,
         class_of: Callable[[Mapping[str, str]], str],
         max_body_bytes: int,
     ) -> None:
@@ -207,6 +213,7 @@ class Endpoint:
         self._authenticator = authenticator
         self._roles = roles
         self._limiter = limiter
+        self._limits = limits
         self._class_of = class_of
         self._max_body_bytes = max_body_bytes
 
@@ -218,6 +225,7 @@ class Endpoint:
                 caller = await self._authenticator.caller_of(call.headers)
                 caller.require(self._roles, scope["path"])
                 set_caller(caller)
+                call.limit_headers = partial(self._limits.headers, caller)
                 with self._limiter.call(self._class_of(call.headers), caller.tenant):
                     await self._behaviour(call)
             except SluiceError as error:

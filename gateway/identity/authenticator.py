@@ -13,12 +13,11 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from gateway.identity.caller import Caller
+from gateway.identity.caller import Caller, tenant_of
 from gateway.identity.jwks import IssuerKeys
 from gateway.identity.key_bucket import KeyBucket
 from gateway.identity.keys import caller_of_key
 from gateway.identity.tokens import KeyMissing, caller_of_token, issuer_of
-from gateway.validation.requests import tenant_of
 from sluice.defaults import TENANT_METADATA
 from sluice.errors import PermissionDenied, Unauthenticated
 from sluice.settings import IdentitySettings

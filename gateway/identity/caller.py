@@ -1,16 +1,22 @@
 """The identity of a call, and what it may do."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from sluice.errors import PermissionDenied
+from sluice.defaults import TENANT_METADATA
+from sluice.errors import InvalidRequest, PermissionDenied
 from sluice.settings.identity import AUDITOR, CALLER, OPERATOR, ROLES
+from sluice.settings.limits import RateLimits
 
 MESH: Final = "mesh"
 """The role of other processes of the mesh, which call for tenants."""
 ANY: Final = frozenset({*ROLES, MESH})
+
+
+_UNLIMITED: Final = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,13 @@ class Caller:
         roles: "caller" asks models and has jobs; "operator" runs the mesh and reads and changes what tenants have;
             "auditor" reads it.
         key_id: of the API key; empty for other identities.
+        key_limits: of the API key.
     """
 
     tenant: str
     roles: frozenset[str] = ANY
     key_id: str = ""
+    key_limits: RateLimits = _UNLIMITED
 
     @property
     def reads(self) -> str | None:
@@ -75,7 +83,13 @@ JOB_READS: Final = frozenset(
 """Methods of jobs that change nothing."""
 _OWN_OR_ALL: Final = tuple(
     f"/sluice.v1.AdminService/{name}"
-    for name in ("ListRequests", "GetRequestRecord", "GetAuditEntry", "StreamOutcomes")
+    for name in (
+        "ListRequests",
+        "ListTenants",
+        "GetRequestRecord",
+        "GetAuditEntry",
+        "StreamOutcomes",
+    )
 )
 """They answer a caller with what is its tenant's."""
 _BY_METHOD: Final = {
@@ -87,6 +101,24 @@ _BY_METHOD: Final = {
     **dict.fromkeys(_OWN_OR_ALL, ANY),
     **dict.fromkeys(JOB_READS, ANY),
 }
+
+DEFAULT_TENANT: Final = "default"
+_TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def tenant_of(metadata: Mapping[str, str]) -> str:
+    """The tenant that pays for a call: the one its metadata names, else "default".
+
+    Raises:
+        InvalidRequest: the metadata holds no valid name.
+    """
+    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
+    if _TENANT.fullmatch(name) is None:
+        raise InvalidRequest.of(
+            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
+        )
+    return name
+
 
 _current: ContextVar[Caller] = ContextVar("caller")
 

@@ -6,6 +6,7 @@ from hmac import compare_digest
 from gateway.identity.caller import Caller
 from sluice.errors import Unauthenticated
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+from sluice.settings.limits import RateLimits
 from sluice.wire.api_keys import digest_of, id_of
 
 _HELP = "; `sluice keys list` shows those of this mesh, `sluice keys create` makes one"
@@ -38,4 +39,8 @@ def caller_of_key(text: str, records: Mapping[str, ApiKeyRecord], unix_s: float)
         raise Unauthenticated.of("KEY_REVOKED", f"the API key {key_id} was revoked: use another")
     if record.expire_unix_ms and unix_s * 1000 >= record.expire_unix_ms:
         raise Unauthenticated.of("KEY_EXPIRED", f"the API key {key_id} has expired: use another")
-    return Caller(record.tenant, frozenset(record.roles), key_id)
+    limits = RateLimits(
+        requests_per_minute=record.requests_per_minute or None,
+        tokens_per_minute=record.tokens_per_minute or None,
+    )
+    return Caller(record.tenant, frozenset(record.roles), key_id, limits)

@@ -5,7 +5,7 @@ together. Minutes are those of the Unix epoch.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 WINDOW_MINUTES: Final = 60
 STALE_S: Final = 3.5
@@ -17,10 +17,22 @@ Costs = Mapping[str, float]
 """By tenant, in the currency of the prices."""
 
 
+class SettledTokens(Protocol):
+    """Tokens that a request has reserved."""
+
+    def settle(self, used: float) -> None:
+        """It has used so many."""
+
+
 class Reservation:
-    """What one running request may cost at most."""
+    """What one running request may cost at most.
+
+    Attributes:
+        tokens: what it has reserved of its limits.
+    """
 
     def __init__(self, reserved: "_Reserved", tenant: str, cost: float) -> None:
+        self.tokens: SettledTokens | None = None
         self._reserved, self._tenant, self._cost = reserved, tenant, 0.0
         self._held = True
         reserved.running[tenant] = reserved.running.get(tenant, 0) + 1
@@ -32,10 +44,12 @@ class Reservation:
         self._reserved.add(self._tenant, cost - self._cost)
         self._cost = cost
 
-    def release(self) -> None:
-        """The request has ended; a second call has no effect."""
+    def release(self, tokens: int = 0) -> None:
+        """The request has ended, and used so many tokens; a second call has no effect."""
         if not self._held:
             return
+        if self.tokens is not None:
+            self.tokens.settle(tokens)
         self.change(0.0)
         self._held = False
         self._reserved.running[self._tenant] -= 1
@@ -59,10 +73,21 @@ class Spending:
 
     Args:
         unix_offset_s: added to ``now`` gives seconds since the Unix epoch.
+        period_s: what is called a minute below, seconds.
+
+    Attributes:
+        periods: how many of them are kept.
     """
 
-    def __init__(self, unix_offset_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        unix_offset_s: float = 0.0,
+        period_s: float = _MINUTE_S,
+        periods: int = WINDOW_MINUTES,
+    ) -> None:
         self._unix_offset_s = unix_offset_s
+        self._period_s = period_s
+        self.periods = periods
         self._minutes: dict[int, dict[str, dict[str, float]]] = {}
         """Costs by minute, gateway and tenant."""
         self._reserved = _Reserved()
@@ -81,20 +106,32 @@ class Spending:
         """A request of ``tenant`` begins that may cost ``cost``."""
         return Reservation(self._reserved, tenant, cost)
 
-    def spent(self, tenant: str, now: float) -> float:
-        """What the last hour has cost and running requests may still cost."""
+    def spent(self, tenant: str, now: float, minutes: int | None = None) -> float:
+        """What the last ``minutes`` (None: all) have cost and running requests may still cost."""
         self._expire(now)
+        first = self._minute(now) - (minutes or self.periods) + 1
         settled = sum(
             costs.get(tenant, 0.0)
-            for by_gateway in self._minutes.values()
+            for minute, by_gateway in self._minutes.items()
+            if minute >= first
             for costs in by_gateway.values()
         )
+        return settled + self.may_cost(tenant, now)
+
+    def may_cost(self, tenant: str, now: float) -> float:
+        """What running requests may still cost."""
         others = sum(
             costs.get(tenant, 0.0)
             for costs, told_at in self._others.values()
             if now - told_at <= STALE_S
         )
-        return settled + self._reserved.costs.get(tenant, 0.0) + others
+        return self._reserved.costs.get(tenant, 0.0) + others
+
+    def tenants(self, now: float) -> set[str]:
+        """Those that have spent something."""
+        self._expire(now)
+        every = (costs for by_gateway in self._minutes.values() for costs in by_gateway.values())
+        return {tenant for costs in every for tenant in costs}
 
     @property
     def reserved(self) -> Costs:
@@ -109,7 +146,7 @@ class Spending:
 
     def told(self, gateway: str, minute: int, costs: Costs, now: float) -> None:
         """Another gateway's requests have cost ``costs`` in ``minute``; replaces what it has told of it before."""
-        if minute > self._minute(now) - WINDOW_MINUTES:
+        if minute > self._minute(now) - self.periods:
             self._minutes.setdefault(minute, {})[gateway] = dict(costs)
 
     def told_reserved(self, gateway: str, costs: Costs, now: float) -> None:
@@ -120,10 +157,10 @@ class Spending:
         self._others[gateway] = dict(costs), now
 
     def _minute(self, now: float) -> int:
-        return int((now + self._unix_offset_s) // _MINUTE_S)
+        return int((now + self._unix_offset_s) // self._period_s)
 
     def _expire(self, now: float) -> None:
         """Forgets what is older than the window."""
-        first = self._minute(now) - WINDOW_MINUTES + 1
+        first = self._minute(now) - self.periods + 1
         for minute in [minute for minute in self._minutes if minute < first]:
             del self._minutes[minute]

@@ -63,6 +63,9 @@ class RuntimeState(Protocol):
     def spent(self, tenant: str) -> float:
         """In the last hour, in the currency of the prices."""
 
+    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
+        """The model that answers instead of others while the tenant is near a limit, and why."""
+
 
 class NoLoad:
     """`RuntimeState` of a mesh where nothing waits and nothing is spent."""
@@ -74,6 +77,10 @@ class NoLoad:
     def spent(self, tenant: str) -> float:
         """See `RuntimeState.spent`."""
         return 0.0
+
+    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
+        """See `RuntimeState.soft_limit`."""
+        return None
 
 
 class Router:
@@ -173,7 +180,10 @@ class Router:
     def _within_budget(
         self, plan: Plan, policy: RoutingPolicy, features: Features, state: RuntimeState
     ) -> Plan:
-        """The model of the budget, where the tenant's is spent."""
+        """The model of the budget, where the tenant's is spent, or of a soft limit that is reached."""
+        soft = state.soft_limit(features.tenant) if plan.strategy != PINNED else None
+        if soft is not None and not self._is_cheap(plan.model, soft[0]):
+            return replace(self._instead(plan, soft[0], BUDGET, soft[1]), strategy=BUDGET)
         for budget in policy.budgets:
             named = not budget.tenants or features.tenant in budget.tenants
             if plan.strategy == PINNED and self._is_cheap(plan.model, budget.model):

@@ -107,6 +107,7 @@ class Peers:
         except OversizedMessage:
             hello.ClearField("minutes")  # of very many tenants: they are in the bucket
             hello.ClearField("reserved")
+            hello.ClearField("days")
             await self._publish(subjects.GATEWAYS, hello)
 
     async def ask(

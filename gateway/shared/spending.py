@@ -7,9 +7,9 @@ and after a loss of messages, so a restart forgets at most the last second.
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
-from gateway.routing.budget import WINDOW_MINUTES, Costs, Spending
+from gateway.routing.budget import Costs, Spending
 from gateway.shared.peers import Peers
 from sluice.errors import SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayHello, MinuteCosts
@@ -22,11 +22,20 @@ _TOLD_MINUTES: Final = 2
 
 
 class SharedSpending:
-    """Tells what this gateway's requests cost, while ``needed`` says that some budget exists."""
+    """Tells what this gateway's requests cost, while ``needed`` says that somebody asks.
+
+    ``field`` of the hello has what was spent, by minutes or by days.
+    """
 
     def __init__(
-        self, spending: Spending, bucket: Bucket, peers: Peers, needed: Callable[[], bool]
+        self,
+        spending: Spending,
+        bucket: Bucket,
+        peers: Peers,
+        needed: Callable[[], bool],
+        field: Literal["minutes", "days"] = "minutes",
     ) -> None:
+        self._field = field
         self._spending = spending
         self._bucket = bucket
         self._instance = peers.instance
@@ -48,7 +57,9 @@ class SharedSpending:
         if not self._needed():
             return
         now = time.monotonic()
-        current = {minute: dict(costs) for minute, costs in self._spending.own(now, WINDOW_MINUTES)}
+        current = {
+            minute: dict(costs) for minute, costs in self._spending.own(now, self._spending.periods)
+        }
         try:
             for minute, costs in current.items():
                 if self._written.get(minute) != costs:
@@ -62,11 +73,14 @@ class SharedSpending:
     def _tell(self, hello: GatewayHello) -> None:
         if self._needed():
             own = self._spending.own(time.monotonic(), _TOLD_MINUTES)
-            hello.minutes.extend(MinuteCosts(minute=minute, costs=costs) for minute, costs in own)
-            hello.reserved.update(self._spending.reserved)
+            told = getattr(hello, self._field)
+            told.extend(MinuteCosts(minute=minute, costs=costs) for minute, costs in own)
+            if self._field == "minutes":
+                hello.reserved.update(self._spending.reserved)
 
     def _hear(self, hello: GatewayHello) -> None:
         now = time.monotonic()
-        for told in hello.minutes:
+        for told in getattr(hello, self._field):
             self._spending.told(hello.instance, told.minute, told.costs, now)
-        self._spending.told_reserved(hello.instance, hello.reserved, now)
+        if self._field == "minutes":
+            self._spending.told_reserved(hello.instance, hello.reserved, now)

@@ -1,7 +1,6 @@
 """Validates a `GenerateRequest`: a `ValidRequest`, or one error that names every wrong field."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +14,7 @@ from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
 from gateway.validation.tools import tool_use_of, tools_of
 from gateway.validation.violations import FieldViolations
-from sluice.defaults import AUTO, TENANT_METADATA
+from sluice.defaults import AUTO
 from sluice.errors import DeadlinePassed, InvalidRequest, UnknownModel
 from sluice.v1 import inference_pb2
 from sluice.v1.inference_pb2 import (
@@ -36,8 +35,6 @@ MAX_GATHER_S: Final = 3600
 WORKLOAD_LABEL: Final = "task"
 """The label that names the workload of a request."""
 
-DEFAULT_TENANT: Final = "default"
-_TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 UNSTATED_CLASS: Final = "standard"
 """The class of calls whose message has no priority, such as CountTokens."""
@@ -209,20 +206,6 @@ def validate_count(
     conversation = replace(conversation, tools=tools_of(request.tools, found))
     found.check(not (request.tools and request.raw_prompt), "tools", "need the chat template")
     return conversation, _model(request.model, catalog, found)
-
-
-def tenant_of(metadata: Mapping[str, str]) -> str:
-    """The tenant that pays for a call: the one its metadata names, else "default".
-
-    Raises:
-        InvalidRequest: the metadata holds no valid name.
-    """
-    name = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
-    if _TENANT.fullmatch(name) is None:
-        raise InvalidRequest.of(
-            f"metadata.{TENANT_METADATA}", "must be 1 to 64 letters, digits, '-' and '_'"
-        )
-    return name
 
 
 def class_of(message: Message) -> str:

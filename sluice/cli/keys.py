@@ -41,6 +41,10 @@ def create(
     expires_days: Annotated[
         float | None, typer.Option(min=0, help="Refused after so many days.  [default: never]")
     ] = None,
+    requests_per_minute: Annotated[
+        float, typer.Option(min=0, help="Its own limit, beside those of its tenant.")
+    ] = 0.0,
+    tokens_per_minute: Annotated[float, typer.Option(min=0, help="The same of tokens.")] = 0.0,
     config: Config = None,
     state_dir: options.StateDir = None,
     as_json: options.Json = False,
@@ -65,6 +69,8 @@ def create(
         roles=sorted(set(role or [CALLER])),
         name=name[:NAME_CHARS_MAX],
         create_unix_ms=now,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
         expire_unix_ms=0 if expires_days is None else now + int(expires_days * DAY_MS),
     )
 

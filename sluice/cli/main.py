@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "batch": ("batch", "batch", "jobs"),
     "cache": ("cache", "cache", ""),
     "keys": ("keys", "keys", "process"),
+    "tenants": ("tenants", "tenants", ""),
     "feedback": ("explain", "feedback", ""),
     "safety": ("safety", "safety", ""),
     "drift": ("drift", "drift", ""),

@@ -419,6 +419,17 @@ class Client(Caller):
         finally:
             call.cancel()
 
+    def list_tenants(
+        self, tenant: str = "", *, timeout_s: float = channel.LOOKUP_S
+    ) -> admin_pb2.ListTenantsResponse:
+        """What `tenant` (empty: each that has limits or does something) uses of its limits.
+
+        Raises:
+            SluiceError: the gateway does not answer.
+        """
+        request = admin_pb2.ListTenantsRequest(tenant=tenant)
+        return self._lookup(self._admin.ListTenants, request, timeout_s)
+
     def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
         """What the safety policy under trial would have done otherwise, as all gateways have counted.
 

@@ -24,6 +24,7 @@ _CODES: Final[Mapping[str, str]] = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "SAFETY_BLOCKED": "content_filter",
     "OVERLOADED": "rate_limit_exceeded",
+    "LIMIT_REACHED": "rate_limit_exceeded",
     "BUDGET_SPENT": "insufficient_quota",
 }
 """OpenAI's code where it has one for the reason; the others are the reason in lower case."""

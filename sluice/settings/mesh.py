@@ -26,6 +26,7 @@ from sluice.errors import SettingsError
 from sluice.settings.base import Name, Port, Section
 from sluice.settings.batching import Policy
 from sluice.settings.identity import IdentitySettings
+from sluice.settings.limits import LimitSettings
 from sluice.settings.models import ModelSettings
 from sluice.settings.routing import RouteRule as RouteRule
 from sluice.settings.routing import RoutingSettings as RoutingSettings
@@ -114,6 +115,8 @@ class TenantSettings(Section):
 
     weight: float = Field(1.0, gt=0, le=1e6)
     """Its share of the workers under contention, relative to the other tenants."""
+    limits: LimitSettings | None = None
+    """Instead of the section ``limits``."""
 
 
 class NatsSettings(Section):
@@ -260,6 +263,8 @@ class Settings(BaseSettings):
     tls: TlsSettings = TlsSettings()
     tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
     """Tenants that differ from the default, by name."""
+    limits: LimitSettings = LimitSettings()
+    """Of every tenant without limits of its own; see docs/limits.md."""
     safety: dict[str, Any] = Field(default_factory=dict)
     """Policies for prompts, see docs/safety.md. The gateway checks it."""
 
@@ -320,6 +325,11 @@ class Settings(BaseSettings):
     def weights(self) -> dict[str, float]:
         """Shares of the tenants that differ from 1."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
+
+    @property
+    def tenant_limits(self) -> dict[str, LimitSettings]:
+        """Limits of the tenants that have their own."""
+        return {name: one.limits for name, one in self.tenants.items() if one.limits is not None}
 
     def model(self, name: str) -> ModelSettings | None:
         """The model called ``name``."""

@@ -65,6 +65,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/sluice.v1.AdminService/ListTenants',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
         self.SubmitFeedback = channel.unary_unary(
                 '/sluice.v1.AdminService/SubmitFeedback',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackRequest.SerializeToString,
@@ -135,6 +140,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SubmitFeedback(self, request, context):
         """Grades an answer; a later grade of the same request replaces an earlier one.
         """
@@ -196,6 +208,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetAuditEntry,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
             ),
             'SubmitFeedback': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitFeedback,
@@ -381,6 +398,33 @@ class AdminService:
             '/sluice.v1.AdminService/GetAuditEntry',
             sluice_dot_v1_dot_admin__pb2.GetAuditEntryRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.GetAuditEntryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/ListTenants',
+            sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
             options,
             channel_credentials,
             insecure,

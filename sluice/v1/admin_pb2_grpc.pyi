@@ -51,6 +51,8 @@ class AdminServiceStub:
     """
     GetAuditEntry: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetAuditEntryRequest, _admin_pb2.GetAuditEntryResponse]
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
+    """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SubmitFeedbackRequest, _admin_pb2.SubmitFeedbackResponse]
     """Grades an answer; a later grade of the same request replaces an earlier one."""
     StreamOutcomes: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamOutcomesRequest, _admin_pb2.StreamOutcomesResponse]
@@ -83,6 +85,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetAuditEntry: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAuditEntryRequest, _admin_pb2.GetAuditEntryResponse]  # type: ignore[assignment]
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
+    ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_admin_pb2.SubmitFeedbackRequest, _admin_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
     """Grades an answer; a later grade of the same request replaces an earlier one."""
     StreamOutcomes: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamOutcomesRequest, _admin_pb2.StreamOutcomesResponse]  # type: ignore[assignment]
@@ -148,6 +152,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetAuditEntryResponse, _abc.Awaitable[_admin_pb2.GetAuditEntryResponse]]:
         """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _admin_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
+        """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
 
     @_abc_1.abstractmethod
     def SubmitFeedback(

@@ -35,6 +35,7 @@ EVENTS_MAX_BYTES: Final = 16 * 1024 * 1024
 KEYS_MAX_BYTES: Final = 256 * 1024 * 1024
 SPENDING_MAX_BYTES: Final = 64 * 1024 * 1024
 SPENDING_MAX_AGE_S: Final = 3660.0
+DAYS_MAX_AGE_S: Final = 32 * 86_400.0
 POLICIES_MAX_BYTES: Final = 16 * 1024 * 1024
 SECRETS_MAX_BYTES: Final = 1024 * 1024
 DRAINS_MAX_BYTES: Final = 1024 * 1024
@@ -102,6 +103,11 @@ def answers_bucket(max_bytes: int, max_age_s: float) -> StreamConfig:
 def spending_bucket() -> StreamConfig:
     """What each gateway's requests have cost in each minute of the last hour; the oldest make room."""
     return _bucket(subjects.SPENDING_BUCKET, SPENDING_MAX_BYTES, SPENDING_MAX_AGE_S)
+
+
+def days_bucket() -> StreamConfig:
+    """What each gateway's requests have cost on each day of a month; the oldest make room."""
+    return _bucket(subjects.DAYS_BUCKET, SPENDING_MAX_BYTES, DAYS_MAX_AGE_S)
 
 
 def policies_bucket() -> StreamConfig:

@@ -23,6 +23,7 @@
 | ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
+| ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_POLICIES.gateway`` | gateway, gateways (JetStream) | ``PolicyRecord`` |
 | ``$KV.SLUICE_DRAINS.workers`` | gateway, batchers (JetStream) | ``DrainRecord`` |
 | ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
@@ -65,6 +66,7 @@ SPENDING_BUCKET: Final = "KV_SLUICE_SPENDING"
 POLICIES_BUCKET: Final = "KV_SLUICE_POLICIES"
 SECRETS_BUCKET: Final = "KV_SLUICE_SECRETS"
 DRAINS_BUCKET: Final = "KV_SLUICE_DRAINS"
+DAYS_BUCKET: Final = "KV_SLUICE_DAYS"
 JOBS_BUCKET: Final = "KV_SLUICE_JOBS"
 ANSWERS_BUCKET: Final = "KV_SLUICE_ANSWERS"
 API_KEYS_BUCKET: Final = "KV_SLUICE_API_KEYS"

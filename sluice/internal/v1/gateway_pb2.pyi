@@ -253,12 +253,56 @@ class GatewayHello(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RunningEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RunningBulkEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GATEWAY_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     MINUTES_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_BULK_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     """Its id."""
     instance: _builtins.str
@@ -275,6 +319,22 @@ class GatewayHello(_message.Message):
     def reserved(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """What its running requests may still cost, by tenant."""
 
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RateUse]:
+        """What its requests have taken of limits of rates that are in use."""
+
+    @_builtins.property
+    def running(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many calls run of each tenant."""
+
+    @_builtins.property
+    def running_bulk(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many of them are of class bulk."""
+
+    @_builtins.property
+    def days(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinuteCosts]:
+        """What its requests have cost today and yesterday; "minute" counts days."""
+
     def __init__(
         self,
         *,
@@ -284,14 +344,48 @@ class GatewayHello(_message.Message):
         policies: _builtins.int = ...,
         minutes: _abc.Iterable[Global___MinuteCosts] | None = ...,
         reserved: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        rates: _abc.Iterable[Global___RateUse] | None = ...,
+        running: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        running_bulk: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        days: _abc.Iterable[Global___MinuteCosts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "policies", b"policies", "reserved", b"reserved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "gateway", b"gateway", "instance", b"instance", "leaving", b"leaving", "minutes", b"minutes", "policies", b"policies", "rates", b"rates", "reserved", b"reserved", "running", b"running", "running_bulk", b"running_bulk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayHello: _TypeAlias = GatewayHello  # noqa: Y015
+
+@_typing.final
+class RateUse(_message.Message):
+    """What the requests of one gateway have taken of one limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Whose limit, and the setting."""
+    taken: _builtins.float
+    """Since the gateway has started, less what was returned."""
+    asked: _builtins.float
+    """What was asked for lately."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        taken: _builtins.float = ...,
+        asked: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "name", b"name", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RateUse: _TypeAlias = RateUse  # noqa: Y015
 
 @_typing.final
 class GatewayQuestion(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sluice/internal/v1/identity.proto\x12\x12sluice.internal.v1\"\x93\x01\n\x0c\x41piKeyRecord\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x16\n\x0e\x63reate_unix_ms\x18\x05 \x01(\x04\x12\x16\n\x0e\x65xpire_unix_ms\x18\x06 \x01(\x04\x12\x16\n\x0erevoke_unix_ms\x18\x07 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sluice/internal/v1/identity.proto\x12\x12sluice.internal.v1\"\xcb\x01\n\x0c\x41piKeyRecord\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x16\n\x0e\x63reate_unix_ms\x18\x05 \x01(\x04\x12\x16\n\x0e\x65xpire_unix_ms\x18\x06 \x01(\x04\x12\x16\n\x0erevoke_unix_ms\x18\x07 \x01(\x04\x12\x1b\n\x13requests_per_minute\x18\x08 \x01(\x01\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.internal.v1.identity
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_APIKEYRECORD']._serialized_start=58
-  _globals['_APIKEYRECORD']._serialized_end=205
+  _globals['_APIKEYRECORD']._serialized_end=261
 # @@protoc_insertion_point(module_scope)

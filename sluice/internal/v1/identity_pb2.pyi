@@ -31,6 +31,8 @@ class ApiKeyRecord(_message.Message):
     CREATE_UNIX_MS_FIELD_NUMBER: _builtins.int
     EXPIRE_UNIX_MS_FIELD_NUMBER: _builtins.int
     REVOKE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """SHA-256 of the whole key."""
     tenant: _builtins.str
@@ -43,6 +45,10 @@ class ApiKeyRecord(_message.Message):
     """From when on it is refused; 0: never."""
     revoke_unix_ms: _builtins.int
     """When it was revoked; 0: it was not."""
+    requests_per_minute: _builtins.float
+    """Its own limit of requests; 0: none."""
+    tokens_per_minute: _builtins.float
+    """Its own limit of tokens; 0: none."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its calls may do: "caller", "operator", "auditor"."""
@@ -57,10 +63,12 @@ class ApiKeyRecord(_message.Message):
         create_unix_ms: _builtins.int = ...,
         expire_unix_ms: _builtins.int = ...,
         revoke_unix_ms: _builtins.int = ...,
+        requests_per_minute: _builtins.float = ...,
+        tokens_per_minute: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_unix_ms", b"create_unix_ms", "digest", b"digest", "expire_unix_ms", b"expire_unix_ms", "name", b"name", "revoke_unix_ms", b"revoke_unix_ms", "roles", b"roles", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_unix_ms", b"create_unix_ms", "digest", b"digest", "expire_unix_ms", b"expire_unix_ms", "name", b"name", "requests_per_minute", b"requests_per_minute", "revoke_unix_ms", b"revoke_unix_ms", "roles", b"roles", "tenant", b"tenant", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

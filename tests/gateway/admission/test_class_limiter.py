@@ -49,11 +49,11 @@ async def test_a_tenant_leaves_room_for_the_others() -> None:
         assert enter(limiter, held, "interactive", "quiet") == 20
 
 
-async def test_the_bulk_calls_of_a_tenant_cost_it_no_interactive_one() -> None:
+async def test_all_calls_of_a_tenant_together_leave_places_to_others() -> None:
     limiter = new_limiter(shares=CallShares())
     with ExitStack() as held:
         assert enter(limiter, held, "bulk") == 40
-        assert enter(limiter, held, "interactive") == 60
+        assert enter(limiter, held, "interactive") == 40
 
 
 async def test_who_left_makes_room() -> None:

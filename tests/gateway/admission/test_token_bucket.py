@@ -40,7 +40,7 @@ class Gateways:
         taken, asked = self.buckets[teller].tell(now)
         for number, bucket in enumerate(self.buckets):
             if number != teller and not {number, teller} & self.cut_off:
-                bucket.told(str(teller), taken, asked, now)
+                bucket.told(str(teller), taken, asked, now, is_new=now == 0.0)
 
 
 def most_over(taken: Sequence[tuple[float, float]], rate_per_s: float) -> float:

@@ -63,6 +63,7 @@ def settings_for(
     jobs: str = "127.0.0.1:0",
     more_models: Sequence[ModelSettings] = (),
     identity: IdentitySettings | None = None,
+    tenants: dict[str, Any] | None = None,
     **gateway: Any,
 ) -> Settings:
     values = {"address": "127.0.0.1:0", "drain_s": 1.0, "resume_key": RESUME_KEY, **gateway}
@@ -72,6 +73,7 @@ def settings_for(
         gateway=GatewaySettings(**values),
         http=HttpSettings(address=http),
         identity=identity or IdentitySettings(),
+        tenants=tenants or {},
         nats=NatsSettings(url=url),
         safety=safety or {},
         records=records or RecordsSettings(),
@@ -184,9 +186,10 @@ async def open_wire(
     jobs: str = "127.0.0.1:0",
     more_models: Sequence[ModelSettings] = (),
     identity: IdentitySettings | None = None,
+    tenants: dict[str, Any] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Wire]:
-    kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity)
+    kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity, tenants)
     settings = settings_for(folder, url, *kinds, **gateway)
     catalog = load_catalog(settings)
     inspector = Inspector(_compiled(json.dumps(safety)))

@@ -1,0 +1,327 @@
+"""The limits of tenants, keys and models: rates by token buckets, calls at the same time, costs of a day and a month.
+
+A request takes one of each rate of requests when it comes, and its prompt with its longest answer (a burst at most) of
+each rate of tokens before it is sent. At its end what it has used takes the place of what it reserved.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from gateway.admission.token_bucket import STALE_S, TokenBucket
+from gateway.routing.budget import Spending
+from sluice.errors import LimitReached
+from sluice.settings.limits import LimitSettings, RateLimits
+
+COST_RETRY_S: Final = 60.0
+RUNNING_RETRY_S: Final = 1.0
+_MINUTE_S: Final = 60.0
+_REQUESTS: Final = "requests_per_minute"
+_TOKENS: Final = "tokens_per_minute"
+
+
+class Payer(Protocol):
+    """Who is limited: a tenant, and the key of the call if it has one."""
+
+    @property
+    def tenant(self) -> str:
+        """Its name."""
+
+    @property
+    def key_id(self) -> str:
+        """Empty: none."""
+
+    @property
+    def key_limits(self) -> RateLimits:
+        """Of the key alone."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One limit, and how much of it is used now."""
+
+    name: str
+    limit: float
+    used: float
+
+
+@dataclass
+class _Running:
+    """Calls of each tenant at another gateway: all, and those of class bulk."""
+
+    calls: Mapping[str, int]
+    bulk: Mapping[str, int]
+    told_at: float
+
+
+class HeldTokens:
+    """What one request has reserved."""
+
+    def __init__(
+        self, buckets: Sequence[tuple[TokenBucket, float]], clock: Callable[[], float]
+    ) -> None:
+        self._buckets, self._clock = buckets, clock
+
+    def settle(self, used: float) -> None:
+        """The request has ended and used so many tokens."""
+        now = self._clock()
+        for bucket, held in self._buckets:
+            bucket.take(used - held, now)
+
+
+class TenantLimits:
+    """The limits in force, and this gateway's view of what is used.
+
+    Args:
+        default: of tenants without limits of their own.
+        tenants: of the others.
+        hours: what was spent lately, with what running requests may still cost.
+        days: what was spent by the day.
+        clock: monotonic seconds; ``unix_offset_s`` more are seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        default: LimitSettings,
+        tenants: Mapping[str, LimitSettings],
+        hours: Spending,
+        days: Spending,
+        clock: Callable[[], float],
+        unix_offset_s: float = 0.0,
+    ) -> None:
+        self._default, self._tenants = default, tenants
+        self._hours, self._days = hours, days
+        self._clock, self._unix_offset_s = clock, unix_offset_s
+        self._buckets: dict[str, LimitBucket] = {}
+        self._running: dict[str, _Running] = {}
+        self._heard_at: dict[str, float] = {}
+        self._connected = True
+
+    def use(self, default: LimitSettings, tenants: Mapping[str, LimitSettings]) -> None:
+        """Other limits from now on; what was taken stays taken."""
+        self._default, self._tenants = default, tenants
+
+    def of(self, tenant: str) -> LimitSettings:
+        """The limits of ``tenant``."""
+        return self._tenants.get(tenant, self._default)
+
+    @property
+    def tenants(self) -> Iterable[str]:
+        """Those with limits of their own."""
+        return self._tenants.keys()
+
+    def running(self, tenant: str, calls: int, bulk: int) -> tuple[int, int]:
+        """Calls of ``tenant`` at all gateways, and those of class bulk; ``calls`` and ``bulk`` are here."""
+        others = self._running_elsewhere(tenant, self._clock())
+        return calls + others[0], bulk + others[1]
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether any cost is limited."""
+        every = (self._default, *self._tenants.values())
+        return any(one.cost_per_day is not None or one.cost_per_month is not None for one in every)
+
+    def enter(self, payer: Payer) -> None:
+        """A request of ``payer`` comes; raises LimitReached."""
+        limits, now = self.of(payer.tenant), self._clock()
+        for name, limit, spent in self._costs(payer.tenant, limits, now):
+            if spent >= limit:
+                raise _reached(f"tenant {payer.tenant}", name, limit, COST_RETRY_S)
+        self._take(list(self._rates(payer, limits, _REQUESTS)), 1.0, now)
+        for bucket in self._rates(payer, limits, _TOKENS):
+            if (wait_s := bucket.wait_s(1.0, now)) > 0:
+                raise bucket.reached(wait_s)
+
+    def reserve(self, payer: Payer, model: str, tokens: float) -> HeldTokens:
+        """A request that goes to ``model`` may take so many tokens; raises LimitReached."""
+        limits, now = self.of(payer.tenant), self._clock()
+        buckets = list(self._rates(payer, limits, _TOKENS))
+        if (rates := limits.models.get(model)) is not None:
+            subject = f"tenant {payer.tenant} model {model}"
+            self._take(list(self._buckets_of(subject, rates, limits, _REQUESTS)), 1.0, now)
+            buckets += self._buckets_of(subject, rates, limits, _TOKENS)
+        return HeldTokens(self._take(buckets, tokens, now), self._clock)
+
+    def check_running(self, tenant: str, calls: int, bulk: int | None) -> None:
+        """Another call of ``tenant`` comes, while so many run at this gateway.
+
+        ``bulk``: those of class bulk; None: the call is of another class. Raises LimitReached.
+        """
+        limits, now = self.of(tenant), self._clock()
+        if limits.concurrent is not None:
+            calls += self._running_elsewhere(tenant, now)[0]
+            if calls >= limits.concurrent:
+                raise _reached(f"tenant {tenant}", "concurrent", limits.concurrent, RUNNING_RETRY_S)
+        if limits.concurrent_bulk is not None and bulk is not None:
+            most = limits.concurrent_bulk
+            if bulk + self._running_elsewhere(tenant, now)[1] >= most:
+                raise _reached(f"tenant {tenant}", "concurrent_bulk", most, RUNNING_RETRY_S)
+
+    def soft_limit(self, tenant: str) -> tuple[str, str] | None:
+        """The model that answers ``tenant`` now instead of others, and why; None: no limit is near."""
+        soft = self.of(tenant).soft
+        if soft is None:
+            return None
+        for use in self.uses(tenant):
+            if use.used >= soft.share * use.limit:
+                return soft.model, f"{tenant} has used {use.used:g} of its {use.limit:g} {use.name}"
+        return None
+
+    def uses(self, tenant: str) -> list[Use]:
+        """Each rate and cost that is limited. Of a rate: what is missing in its bucket, of the whole bucket."""
+        limits, now = self.of(tenant), self._clock()
+        found = []
+        for kind in (_REQUESTS, _TOKENS):
+            for bucket in self._buckets_of(f"tenant {tenant}", limits, limits, kind):
+                found.append(Use(kind, bucket.burst, bucket.burst - bucket.level(now)))
+        return found + [
+            Use(name, limit, spent) for name, limit, spent in self._costs(tenant, limits, now)
+        ]
+
+    def headers(self, payer: Payer) -> dict[str, str]:
+        """The rates of a tenant as headers of HTTP, with OpenAI's names."""
+        now, headers = self._clock(), {}
+        for kind in (_REQUESTS, _TOKENS):
+            for bucket in self._buckets_of(
+                f"tenant {payer.tenant}", self.of(payer.tenant), self.of(payer.tenant), kind
+            ):
+                word, level = kind.partition("_")[0], max(0.0, bucket.level(now))
+                headers[f"x-ratelimit-limit-{word}"] = f"{bucket.per_minute:.0f}"
+                headers[f"x-ratelimit-remaining-{word}"] = f"{level:.0f}"
+                headers[f"x-ratelimit-reset-{word}"] = f"{bucket.wait_s(bucket.burst, now):.0f}s"
+        return headers
+
+    # What gateways tell each other.
+
+    def tell(self) -> Iterator[tuple[str, float, float]]:
+        """Name, what was taken, what was asked for, of each bucket that is in use."""
+        now = self._clock()
+        for name, bucket in self._buckets.items():
+            taken, asked = bucket.tell(now)
+            if not bucket.is_idle:
+                yield name, taken, asked
+
+    def told(self, gateway: str, counts: Iterable[tuple[str, float, float]]) -> None:
+        """Another gateway says it of its buckets. What one took that was not heard lately is not counted."""
+        now = self._clock()
+        is_new = gateway not in self._heard_at or now - self._heard_at[gateway] > STALE_S
+        self._heard_at[gateway] = now
+        for name, taken, asked in counts:
+            bucket = self._named(name)
+            if bucket is not None:
+                bucket.told(gateway, taken, asked, now, is_new=is_new)
+
+    def told_running(self, gateway: str, calls: Mapping[str, int], bulk: Mapping[str, int]) -> None:
+        """How many calls of each tenant run at another gateway."""
+        now = self._clock()
+        live = {name: one for name, one in self._running.items() if now - one.told_at <= STALE_S}
+        self._running = {**live, gateway: _Running(dict(calls), dict(bulk), now)}
+
+    def connected(self, *, is_connected: bool) -> None:
+        """Whether the other gateways can be heard."""
+        if is_connected != self._connected:
+            self._connected = is_connected
+            self._heard_at.clear()
+            for bucket in self._buckets.values():
+                bucket.connected(self._clock(), is_connected=is_connected)
+
+    def _take(
+        self, buckets: "Sequence[LimitBucket]", amount: float, now: float
+    ) -> "list[tuple[LimitBucket, float]]":
+        """Takes it from all of them or from none; what is above a burst is not waited for."""
+        for bucket in buckets:
+            bucket.asked(min(amount, bucket.burst), now)
+        for bucket in buckets:
+            if (wait_s := bucket.wait_s(amount, now)) > 0:
+                raise bucket.reached(wait_s)
+        held = [(bucket, min(amount, bucket.burst)) for bucket in buckets]
+        for bucket, part in held:
+            bucket.take(part, now)
+        return held
+
+    def _rates(self, payer: Payer, limits: LimitSettings, kind: str) -> "Iterator[LimitBucket]":
+        yield from self._buckets_of(f"tenant {payer.tenant}", limits, limits, kind)
+        if payer.key_id:
+            yield from self._buckets_of(f"key {payer.key_id}", payer.key_limits, limits, kind)
+
+    def _buckets_of(
+        self, subject: str, rates: RateLimits, limits: LimitSettings, kind: str
+    ) -> "Iterator[LimitBucket]":
+        """The bucket of one rate of ``subject``, if it is limited."""
+        per_minute: float | None = getattr(rates, kind)
+        if per_minute is None:
+            return
+        name, now = f"{subject} {kind}", self._clock()
+        rate_per_s = per_minute / _MINUTE_S
+        # A request fits in any case.
+        burst = max(1.0, rate_per_s * limits.burst_s)
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = LimitBucket(name, rate_per_s, burst, now)
+            bucket.connected(now, is_connected=self._connected)
+        elif (bucket.rate_per_s, bucket.burst) != (rate_per_s, burst):
+            bucket.change(rate_per_s, burst, now)
+        yield bucket
+
+    def _named(self, name: str) -> "LimitBucket | None":
+        """A bucket by what another gateway calls it; of a key only what was used here is known."""
+        subject, _, setting = name.rpartition(" ")
+        kind, *words = subject.split(" ") if setting in (_REQUESTS, _TOKENS) else [""]
+        if name in self._buckets or kind != "tenant" or not words:
+            return self._buckets.get(name)
+        limits = self.of(words[0])
+        rates = limits.models.get(words[-1]) if len(words) == 3 else limits
+        if rates is None:
+            return None
+        return next(self._buckets_of(subject, rates, limits, setting), None)
+
+    def _costs(
+        self, tenant: str, limits: LimitSettings, now: float
+    ) -> Iterator[tuple[str, float, float]]:
+        """Name, limit and use of each cost that is limited."""
+        if limits.cost_per_day is None and limits.cost_per_month is None:
+            return
+        day = datetime.fromtimestamp(now + self._unix_offset_s, UTC).day
+        running = self._hours.may_cost(tenant, now)
+        if limits.cost_per_day is not None:
+            yield "cost_per_day", limits.cost_per_day, self._days.spent(tenant, now, 1) + running
+        if limits.cost_per_month is not None:
+            yield (
+                "cost_per_month",
+                limits.cost_per_month,
+                self._days.spent(tenant, now, day) + running,
+            )
+
+    def _running_elsewhere(self, tenant: str, now: float) -> tuple[int, int]:
+        live = [one for one in self._running.values() if now - one.told_at <= STALE_S]
+        return (
+            sum(one.calls.get(tenant, 0) for one in live),
+            sum(one.bulk.get(tenant, 0) for one in live),
+        )
+
+
+class LimitBucket(TokenBucket):
+    """A bucket with its name: whose it is, and the setting."""
+
+    def __init__(self, name: str, rate_per_s: float, burst: float, now: float) -> None:
+        super().__init__(rate_per_s, burst, now)
+        self._name = name
+
+    @property
+    def per_minute(self) -> float:
+        """The rate as the setting has it."""
+        return self.rate_per_s * _MINUTE_S
+
+    def reached(self, wait_s: float) -> LimitReached:
+        """The error for what does not fit."""
+        subject, _, setting = self._name.rpartition(" ")
+        return _reached(subject, setting, self.per_minute, wait_s)
+
+
+def _reached(subject: str, setting: str, limit: float, wait_s: float) -> LimitReached:
+    return LimitReached(
+        f"{subject}: the limit {setting} of {limit:g} is reached",
+        metadata={"subject": subject, "limit": setting, "value": f"{limit:g}"},
+        retry_after_s=wait_s,
+    )

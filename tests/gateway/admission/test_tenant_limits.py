@@ -1,0 +1,188 @@
+"""The limits of tenants, keys and models, in virtual time."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.admission.tenant_limits import TenantLimits
+from gateway.identity.caller import Caller
+from gateway.routing.budget import Spending
+from sluice.errors import LimitReached
+from sluice.settings.limits import LimitSettings, RateLimits
+
+DAY_S = 86_400.0
+
+
+@dataclass
+class World:
+    """One gateway's limits, and its clock."""
+
+    limits: dict[str, Any] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.hours, self.days = Spending(), Spending(0.0, DAY_S, 31)
+        default = LimitSettings(**self.limits)
+        self.core = TenantLimits(default, {}, self.hours, self.days, lambda: self.now)
+
+    def refusal(self, payer: Caller | None = None) -> LimitReached:
+        with pytest.raises(LimitReached) as refused:
+            self.core.enter(payer or ACME)
+        return refused.value
+
+
+ACME = Caller("acme")
+
+
+def test_a_tenant_without_limits_is_not_limited() -> None:
+    world = World()
+    for _ in range(1000):
+        world.core.enter(ACME)
+    world.core.reserve(ACME, "small", 1e9).settle(1e9)
+    world.core.check_running("acme", 10**6, 10**6)
+    assert not world.core.uses("acme")
+    assert not world.core.headers(ACME)
+    assert not list(world.core.tell())
+
+
+def test_the_error_names_subject_limit_and_time() -> None:
+    world = World({"requests_per_minute": 60, "burst_s": 10})
+    for _ in range(10):
+        world.core.enter(ACME)
+    error = world.refusal()
+    assert error.metadata == {
+        "subject": "tenant acme",
+        "limit": "requests_per_minute",
+        "value": "60",
+    }
+    assert error.retry_after_s == pytest.approx(1.0)
+    assert "requests_per_minute of 60" in error.message
+    world.core.enter(Caller("other"))
+    world.now += 1.0
+    world.core.enter(ACME)
+
+
+def test_tokens_are_reserved_and_settled() -> None:
+    world = World({"tokens_per_minute": 6000, "burst_s": 10})
+    held = world.core.reserve(ACME, "small", 900)
+    with pytest.raises(LimitReached, match="tokens_per_minute"):
+        world.core.reserve(ACME, "small", 200)
+    held.settle(150)
+    world.core.reserve(ACME, "small", 850)
+    assert world.refusal().metadata["limit"] == "tokens_per_minute"
+
+
+def test_a_request_larger_than_the_burst_reserves_the_burst_and_pays_what_it_used() -> None:
+    world = World({"tokens_per_minute": 6000, "burst_s": 10})
+    world.core.reserve(ACME, "small", 50_000).settle(3000)
+    assert world.refusal().retry_after_s == pytest.approx(20.01)
+
+
+def test_keys_and_models_have_limits_beside_the_tenants() -> None:
+    world = World({"requests_per_minute": 6000, "models": {"large": {"requests_per_minute": 6}}})
+    key = Caller("acme", key_id="k1", key_limits=RateLimits(requests_per_minute=12))
+    for _ in range(2):
+        world.core.enter(key)
+    assert world.refusal(key).metadata["subject"] == "key k1"
+    world.core.enter(ACME)
+    world.core.reserve(ACME, "large", 10)
+    with pytest.raises(LimitReached, match="tenant acme model large"):
+        world.core.reserve(ACME, "large", 10)
+    world.core.reserve(ACME, "small", 10)
+
+
+def test_calls_at_the_same_time_count_at_all_gateways() -> None:
+    world = World({"concurrent": 5, "concurrent_bulk": 2})
+    world.core.told_running("other", {"acme": 3}, {"acme": 1})
+    world.core.check_running("acme", 1, None)
+    for calls, bulk, limit in ((2, None, "concurrent"), (1, 1, "concurrent_bulk")):
+        with pytest.raises(LimitReached) as refused:
+            world.core.check_running("acme", calls, bulk)
+        assert refused.value.metadata["limit"] == limit
+    world.now += 10.0
+    world.core.check_running("acme", 2, None)
+
+
+def test_costs_of_a_day_and_of_a_month() -> None:
+    world = World({"cost_per_day": 2.0, "cost_per_month": 5.0}, now=10 * DAY_S + 100)
+    for day in range(3):
+        world.days.add("acme", 1.9, world.now)
+        if day < 2:
+            world.core.enter(ACME)
+        world.now += DAY_S
+    assert world.refusal().metadata["limit"] == "cost_per_month"
+    world.now = 31 * DAY_S  # February 1
+    world.core.enter(ACME)
+    running = world.hours.reserve("acme", 2.0)
+    assert world.refusal().metadata["limit"] == "cost_per_day"
+    running.release()
+    world.core.enter(ACME)
+
+
+def test_a_soft_limit_names_its_model_before_the_hard_one() -> None:
+    world = World({"requests_per_minute": 60, "soft": {"share": 0.8, "model": "small"}})
+    for number in range(10):
+        assert (world.core.soft_limit("acme") is not None) is (number >= 8)
+        world.core.enter(ACME)
+    found = world.core.soft_limit("acme")
+    assert found is not None
+    assert found[0] == "small"
+    assert "requests_per_minute" in found[1]
+
+
+def test_other_limits_hold_at_once_and_what_was_taken_stays() -> None:
+    world = World({"requests_per_minute": 60})
+    for _ in range(10):
+        world.core.enter(ACME)
+    world.core.use(LimitSettings(requests_per_minute=120), {})
+    for _ in range(10):
+        world.core.enter(ACME)
+    assert world.refusal().metadata["value"] == "120"
+    world.core.use(LimitSettings(), {"acme": LimitSettings(requests_per_minute=1)})
+    assert world.refusal().metadata["value"] == "1"
+    world.core.use(LimitSettings(), {})
+    world.core.enter(ACME)
+
+
+def test_what_another_gateway_has_taken_counts_and_its_past_does_not() -> None:
+    one, two = World({"requests_per_minute": 60}), World({"requests_per_minute": 60})
+    two.core.told("one", [])
+    for _ in range(6):
+        one.core.enter(ACME)
+    two.core.told("one", one.core.tell())
+    (use,) = two.core.uses("acme")
+    assert use.used == pytest.approx(6.0)
+    late = World({"requests_per_minute": 60})
+    late.core.told("one", one.core.tell())
+    (use,) = late.core.uses("acme")
+    assert use.used == pytest.approx(0.0)
+
+
+def test_names_that_no_setting_knows_are_not_kept() -> None:
+    world = World({"requests_per_minute": 60, "models": {"large": {"tokens_per_minute": 60}}})
+    names = (
+        "tenant acme requests_per_minute",
+        "tenant acme model large tokens_per_minute",
+        "tenant acme tokens_per_minute",
+        "tenant acme model small tokens_per_minute",
+        "key k1 requests_per_minute",
+        "nonsense",
+        "tenant acme model large nonsense",
+        "",
+    )
+    world.core.told("one", [(name, 1.0, 1.0) for name in names])
+    assert [name for name, _, _ in world.core.tell()] == list(names[:2])
+
+
+def test_headers_for_http() -> None:
+    world = World({"requests_per_minute": 60, "tokens_per_minute": 600})
+    world.core.enter(ACME)
+    assert world.core.headers(ACME) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "9",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "100",
+        "x-ratelimit-reset-tokens": "0s",
+    }

@@ -1,0 +1,143 @@
+"""Limits of tenants over the real wire: gRPC, HTTP, operators, a reload, two gateways."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc.aio import AioRpcError
+
+from sluice.errors import LimitReached
+from sluice.settings import Settings, TenantSettings
+from sluice.settings.limits import LimitSettings
+from sluice.v1 import admin_pb2
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2_grpc import AdminServiceStub
+from tests.gateway.kit.batcher import last
+from tests.gateway.kit.http import CHAT, Connection
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt
+
+ACME = (("sluice-tenant", "acme"),)
+ONE = {"acme": {"limits": {"requests_per_minute": 1, "burst_s": 60}}}
+BODY = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def answered(wire: Wire, request: pb.GenerateRequest | None = None) -> str:
+    """The model that answers a request of acme."""
+    call = wire.stub.Generate(request or prompt(), metadata=ACME)
+    model = (request or prompt()).model
+    task = await wire.batcher.task("large" if model == "large" else "small")
+    await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    started = (await events_of(call))[0].started
+    return str(started.model)
+
+
+async def listed(wire: Wire) -> dict[str, float]:
+    admin: Any = AdminServiceStub(wire.channel)
+    found = await admin.ListTenants(admin_pb2.ListTenantsRequest(tenant="acme"))
+    (tenant,) = found.tenants
+    return {use.name: use.used for use in tenant.limits}
+
+
+async def test_a_limit_that_is_reached_is_told_with_its_time(
+    nats_url: str, model_folder: Path
+) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+        await answered(wire)
+        with pytest.raises(AioRpcError) as refused:
+            await wire.stub.GenerateText(prompt(), metadata=ACME)
+        code, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
+        assert code.name == "RESOURCE_EXHAUSTED"
+        assert isinstance(error, LimitReached)
+        assert error.retry_after_s is not None
+        assert 50 < error.retry_after_s <= 60
+        trailer = dict(refused.value.trailing_metadata() or ())["grpc-status-details-bin"]
+        failure = error_details_pb2.QuotaFailure()
+        details = status_pb2.Status.FromString(trailer).details
+        assert any(one.Unpack(failure) for one in details)
+        assert failure.violations[0].subject == "tenant acme"
+        assert (await listed(wire))["requests_per_minute"] == pytest.approx(1.0, abs=0.1)
+        # Others are not limited.
+        other = wire.stub.Generate(prompt())
+        await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+        await events_of(other)
+
+
+async def test_http_has_429_and_headers(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE, http="127.0.0.1:0") as wire:
+        assert wire.http is not None
+        connection = await Connection.to(wire.http)
+        await connection.send(CHAT, BODY, sluice_tenant="acme")
+        await wire.batcher.send(await wire.batcher.task(), last(0, wire.tokens("hello")))
+        first = await connection.reply()
+        assert (first.status, first.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        await connection.send(CHAT, BODY, sluice_tenant="acme")
+        second = await connection.reply()
+        assert second.status == 429
+        assert second.error["code"] == "rate_limit_exceeded"
+        assert 50 < int(second.headers["retry-after"]) <= 60
+        assert second.headers["x-ratelimit-limit-requests"] == "1"
+        connection.writer.close()
+
+
+async def test_tokens_are_settled_when_the_answer_has_ended(
+    nats_url: str, model_folder: Path
+) -> None:
+    limits = {"acme": {"limits": {"tokens_per_minute": 1.0, "burst_s": 3600}}}
+    async with open_wire(nats_url, model_folder, tenants=limits) as wire:
+        request = prompt(sampling=pb.SamplingParams(max_tokens=40))
+        call = wire.stub.Generate(request, metadata=ACME)
+        task = await wire.batcher.task()
+        held = (await listed(wire))["tokens_per_minute"]
+        assert held == pytest.approx(len(task.prompt_token_ids) + 40, abs=1)
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+        await events_of(call)
+        used = len(task.prompt_token_ids) + len(wire.tokens("hello"))
+        assert (await listed(wire))["tokens_per_minute"] == pytest.approx(used, abs=1)
+
+        cancelled = wire.stub.Generate(request, metadata=ACME)
+        await wire.batcher.hold(await wire.batcher.task())
+        cancelled.cancel()
+        await wire.until(lambda: not len(wire.gateway.registry))
+        assert (await listed(wire))["tokens_per_minute"] < used + 40
+
+
+async def test_a_soft_limit_degrades_what_is_routed_and_leaves_what_is_named(
+    nats_url: str, model_folder: Path
+) -> None:
+    limits = {"requests_per_minute": 2, "burst_s": 60, "soft": {"share": 0.4, "model": "small"}}
+    async with open_wire(
+        nats_url,
+        model_folder,
+        tenants={"acme": {"limits": limits}},
+        routing={"default": "large"},
+        prices={"small": (1, 1), "large": (2, 2)},
+    ) as wire:
+        assert await answered(wire, prompt(model="large")) == "large"
+        assert await answered(wire, prompt(model="auto")) == "small"
+
+
+async def test_a_reload_changes_limits(nats_url: str, model_folder: Path) -> None:
+    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+        await answered(wire)
+        _, error = await error_of(wire.stub.Generate(prompt(), metadata=ACME))
+        assert isinstance(error, LimitReached)
+        limits = LimitSettings(requests_per_minute=100)
+        changed: Settings = wire.settings.model_copy(
+            update={"tenants": {"acme": TenantSettings(limits=limits)}}
+        )
+        await wire.reload(changed)
+        await answered(wire)
+
+
+async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None:
+    async with (
+        open_wire(nats_url, model_folder, tenants=ONE) as one,
+        open_wire(nats_url, model_folder, tenants=ONE, gateway_id="gw2") as two,
+    ):
+        await two.until(lambda: "gw1" in two.gateway.peers.known)
+        await answered(one)
+        await one.gateway.peers.hello()
+        await two.until(lambda: bool(two.gateway.limits._buckets))
+        _, error = await error_of(two.stub.Generate(prompt(), metadata=ACME))
+        assert isinstance(error, LimitReached)
