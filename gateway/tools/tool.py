@@ -5,8 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_WORD: Final = re.compile(r"[A-Za-z_$-]{0,32}")
-"""A string of a schema that nobody needs to inspect: a keyword, a name."""
+_KEYWORD: Final = re.compile(
+    r"\$defs|\$ref|additionalProperties|allOf|anyOf|array|boolean|const|default|definitions|description|enum|format"
+    r"|integer|items|maxItems|maxLength|maximum|minItems|minLength|minimum|null|number|object|oneOf|pattern|properties"
+    r"|required|string|title|type"
+)
+"""Strings of a schema that say nothing; almost half of all."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class ToolUse:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON ``value`` with each string and each key changed, but for plain words such as those of schemas."""
+    """The JSON ``value`` with each string and each key changed, but for the keywords of schemas."""
     if isinstance(value, str):
-        return value if _WORD.fullmatch(value) else change(value)
+        return value if _KEYWORD.fullmatch(value) else change(value)
     if isinstance(value, Mapping):
         return {map_texts(key, change): map_texts(one, change) for key, one in value.items()}
     if isinstance(value, list):

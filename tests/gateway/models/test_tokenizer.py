@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.config.models import load_tokenizer
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer, PlainTextEncoder, TemplateRefused
+from gateway.tools.formats import HERMES, LLAMA3, MISTRAL
 from sluice.settings import ModelSettings, SettingsError
 from tests.gateway.kit.tokenizer import (
     ASSISTANT,
@@ -20,6 +21,7 @@ from tests.gateway.kit.tokenizer import (
     END,
     SPECIALS,
     TEMPLATE,
+    TOOLS_TEMPLATE,
     USER,
     id_of,
     make_tokenizer,
@@ -232,3 +234,66 @@ def test_a_broken_folder_is_one_clear_line(
 def test_a_hub_id_that_cannot_be_fetched_is_one_clear_line() -> None:
     with pytest.raises(SettingsError, match="could not be fetched"):
         load_tokenizer(ModelSettings(name="small", path="nobody/nothing"))
+
+
+TOOL: dict[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def test_tools_and_calls_are_rendered_as_hugging_face_does() -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, chat_template=TOOLS_TEMPLATE)
+    ours = replace(TOKENIZATION, template=ChatTemplate(TOOLS_TEMPLATE, {"bos_token": BOS}))
+    function = {"name": "weather", "arguments": {"city": "Ålesund"}}
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "call_1", "name": "weather"},
+    ]
+    expected = theirs.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True)
+    assert ours.encode_chat(messages, tools=[TOOL]) == list(expected["input_ids"])
+
+
+def test_marks_of_calls_have_text_where_calls_are_looked_for() -> None:
+    """Mistral's and Llama's are special tokens, whose text is left out of other answers."""
+    marked = make_tokenizer()
+    marked.add_special_tokens([MISTRAL.opening])
+    tokenization = replace(TOKENIZATION, tokenizer=marked, tool_format=MISTRAL)
+    text = f"Let's see… {MISTRAL.opening}[{{}}]"
+    token_ids = marked.encode(text, add_special_tokens=False).ids
+    detokenizer = tokenization.detokenizer(tools=True)
+    assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == text
+    detokenizer = tokenization.detokenizer()
+    assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == "Let's see… [{}]"
+    assert tokenization.special_id(MISTRAL.opening) in token_ids
+    assert tokenization.special_id("hello") is None
+
+
+def test_the_format_of_calls_is_guessed_or_said(tmp_path: Path) -> None:
+    template = "{% for t in tools %}{{ t }}{% endfor %}"
+    for name, (source, said, expected) in enumerate(
+        (
+            (f"{template}<tool_call>", None, HERMES),
+            (f"{template}[TOOL_CALLS]", None, MISTRAL),
+            (f"{template}Environment: ipython", None, LLAMA3),
+            (template, None, None),
+            ("<tool_call>", None, None),
+            (template, "llama3", LLAMA3),
+            (f"{template}<tool_call>", "mistral", MISTRAL),
+        )
+    ):
+        folder = write_model(tmp_path / str(name), template=source)
+        settings = ModelSettings(name="small", path=str(folder), tool_format=said)
+        assert load_tokenizer(settings).tool_format is expected
+    folder = write_model(tmp_path / "none", template="{{ messages }}")
+    with pytest.raises(SettingsError, match="takes no tools"):
+        load_tokenizer(ModelSettings(name="small", path=str(folder), tool_format="hermes"))

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from sluice.client.request import Message, count_request, generate_request
+from sluice.client.answer import ToolCall
+from sluice.client.request import Message, Tool, count_request, generate_request
 from sluice.errors import InvalidRequest
+from sluice.v1 import inference_pb2 as pb
 
 NOT_UTF8 = "caf\udce9"
 
@@ -30,6 +32,11 @@ NOT_UTF8 = "caf\udce9"
         ("p", {"json_schema": {"a": object()}}, "sampling.json_schema"),
         ("p", {"json_schema": "{}", "regex": "a"}, "sampling.regex"),
         ("p", {"gather_s": "long"}, "gather"),
+        ("p", {"tools": [Tool(NOT_UTF8)]}, "tools"),
+        ("p", {"tools": [Tool("f", "", {"a": object()})]}, "tools"),
+        ("p", {"tool_choice": NOT_UTF8}, "tool_choice.function"),
+        ([Message("tool", "x", tool_call_id=NOT_UTF8)], {}, "chat.messages[0].tool_call_id"),
+        ("p", {"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
         ("p", {"gather_s": float("nan")}, "gather"),
     ],
 )
@@ -55,6 +62,30 @@ def test_how_long_tokens_are_gathered_travels_as_it_is(gather_s: float) -> None:
     request = generate_request("p", {"gather_s": gather_s})
     assert request.HasField("gather")
     assert request.gather.ToTimedelta().total_seconds() == gather_s
+
+
+def test_tools_and_calls_travel() -> None:
+    made = ToolCall("call_1", "f", "{}")
+    turns = [
+        Message("user", "go"),
+        Message("assistant", "", [made]),
+        Message("tool", "done", tool_call_id="call_1"),
+    ]
+    request = generate_request(
+        turns, {"tools": [Tool("f", "d", {"type": "object"})], "tool_choice": "f"}
+    )
+    assert request.tools[0] == pb.Tool(name="f", description="d", parameters='{"type": "object"}')
+    assert request.tool_choice.function == "f"
+    assert request.chat.messages[1].tool_calls[0] == pb.ToolCall(
+        id="call_1", name="f", arguments="{}"
+    )
+    assert request.chat.messages[2].tool_call_id == "call_1"
+    modes = {
+        word: generate_request("p", {"tool_choice": word}).tool_choice.mode
+        for word in ("none", "auto", "required")
+    }
+    assert modes == {"none": 1, "auto": 2, "required": 3}
+    assert generate_request("p", {"logit_bias": {3: -1.5}}).sampling.logit_bias[3] == -1.5
 
 
 def test_unset_options_stay_unset() -> None:

@@ -1,0 +1,128 @@
+"""Demanded calls, several answers and a tool's result through a whole mesh: shipped weights, templates with tools."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from sluice import settings as config
+from sluice.client import AsyncClient, FinishReason, Message, Tool
+from sluice.settings import resolve_model_path
+from sluice.settings.routing import RoutingSettings
+from supervisor.mesh import Mesh, running_mesh
+
+pytestmark = [pytest.mark.mesh, pytest.mark.long]
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "order": {"type": "string", "pattern": "^D-[0-9]{5}$"},
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}, "maxItems": 2},
+    },
+    "required": ["order", "items"],
+    "additionalProperties": False,
+    "$defs": {"item": {"type": "integer", "minimum": 0, "maximum": 99}},
+}
+REFUND = Tool("refund", "Pays back items of an order.", SCHEMA)
+CLOSE = Tool("close", "Closes the ticket.")
+# A model knows the format by its template alone.
+MARKS = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+TEMPLATE = (
+    "<|bos|>{{# {mark} #}}{{% for tool in tools or [] %}}<|user|>{{{{ tool.function.name }}}}<|end|>{{% endfor %}}"
+    "{{% for message in messages %}}<|user|>{{{{ message.content }}}}"
+    "{{{{ message.tool_calls | tojson if message.tool_calls else '' }}}}<|end|>{{% endfor %}}<|assistant|>"
+)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+    models = []
+    for name, mark in MARKS.items():
+        folder = tmp_path_factory.mktemp("models") / name
+        shutil.copytree(resolve_model_path("builtin:small"), folder)
+        (folder / "chat_template.jinja").write_text(TEMPLATE.format(mark=mark))
+        models.append(config.ModelSettings(name=name, path=str(folder), slots=8))
+    settings = config.Settings(
+        models=tuple(models),
+        routing=RoutingSettings(default="hermes"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        http=config.HttpSettings(address="127.0.0.1:0"),
+        batcher=config.BatcherSettings(drain_s=1.0),
+    )
+    async with running_mesh(settings) as running:
+        yield running
+
+
+def check(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), SCHEMA if name == "refund" else {"maxProperties": 0})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("model", MARKS)
+async def test_a_demanded_call_is_valid_and_can_be_answered(mesh: Mesh, model: str) -> None:
+    turns = [Message("user", "My lamp is broken, order D-91198.")]
+    async with AsyncClient(mesh.address) as client:
+        for choice in ("required", "refund"):
+            answer = await client.generate(
+                turns,
+                model=model,
+                tools=[REFUND, CLOSE],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+                temperature=1.0,
+                seed=3,
+                timeout_s=60,
+            ).answer()
+            assert answer.finish_reason is FinishReason.TOOL_CALLS
+            (call,) = answer.tool_calls
+            assert choice in ("required", call.name)
+            check(call.name, call.arguments)
+            assert answer.text == ""
+        turns += [
+            Message("assistant", "", [call]),
+            Message("tool", "done", tool_call_id=call.id),
+        ]
+        last = await client.generate(turns, model=model, tools=[REFUND], max_tokens=8).answer()
+        assert last.usage.completion_tokens
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_openais_client_gets_several_answers_with_calls(mesh: Mesh) -> None:
+    function = {"name": "refund", "description": REFUND.description, "parameters": SCHEMA}
+    tools: Any = [{"type": "function", "function": {**function, "strict": True}}]
+    messages: Any = [{"role": "user", "content": "My lamp is broken."}]
+    async with AsyncOpenAI(base_url=f"http://{mesh.http}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(
+            model="hermes",
+            messages=messages,
+            tools=tools,
+            tool_choice={"type": "function", "function": {"name": "refund"}},
+            n=3,
+            temperature=1.0,
+            seed=5,
+        )
+        made = [c.message.tool_calls[0] for c in answer.choices if c.message.tool_calls]
+        assert len(made) == 3
+        for call in made:
+            assert call.type == "function"
+            check("refund", call.function.arguments)
+        assert len({call.function.arguments for call in made}) > 1, "each has draws of its own"
+        stream = await client.responses.create(
+            model="mistral",
+            input=messages,
+            tools=[{"type": "function", "strict": True, **function}],  # type: ignore[list-item]
+            tool_choice="required",
+            parallel_tool_calls=False,
+            stream=True,
+        )
+        events = [event async for event in stream]
+        final = events[-1]
+        assert final.type == "response.completed"
+        (item,) = final.response.output
+        assert item.type == "function_call"
+        check(item.name, item.arguments)
