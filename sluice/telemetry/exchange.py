@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from sluice.errors import TransportUnavailable
 from sluice.telemetry.registry import MetricRegistry, Series
 from sluice.v1.admin_pb2 import MetricPoint, MetricSeries, ProcessMetrics, ReadMetricsRequest
 from sluice.wire import subjects
@@ -17,6 +18,7 @@ from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 
 _log = logging.getLogger(__name__)
 
+RETRY_AFTER_S: Final = 1.0
 GATHER_S: Final = 0.25
 """How long answers are waited for, seconds: nobody knows how many processes there are."""
 
@@ -36,13 +38,19 @@ class MetricsExchange:
         await client.subscribe(subjects.METRICS, cb=self._answer)
 
     async def read_all(self, names: Collection[str]) -> list[ProcessMetrics]:
-        """The metrics of these ``names`` (all without any) of every process that answers within `GATHER_S`."""
+        """The metrics of these ``names`` (all without any) of every process that answers within `GATHER_S`.
+
+        Raises:
+            TransportUnavailable: NATS is not connected.
+        """
         found: list[ProcessMetrics] = []
 
         async def take(message: Msg) -> None:
             found.append(unpack(ProcessMetrics, message.data))
 
         assert self._client is not None, "started"
+        if not self._client.is_connected:
+            raise TransportUnavailable("NATS is not connected", retry_after_s=RETRY_AFTER_S)
         inbox = subjects.metrics_to(self._instance, secrets.token_hex(8))
         subscription = await self._client.subscribe(inbox, cb=take)
         try:
