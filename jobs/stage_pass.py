@@ -345,7 +345,8 @@ class StagePass:
         self._done.add(outcome.place for outcome in outcomes)
         for outcome in outcomes:
             self._add_counts(outcome)
-            self._context.metrics.settled(outcome)
+            if not outcome.carried:
+                self._context.metrics.settled(outcome)
         self._complete = self._at_end and not self._unwritten
         assert self._done.is_whole or not self._complete, "no place is left out"
         segment = JobSegment(outcomes=outcomes, checkpoint=self._checkpoint())

@@ -96,7 +96,7 @@ class Splitter:
 
     async def _part_tokens(self) -> int:
         prompt = rendered(self._stage, "", 0, 1)
-        request = CountTokensRequest(model=self._model, prompt=prompt or " ")
+        request = CountTokensRequest(model=self._model, prompt=prompt if prompt.strip() else "-")
         counted = await self._ask(self._gateways.models.CountTokens, request)
         context = int(counted.context_tokens)
         room = context - counted.token_count - (self._max_tokens or context // ANSWER_SHARE)
@@ -170,7 +170,7 @@ class StageSource:
 
     async def _of_line(self, one: Entry | ItemOutcome) -> Block:
         if isinstance(one, ItemOutcome):
-            return [self._placed(one, one.result.index)]
+            return [self._placed(one, one.result.index, carried=False)]
         result = JobResult(line=one.line, custom_id=one.custom_id, url=one.url)
         if one.request.WhichOneof("input") != "prompt":
             reason = "a job with stages splits prompts: the line has messages"
@@ -195,10 +195,10 @@ class StageSource:
             if len(document) > 1:
                 where = f"part {failed.result.part + 1} of {len(document)}"
                 failed.result.error.message = f"{where}: {failed.result.error.message}"
-            return [self._placed(failed, first.document)]
+            return [self._placed(failed, first.document, carried=True)]
         repeated = self._number >= len(self._spec.stages)
         if repeated and len(document) == 1:
-            return [self._placed(first, first.document)]
+            return [self._placed(first, first.document, carried=True)]
         text = BETWEEN.join(one.result.answer.text for one in document)
         base, result = defaults_of(self._spec), first.result
         return await self._split(
@@ -245,13 +245,13 @@ class StageSource:
     ) -> ItemOutcome:
         result = JobResult(line=of.line, custom_id=of.custom_id, url=of.url)
         result.error.CopyFrom(JobItemError(code=code, reason=reason, message=message[:1000]))
-        return self._placed(ItemOutcome(result=result), document)
+        return self._placed(ItemOutcome(result=result), document, carried=False)
 
-    def _placed(self, outcome: ItemOutcome, document: int) -> ItemOutcome:
+    def _placed(self, outcome: ItemOutcome, document: int, *, carried: bool) -> ItemOutcome:
         """``outcome`` as that of the next item."""
         outcome.place = outcome.result.index = self._next_index()
         outcome.result.part, outcome.result.parts = 0, 1
-        outcome.document, outcome.carried = document, True
+        outcome.document, outcome.carried = document, carried
         outcome.ClearField("input_hash")
         return outcome
 

@@ -104,13 +104,13 @@ def write_table(jobs: list[pb.Job]) -> None:
 
 def sentence(job: pb.Job) -> str:
     """How far a job is, in one line."""
-    progress = job.progress
+    progress, speed = job.progress, _speed(job)
     done = progress.succeeded + progress.dead
     total = f"{progress.total}{'' if progress.total_final else '+'}"
     left = f" · {_span(job)} left" if progress.HasField("remaining") else ""
     return (
         f"{state_of(job)} · {done}/{total} done · {progress.dead} failed"
-        f" · {progress.items_per_second:.1f} items/s · {progress.tokens_per_second:.0f} tokens/s"
+        f" · {speed.items_per_second:.1f} items/s · {speed.tokens_per_second:.0f} tokens/s"
         f"{left} · cost {_cost(progress)}"
     )
 
@@ -155,18 +155,23 @@ def display(shown: bool) -> Iterator[Display]:
 
 
 def _row(job: pb.Job) -> tuple[str, ...]:
-    progress = job.progress
+    progress, speed = job.progress, _speed(job)
     return (
         job.id,
         job.spec.name or "-",
         state_of(job),
         f"{progress.succeeded + progress.dead}/{progress.total}{'' if progress.total_final else '+'}",
         str(progress.dead),
-        f"{progress.items_per_second:.1f}",
-        f"{progress.tokens_per_second:.0f}",
+        f"{speed.items_per_second:.1f}",
+        f"{speed.tokens_per_second:.0f}",
         _span(job) if progress.HasField("remaining") else "-",
         _cost(progress),
     )
+
+
+def _speed(job: pb.Job) -> pb.JobProgress | pb.JobReport:
+    """Of the last minute; of the whole time where that is over."""
+    return job.report if job.HasField("report") else job.progress
 
 
 def _cost(progress: pb.JobProgress) -> str:

@@ -64,6 +64,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         return pb.ListModelsResponse(models=[pb.Model(name="echo")])
 
     async def CountTokens(self, request: Any, context: Any) -> pb.CountTokensResponse:
+        assert request.prompt.strip(), "a gateway refuses an empty prompt"
         count = len(request.prompt.split())
         return pb.CountTokensResponse(token_count=count, context_tokens=self.context, model="echo")
 

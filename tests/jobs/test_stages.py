@@ -114,7 +114,7 @@ async def test_a_template_without_room_for_a_text_fails_the_job(
 ) -> None:
     await processes.start()
     gateway.context = 3
-    job = await processes.create(documents("one"), stages=[MAP, REDUCE])
+    job = await processes.create(documents("one"), stages=[pb.JobStage(), REDUCE])
     stage_ = pb.JobStage(template="a b c d {text}")
     full = await processes.create(documents("one"), stages=[stage_, REDUCE])
 

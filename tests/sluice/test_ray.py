@@ -87,7 +87,7 @@ rows = ray.data.from_items([{"id": n} for n in range(80)])
 rows = rows.map_batches(Configured, batch_size=10, concurrency=2).take_all()
 assert sorted(row["id"] for row in rows) == list(range(80)), len(rows)
 assert {row["answer"] for row in rows} == {"abc"}
-print("rows", len(rows), os.path.exists(flag))
+assert os.path.exists(flag), "an actor was killed"
 """
 
 
@@ -102,4 +102,3 @@ async def test_rows_of_a_killed_actor_are_there_once(tmp_path: Path) -> None:
             subprocess.run, command, capture_output=True, text=True, timeout=150
         )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert "rows 80 True" in ran.stdout

@@ -1,0 +1,148 @@
+"""What ends, slows or pauses a job: its deadline, its rates, a full store, a NATS server that is killed."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sluice import errors
+from sluice.client.channel import error_of
+from sluice.startup import free_port
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import timestamp, unix_ms
+from supervisor.nats import NatsConfig, nats_command, wait_for_nats
+from tests.jobs.gateway_double import GatewayDouble
+from tests.jobs.processes import Processes, lines
+
+MIB = 1024**2
+
+
+async def test_a_job_past_its_deadline_expires_and_keeps_its_results(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start(window_items=4)
+    gateway.plan = lambda prompt, tries: gateway.hold.clear() if prompt == "prompt 9" else None
+    limits = pb.JobLimits(deadline_time=timestamp(unix_ms() + 1500))
+    job = await processes.create(lines(20), limits=limits)
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_EXPIRED, "DEADLINE_PASSED")
+    assert job.HasField("end_time")
+    assert job.report.progress.succeeded == len(await processes.results(job.id)) >= 8
+    with pytest.raises(grpc.RpcError) as refused:
+        await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    assert isinstance(error_of(refused.value), errors.WrongJobState)
+
+
+@pytest.mark.parametrize(
+    ("limits", "least_s"),
+    [
+        # 10 at once, then 10 a second: 5 more.
+        (pb.JobLimits(requests_per_minute=600), 0.5),
+        # 4 tokens an item; 20 at once, then 20 a second, each known when its item is answered: 60 less 20 and an item.
+        (pb.JobLimits(tokens_per_minute=1200, concurrency=1), 1.8),
+    ],
+    ids=["requests", "tokens"],
+)
+async def test_a_rate_holds_from_end_to_end(
+    processes: Processes, gateway: GatewayDouble, limits: pb.JobLimits, least_s: float
+) -> None:
+    asked: list[float] = []
+    gateway.plan = lambda prompt, tries: asked.append(time.monotonic())
+    await processes.start()
+    job = await processes.create(lines(15), limits=limits)
+    job = await processes.ended(job.id)
+
+    assert job.state == pb.JOB_STATE_COMPLETED
+    assert len(asked) == 15
+    assert asked[-1] - asked[0] >= 0.9 * least_s
+
+
+async def test_a_full_store_pauses_the_job_and_says_what_to_do(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    small = await processes.start("one", results_max_bytes=MIB)
+    gateway.answer = lambda prompt: prompt + "x" * 50_000
+    job = await processes.create(lines(60))
+    job = await processes.ended(job.id)
+
+    assert (job.state, job.reason_code) == (pb.JOB_STATE_PAUSED, "STORAGE_FULL")
+    assert "raise jobs.results_max_bytes" in job.reason
+    assert "resume the job" in job.reason
+    written = len(await processes.results(job.id))
+    assert 0 < written < 60
+    await small.end()
+    await processes.start("two", results_max_bytes=8 * MIB)
+    await processes.stub.ResumeJob(pb.ResumeJobRequest(id=job.id))
+    job = await processes.when(job.id, lambda one: one.state == pb.JOB_STATE_COMPLETED)
+
+    assert [one.index for one in await processes.results(job.id)] == list(range(60))
+    assert job.progress.succeeded == 60
+
+
+async def test_an_upload_that_is_too_large_for_the_store_is_refused(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start(inputs_max_bytes=MIB)
+    with pytest.raises(grpc.RpcError) as refused:
+        await processes.upload(lines(20_000, lambda n: "x" * 100))
+    error = error_of(refused.value)
+    assert isinstance(error, errors.StorageFull)
+    assert "jobs.inputs_max_bytes" in error.message
+    await processes.upload(lines(10))
+
+
+class KilledNats:
+    """A server that can be killed and started again with what it has stored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = NatsConfig(free_port(), folder / "store")
+        self._command = nats_command(self.config, folder / "nats.conf")
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture
+async def killed_nats(tmp_path: Path) -> AsyncIterator[KilledNats]:
+    nats = KilledNats(tmp_path)
+    await wait_for_nats(nats.config.url, 30)
+    yield nats
+    nats.kill()
+
+
+async def test_a_job_outlives_a_nats_server_that_is_killed(
+    killed_nats: KilledNats, gateway: GatewayDouble, tmp_path: Path
+) -> None:
+    async with Processes(killed_nats.config.url, gateway.address, tmp_path) as processes:
+        await processes.start(window_items=64)
+        job = await processes.create(lines(3000))
+        for least in (300, 1500):
+            await processes.when(job.id, lambda one, most=least: one.progress.succeeded >= most)  # type: ignore[misc]
+            killed_nats.kill()
+            killed_nats.start()
+        job = await processes.ended(job.id)
+
+        assert job.state == pb.JOB_STATE_COMPLETED, job.reason
+        assert job.progress.succeeded == 3000
+        assert [one.index for one in await processes.results(job.id)] == list(range(3000))
+        assert sum(gateway.asked.values()) <= 3000 + 2 * (256 + 64)
+
+
+async def test_a_small_job_has_a_speed(processes: Processes, gateway: GatewayDouble) -> None:
+    await processes.start()
+    job = await processes.create(lines(3))
+    job = await processes.ended(job.id)
+
+    assert job.progress.items_per_second > 0
+    assert job.report.items_per_second > 0
