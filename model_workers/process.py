@@ -38,6 +38,10 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.values import load_values
 
         return load_values(settings)
+    from model_workers.engine.encoder_decoder import is_encoder_decoder, load_encoder_decoder
+
+    if is_encoder_decoder(settings):
+        return load_encoder_decoder(settings)
     if settings.tensor_parallel == 1:
         return load_engine(settings, time.monotonic)
     from model_workers.ranks import RankProcesses

@@ -26,6 +26,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "processes": ("processes",),
     "engine": ("engine",),
     "engine-float32": ("engine", "--dtype", "float32"),
+    "seq2seq": ("seq2seq",),
     "batcher": ("batcher",),
     "batcher-mesh": ("batcher", "--only", "mesh"),
     "safety-input": ("safety", "--only", "input"),

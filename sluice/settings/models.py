@@ -1,6 +1,7 @@
 """Settings of a served model, its folder, and the labels of classifiers; shared by gateway and worker."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -180,9 +181,34 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """Prompt and answer together, as a Hugging Face configuration says; None where it does not."""
+    if config.get("is_encoder_decoder"):
+        sides = side_limits(config, None)
+        return None if sides is None else sides.context
     text = language_config(config)
     found = (text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int))
     return next(found, None)
+
+
+@dataclass(frozen=True)
+class SideLimits:
+    """What an encoder-decoder takes: tokens of a prompt, tokens of an answer, and both together."""
+
+    prompt: int
+    answer: int
+    context: int
+
+
+def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLimits | None:
+    """The limits of an encoder-decoder, by its configuration and the setting; None where neither says any.
+
+    Models with absolute positions have as many for each side; the others take what ``context_tokens`` says.
+    """
+    positions = config.get("max_position_embeddings") or 0
+    context = context_tokens or 2 * (positions or config.get("n_positions") or 0)
+    if not context:
+        return None
+    most = min(positions or context, context)
+    return SideLimits(most, most, context)
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
