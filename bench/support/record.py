@@ -24,6 +24,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "interactive": ("mesh", "interactive_beside_bulk"),
     "open-loop": ("mesh", "openloop_ttft"),
     "processes": ("processes",),
+    "http": ("api", "http_vs_grpc"),
     "engine": ("engine",),
     "engine-float32": ("engine", "--dtype", "float32"),
     "seq2seq": ("seq2seq",),

@@ -34,6 +34,7 @@ import psutil
 
 from bench.support.bare_stream import EVENTS
 from bench.support.harness import Figure, check_runs, machine
+from bench.support.http_load import stream_chats
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
@@ -54,11 +55,16 @@ Processes = Mapping[str, psutil.Process]
 
 @dataclass(frozen=True)
 class Server:
-    """One side: a mesh or the bare server."""
+    """One side: a mesh or the bare server.
+
+    Attributes:
+        http: calls go here over HTTP, as streams of /v1/chat/completions; else over gRPC.
+    """
 
     stub: "Stub"
     model: str
     processes: Processes
+    http: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,17 +79,17 @@ async def request_cost(runs: int) -> list[Figure]:
     """The figures above."""
     check_runs(runs)
     async with echo_mesh() as mesh, bare_server() as bare:
-        many, bare_many = await _interleaved(mesh, bare, MANY, runs)
-        lone, bare_lone = await _interleaved(mesh, bare, 1, runs)
+        many, bare_many = await interleaved(mesh, bare, MANY, runs)
+        lone, bare_lone = await interleaved(mesh, bare, 1, runs)
         async with echo_mesh(config.CacheSettings(enabled=True)) as caching:
-            computed, hits = await _interleaved(mesh, caching, MANY, runs)
-    by_process, by_process_lone = _medians(many), _medians(lone)
+            computed, hits = await interleaved(mesh, caching, MANY, runs)
+    by_process, by_process_lone = medians(many), medians(lone)
     settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS}
     bare_ms, gateway_ms = _total(bare_many), by_process["gateway"]
     rate = statistics.median(run.requests_per_s for run in many)
     bare_rate = statistics.median(run.requests_per_s for run in bare_many)
     lone_ms, bare_lone_ms = _total(lone), _total(bare_lone)
-    hit_ms, computed_ms = _medians(hits)["gateway"], _medians(computed)["gateway"]
+    hit_ms, computed_ms = medians(hits)["gateway"], medians(computed)["gateway"]
     rows: list[tuple[Any, ...]] = [
         ("gateway_cpu_vs_bare_grpc", gateway_ms, bare_ms, bare_ms / gateway_ms, "ms of CPU",
          f"a one-token request, {MANY} callers; peer: the same messages from a bare grpc.aio server", by_process),
@@ -101,8 +107,10 @@ async def request_cost(runs: int) -> list[Figure]:
 
 
 @asynccontextmanager
-async def echo_mesh(cache: config.CacheSettings | None = None) -> AsyncIterator[Server]:
-    """The mesh; ``cache``: as shipped unless given."""
+async def echo_mesh(
+    cache: config.CacheSettings | None = None, http: str | None = None
+) -> AsyncIterator[Server]:
+    """The mesh; ``cache``: as shipped unless given; ``http``: where it serves HTTP, if it does."""
     model = config.ModelSettings(
         name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
     )
@@ -110,7 +118,7 @@ async def echo_mesh(cache: config.CacheSettings | None = None) -> AsyncIterator[
         models=(model,),
         routing=RoutingSettings(default=MODEL),
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
-        http=config.HttpSettings(address=None),
+        http=config.HttpSettings(address=http),
         cache=cache or config.CacheSettings(),
     )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -119,7 +127,7 @@ async def echo_mesh(cache: config.CacheSettings | None = None) -> AsyncIterator[
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            yield Server(stub, MODEL, processes_of(mesh))
+            yield Server(stub, MODEL, processes_of(mesh), mesh.http)
 
 
 @asynccontextmanager
@@ -143,7 +151,7 @@ async def bare_server() -> AsyncIterator[Server]:
         await asyncio.wait_for(process.wait(), 10)
 
 
-async def _interleaved(
+async def interleaved(
     ours: Server, peer: Server, callers: int, runs: int
 ) -> tuple[list[Cost], list[Cost]]:
     """Runs of both sides; the first, a warm-up, is left out."""
@@ -167,6 +175,10 @@ async def _run(server: Server, callers: int) -> Cost:
 
 async def call(server: Server, callers: int, requests: int) -> None:
     """``requests`` one-token calls by ``callers``."""
+    if server.http is not None:
+        body = {"model": server.model, "messages": [{"role": "user", "content": PROMPT}]}
+        await stream_chats(server.http, {**body, "max_tokens": 1}, callers, requests)
+        return
     left = itertools.count(requests, -1)
     request = inference_pb2.GenerateRequest(
         prompt=PROMPT, model=server.model, sampling=inference_pb2.SamplingParams(max_tokens=1)
@@ -196,7 +208,7 @@ def _cpu_s(processes: Processes) -> dict[str, float]:
     return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
-def _medians(costs: list[Cost]) -> dict[str, float]:
+def medians(costs: list[Cost]) -> dict[str, float]:
     """By process."""
     return {name: statistics.median(one.cpu_ms[name] for one in costs) for name in costs[0].cpu_ms}
 
