@@ -48,6 +48,7 @@ class OpenAIServer:
     """The server and what it saw.
 
     Attributes:
+        model: its only one.
         faults: of the next requests, one each; None: that one is answered.
         requests: their bodies.
         authorizations: headers of the same.
@@ -58,6 +59,7 @@ class OpenAIServer:
     """
 
     url: str = ""
+    model: str = "m"
     faults: deque[Fault | None] = field(default_factory=deque)
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
@@ -81,7 +83,7 @@ class OpenAIServer:
     async def models(self, request: web.Request) -> web.Response:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"type": "invalid_key"}}, status=401)
-        return web.json_response({"data": [{"id": "m"}]})
+        return web.json_response({"data": [{"id": self.model}]})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -85,7 +85,7 @@ class Channel:
 
 
 def model(server: OpenAIServer, api: str, **settings: Any) -> ModelSettings:
-    values = {"url": server.url, "model": "m", "api": api, **settings}
+    values = {"url": server.url, "model": server.model, "api": api, **settings}
     return ModelSettings.model_validate(
         {"name": "gpt", "path": "builtin:small", "engine": "openai", "server": values}
     )
