@@ -248,7 +248,8 @@ def _state_root(named: Path | None) -> Iterator[Path]:
 async def running_worker(settings: Settings, host: str, port: int) -> AsyncIterator[str]:
     """Serves every model of ``settings`` on ``host:port`` while the block runs; its output is ours.
 
-    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are ignored.
+    ``triton.url`` and the models' ``triton_url`` say how others reach this worker, so they are ignored. Models that
+    somebody else's server computes have workers of their own, `model_workers.remote`.
 
     Raises:
         SetupError: something is missing, taken or did not start.
@@ -273,7 +274,16 @@ async def running_worker(settings: Settings, host: str, port: int) -> AsyncItera
 
 
 def _served_here(settings: Settings) -> Settings:
-    models = tuple(model.model_copy(update={"triton_url": None}) for model in settings.models)
+    models = tuple(
+        model.model_copy(update={"triton_url": None})
+        for model in settings.models
+        if model.server is None
+    )
+    if not models:
+        raise SetupError(
+            "models: other servers compute all of them; run: "
+            f"python -m model_workers.remote --config FILE --model {settings.models[0].name}"
+        )
     triton = settings.triton.model_copy(update={"url": None})
     return settings.model_copy(update={"models": models, "triton": triton})
 

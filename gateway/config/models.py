@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
-from gateway.tools.formats import FORMATS, ToolFormat, guess
+from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
 from sluice.settings.models import context_tokens_of, labels_of, language_config
 from sluice.settings.sentence_folder import FILES, SentenceFolder, read_sentence_folder
@@ -87,6 +87,7 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
         context_tokens=context_tokens,
         vocab_size=tokens.conversation,
         stop_token_ids=frozenset({tokens.end}),
+        tool_format=HERMES,  # in which the worker writes the calls that the server makes
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from model_workers.engine.protocol import RowEnd, RowSpec, Sampling, TokenLogprobs
 from model_workers.remote.faults import Retry, ServerFault, fault_in_stream
+from model_workers.remote.tool_calls import messages_for
 from sluice.errors import InvalidRequest, SafetyBlocked
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TextTokens
@@ -40,9 +41,10 @@ class ServerUsage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What an event says: text or token ids, as the API of the server is, the end, or both."""
+    """What an event says: text, pieces of tool calls or token ids, as the API of the server is; the end, or both."""
 
     text: str = ""
+    calls: Sequence[Mapping[str, Any]] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     end: RowEnd | None = None
@@ -114,7 +116,7 @@ class ServerApi:
         body: dict[str, Any] = {"model": self.settings.model, "stream": True}
         if self.settings.api == "chat":
             assert self.tokens is not None, "text needs them"
-            body["messages"] = messages_of(spec.prompt, self.tokens)
+            body |= conversation_of(spec.prompt, self.tokens)
         else:
             body["prompt"] = [*spec.prompt, *spec.produced]
         if self.settings.api == "tokens":
@@ -183,23 +185,25 @@ class ServerApi:
         if self.settings.api == "completions":
             return Chunk(_text(choice.get("text")))
         delta = choice.get("delta") or {}
-        return Chunk(_text(delta.get("content")) + _text(delta.get("refusal")))
+        said = _text(delta.get("content")) + _text(delta.get("refusal"))
+        return Chunk(said, delta.get("tool_calls") or ())
 
 
-def messages_of(prompt: Sequence[int], tokens: TextTokens) -> list[dict[str, Any]]:
-    """The messages of a conversation; a prompt that is none is one of the user.
+def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:
+    """Messages and tools of a conversation; a prompt that is none is a message of the user.
 
     Raises:
         ServerFault: it was cut or made otherwise than by the gateway.
     """
     text = tokens.decode(prompt)
     if prompt[0] != tokens.conversation:
-        return [{"role": "user", "content": text}]
+        return {"messages": [{"role": "user", "content": text}]}
     try:
-        messages: list[dict[str, Any]] = json.loads(text)["messages"]
+        said = json.loads(text)
+        conversation = {"messages": messages_for(said["messages"])}
+        return conversation | ({"tools": said["tools"]} if said["tools"] else {})
     except (ValueError, LookupError) as error:
         raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
-    return messages
 
 
 def _unless_neutral(sampling: Sampling, name: str) -> float | None:

@@ -21,6 +21,7 @@ from model_workers.remote.api import DONE, Chunk, EventReader, ServerApi, Server
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
 from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
+from model_workers.remote.tool_calls import CallText
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SetupError
 from sluice.wire.text_tokens import TextTokens
 
@@ -222,13 +223,14 @@ class _Reading:
         self._end: RowEnd | None = None
         self._usage: ServerUsage | None = None
         self._known = known
+        self._calls = CallText()
 
     def take(self, chunk: Chunk) -> None:
         """What the server said next."""
         token_ids = chunk.token_ids
-        if chunk.text and (text := self._unknown(chunk.text)):
+        if said := self._text(chunk):
             assert self._tokens is not None, "text needs them"
-            token_ids = tuple(self._tokens.encode(text))
+            token_ids = tuple(self._tokens.encode(self._unknown(said)))
         if token_ids:
             self.emitted = True
             self._emit(token_ids, chunk.logprobs)
@@ -246,6 +248,13 @@ class _Reading:
         if self._known:
             raise _differs()
         return Answered(self._end, self._usage)
+
+    def _text(self, chunk: Chunk) -> str:
+        try:
+            calls = self._calls.push(chunk.calls)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ServerFault("the server sent a tool call without a name") from error
+        return chunk.text + calls + (self._calls.close() if chunk.end is not None else "")
 
     def _unknown(self, text: str) -> str:
         """``text`` without what the caller has from an earlier attempt."""

@@ -21,7 +21,8 @@ CONVERSATION: Final = "<|sluice_conversation|>"
 END: Final = "<|sluice_end|>"
 
 TEMPLATE: Final = (
-    CONVERSATION + '{{ {"messages": messages} | tojson | replace("<|", "\\\\u003c|") }}'
+    CONVERSATION
+    + '{{ {"messages": messages, "tools": tools} | tojson | replace("<|", "\\\\u003c|") }}'
 )
 """The chat template that writes messages as JSON; they never contain `CONVERSATION` literally."""
 

@@ -1,6 +1,7 @@
 """Models that other servers compute, through a whole mesh without Triton; the servers misbehave on demand."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest_asyncio
 from sluice import settings as config
 from sluice.client.aio import AsyncClient
 from sluice.client.answer import FinishReason, NoticeKind
+from sluice.client.request import Message, Tool
 from sluice.client.retry import RetryPolicy
 from sluice.errors import InvalidRequest, ModelUnavailable, SetupError
+from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill
@@ -55,6 +58,7 @@ async def mesh(server: OpenAIServer) -> AsyncIterator[Mesh]:
             gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
             batcher=config.BatcherSettings(drain_s=1.0),
             jobs=config.JobsSettings(replicas=0),
+            http=HttpSettings(address=None),
         )
         started = running_mesh(settings)
         mesh = await started.__aenter__()
@@ -99,6 +103,29 @@ async def test_a_parameter_that_the_server_does_not_take_is_refused(client: Asyn
     with pytest.raises(InvalidRequest, match=r"sampling\.top_k: the server of chat"):
         await client.generate(QUESTION, model="chat", top_k=3).answer()
     await client.generate(QUESTION, model="exact", top_k=3, max_tokens=2).answer()
+
+
+async def test_tools_reach_the_server_and_its_calls_the_caller(
+    client: AsyncClient, server: OpenAIServer
+) -> None:
+    tools = [Tool("look_up", "Weather.", {"type": "object", "properties": {}}), Tool("now")]
+    answer = await client.generate(QUESTION, model="chat", tools=tools).answer()
+    assert [one["function"]["name"] for one in server.requests[-1]["tools"]] == ["look_up", "now"]
+    assert answer.finish_reason == FinishReason.TOOL_CALLS
+    calls = [(one.name, json.loads(one.arguments)) for one in answer.tool_calls]
+    assert calls == [("look_up", {"city": "Köln"}), ("look_up", {"city": "Rome"}), ("now", {})]
+    assert answer.text == "Let me see."
+    conversation = [
+        Message("user", QUESTION),
+        Message("assistant", answer.text, answer.tool_calls[:1]),
+        Message("tool", "rain", tool_call_id=answer.tool_calls[0].id),
+    ]
+    await client.generate(conversation, model="chat", tools=tools, max_tokens=2).answer()
+    roles = [one["role"] for one in server.requests[-1]["messages"]]
+    assert roles == ["user", "assistant", "tool"]
+    (call,) = server.requests[-1]["messages"][1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+    assert server.requests[-1]["messages"][2]["tool_call_id"] == call["id"]
 
 
 async def test_a_caller_that_goes_away_ends_the_request(
@@ -172,3 +199,32 @@ async def test_a_server_that_is_not_there_is_told_at_start() -> None:
     with pytest.raises(SetupError, match=r"remote-gpt ended.*127\.0\.0\.1:1/v1: .*reached"):
         async with running_mesh(settings):
             pass
+
+
+@pytest.mark.long
+async def test_a_mesh_in_front_of_a_mesh_gives_its_answers() -> None:
+    inner = config.Settings(
+        models=(config.ModelSettings(name="small", path="builtin:small"),),
+        routing=RoutingSettings(default="small"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        http=HttpSettings(address="127.0.0.1:0"),
+        jobs=config.JobsSettings(replicas=0),
+    )
+    async with running_mesh(inner) as below:
+        url = f"http://{below.http}/v1"
+        named = OpenAIServer(url=url, model="small")
+        outer = inner.model_copy(
+            update={"models": (model("small", named, "chat"),), "http": HttpSettings(address=None)}
+        )
+        async with (
+            running_mesh(outer) as above,
+            AsyncClient(below.address) as direct,
+            AsyncClient(above.address) as through,
+        ):
+            for question in ("What is 12 plus 7?", "Extract the order number: 4711."):
+                answers = [
+                    await client.generate(question, max_tokens=50).answer()
+                    for client in (direct, through)
+                ]
+                assert answers[0].text == answers[1].text
+                assert answers[0].finish_reason == answers[1].finish_reason

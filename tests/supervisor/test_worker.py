@@ -89,3 +89,12 @@ async def test_a_worker_alone() -> None:
     with held, pytest.raises(SetupError, match=r"^triton\.port: .* is in use"):
         async with running_worker(settings(), "127.0.0.1", port):
             pass
+
+
+async def test_a_worker_without_a_model_of_its_own_says_what_to_run() -> None:
+    server = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    one = {"name": "gpt", "path": "builtin:small", "engine": "openai", "server": server}
+    remote = Settings.model_validate({"models": [one], "routing": {"default": "gpt"}})
+    with pytest.raises(SetupError, match=r"model_workers\.remote .*--model gpt"):
+        async with running_worker(remote, "127.0.0.1", free_port()):
+            pass

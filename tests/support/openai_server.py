@@ -13,6 +13,15 @@ from aiohttp import web
 WAIT_S = 30.0
 WORDS = ("naïve ", "café", " 中文", "😀", "\n", "<|im_end|>", " e\u0301", "ﬁ", " the", " end.")
 
+CALL_PIECES = (
+    (0, "look_up", ""),
+    (0, "", '{"city": "K'),
+    (0, "", 'öln"}'),
+    (1, "look_up", '{"city": "Rome"}'),
+    (2, "now", ""),
+)
+"""Of the tool calls of an answer: number, name and a piece of the arguments."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -133,12 +142,19 @@ class OpenAIServer:
             request.transport.abort()
 
 
+def call_piece(piece: tuple[int, str, str]) -> dict[str, Any]:
+    index, name, arguments = piece
+    function = {"arguments": arguments, **({"name": name} if name else {})}
+    return {"delta": {"tool_calls": [{"index": index, "function": function}]}}
+
+
 def _events(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     count = body.get("max_tokens", 12)
-    if "messages" in body:
-        choices: list[dict[str, Any]] = [
-            {"delta": {"content": word}} for word in answer_words(body["messages"], count)
-        ]
+    choices: list[dict[str, Any]]
+    if "tools" in body and body["messages"][-1]["role"] == "user":
+        choices = [{"delta": {"content": "Let me see."}}, *map(call_piece, CALL_PIECES)]
+    elif "messages" in body:
+        choices = [{"delta": {"content": word}} for word in answer_words(body["messages"], count)]
     elif body.get("return_token_ids"):
         choices = [{"text": "?", "token_ids": [t]} for t in answer_tokens(body["prompt"], count)]
     else:

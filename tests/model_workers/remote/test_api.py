@@ -1,6 +1,7 @@
 """What is asked of a server, and what its events say."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from model_workers.engine.protocol import RowEnd, Sampling
 from model_workers.remote.api import EVENT_BYTES_MAX, EventReader, ServerApi
 from model_workers.remote.faults import Retry, ServerFault, fault_of_status
+from model_workers.remote.tool_calls import CallText
 from sluice.errors import InvalidRequest, ModelUnavailable, Overloaded
 from sluice.settings import resolve_model_path
 from sluice.settings.remote import ServerSettings
 from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
+from tests.support.openai_server import CALL_PIECES, call_piece
 from tests.support.rows import row_spec
 
 TOKENS = load_text_tokens(Path(resolve_model_path("builtin:small"), "tokenizer.json"))
@@ -179,3 +182,31 @@ def test_messages_reach_the_server_as_they_were(content: str) -> None:
     (message,) = api("chat").body(row_spec("r", alone))["messages"]
     assert message["role"] == "user"
     assert message["content"].endswith(content)
+
+
+def test_tools_and_calls_reach_the_server_in_the_form_of_the_api() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1", "name": "f"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    tokenizer = ModelTokenizer(
+        TOKENS.tokenizer, ChatTemplate(TEMPLATE, {}), 1000, TOKENS.conversation, frozenset()
+    )
+    body = api("chat").body(row_spec("r", tokenizer.encode_chat(messages, tools=tools)))
+    assert body["tools"] == tools
+    assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
+    assert body["messages"][2] == {"role": "tool", "content": "42", "tool_call_id": "c1"}
+
+
+def test_calls_are_written_as_text() -> None:
+    text, pieces = CallText(), [call_piece(one)["delta"]["tool_calls"] for one in CALL_PIECES]
+    written = "".join(map(text.push, pieces)) + text.close()
+    assert re.findall("<tool_call>(.*?)</tool_call>", written) == [
+        '{"name": "look_up", "arguments": {"city": "Köln"}}',
+        '{"name": "look_up", "arguments": {"city": "Rome"}}',
+        '{"name": "now", "arguments": {}}',
+    ]
+    assert text.close() == ""
