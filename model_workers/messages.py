@@ -126,6 +126,10 @@ def frame(step: RowStep, timings: frame_pb2.RowTimings | None) -> frame_pb2.Fram
         message.final.timings.CopyFrom(timings or frame_pb2.RowTimings())
         message.final.cached_prompt_tokens = step.cached_prompt_tokens
         message.final.values = step.values
+        if step.server_tokens is not None:
+            prompt_tokens, completion_tokens = step.server_tokens
+            message.final.server_tokens.prompt_tokens = prompt_tokens
+            message.final.server_tokens.completion_tokens = completion_tokens
     if step.end in (RowEnd.FAILED, RowEnd.RETURNED):
         message.final.error.reason = step.reason
         message.final.error.message = step.error

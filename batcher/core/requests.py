@@ -409,6 +409,7 @@ class Requests:
             timings=row.timings(final.timings),
             cached_prompt_tokens=final.cached_prompt_tokens,
             values=final.values,
+            server_tokens=final.server_tokens if final.HasField("server_tokens") else None,
         )
         if final.HasField("error"):
             row.final.error.CopyFrom(final.error)

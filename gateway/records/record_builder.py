@@ -212,6 +212,10 @@ class RecordBuilder:
             unused_reason=attempt.unused_reason,
             single_start_reason=attempt.single_start_reason,
         )
+        counted = attempt.server_tokens
+        if counted is not None:
+            kept.server_prompt_tokens = counted.prompt_tokens
+            kept.server_completion_tokens = counted.completion_tokens
         batch = attempt.batch
         if batch is not None:
             kept.worker = batch.worker

@@ -104,10 +104,19 @@ class ModelAttempt:
         return self.published or self.assembler.has_frames
 
     @property
+    def server_tokens(self) -> frame_pb2.ServerTokens | None:
+        """The tokens as the server that computed the row bills them, where there is one that says it."""
+        if self.final is None or not self.final.HasField("server_tokens"):
+            return None
+        return self.final.server_tokens
+
+    @property
     def billed_tokens(self) -> tuple[int, int]:
         """Tokens of prompt and answer that cost something: those that the caller brought do not."""
         if not self.taken:
             return 0, 0
+        if self.server_tokens is not None:
+            return self.server_tokens.prompt_tokens, self.server_tokens.completion_tokens
         return self.prompt_tokens, max(0, self.completion_tokens - self.resumed)
 
     @property

@@ -113,6 +113,7 @@ class RowStep:
         end: set in the last step of a row, and only there.
         error: one sentence when ``end`` is FAILED or RETURNED, and ``reason`` one of `sluice.errors`.
         cached_prompt_tokens: tokens of the prompt that were found in the prefix cache.
+        server_tokens: of prompt and answer, as the server that computed the row counts and bills them.
         gather_s: as in `RowSpec`.
         values: the numbers that `RowSpec.values` asked for, float32, little-endian; only with the end.
     """
@@ -127,6 +128,7 @@ class RowStep:
     error: str = ""
     reason: str = ENGINE_FAILED
     cached_prompt_tokens: int = 0
+    server_tokens: tuple[int, int] | None = None
     gather_s: float = 0.0
     values: bytes = b""
 

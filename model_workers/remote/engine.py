@@ -24,6 +24,7 @@ from model_workers.engine.protocol import (
     RowTooLong,
     TokenLogprobs,
 )
+from model_workers.remote.api import ServerUsage
 from model_workers.remote.client import ServerClient
 from model_workers.remote.faults import Retry, ServerFault
 from sluice.internal.v1 import worker_pb2
@@ -43,7 +44,7 @@ class Event:
     end: RowEnd | None = None
     error: str = ""
     reason: str = ENGINE_FAILED
-    cached_tokens: int = 0
+    usage: ServerUsage | None = None
 
 
 @dataclass(eq=False)
@@ -76,9 +77,16 @@ class RemoteRow:
             end=event.end,
             error=event.error,
             reason=event.reason,
-            cached_prompt_tokens=event.cached_tokens,
+            cached_prompt_tokens=event.usage.cached_tokens if event.usage else 0,
+            server_tokens=self._billed(event.usage),
             gather_s=self.spec.gather_s,
         )
+
+    def _billed(self, usage: ServerUsage | None) -> tuple[int, int] | None:
+        """Of a row that was begun before, nobody knows what was billed then."""
+        if usage is None or self.spec.produced:
+            return None
+        return usage.prompt_tokens, usage.answer_tokens
 
 
 @dataclass(frozen=True)
@@ -209,8 +217,7 @@ class RemoteEngine:
         try:
             async with asyncio.timeout_at(spec.deadline), self._slots:
                 answered = await self.client.answer(spec, emit)
-            cached = answered.usage.cached_tokens if answered.usage else 0
-            self._tell(Event(row, end=answered.end, cached_tokens=cached))
+            self._tell(Event(row, end=answered.end, usage=answered.usage))
         except TimeoutError:
             self._tell(Event(row, end=RowEnd.DEADLINE))
         except ServerFault as fault:

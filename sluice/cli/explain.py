@@ -165,6 +165,9 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
 
 def _attempt(attempt: ModelAttempt, currency: str) -> Iterator[str]:
     tokens = f"{attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
+    if attempt.HasField("server_prompt_tokens"):
+        theirs = f"{attempt.server_prompt_tokens} + {attempt.server_completion_tokens}"
+        tokens += f" by our count, {theirs} by the server's"
     yield f"model     {attempt.model}: {tokens}, cost {attempt.cost:.3g} {currency}, attempt {attempt.attempt}"
     if attempt.batch_id:
         yield (

@@ -1568,6 +1568,8 @@ class ModelAttempt(_message.Message):
     UNUSED_REASON_FIELD_NUMBER: _builtins.int
     SINGLE_START_REASON_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    SERVER_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SERVER_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model."""
@@ -1599,6 +1601,12 @@ class ModelAttempt(_message.Message):
     """Why the second model of a speculative cascade did not start together with this attempt."""
     resumed_tokens: _builtins.int
     """Of completion_tokens, those that the caller brought with `resume`; they are not in the cost."""
+    server_prompt_tokens: _builtins.int
+    """As somebody else's server counts and bills the tokens (docs/remote-models.md), which the cost follows; unset: no such
+    server, or it did not say, and the tokens above count.
+    """
+    server_completion_tokens: _builtins.int
+    """The same of the answer."""
     rows: _builtins.int
     """Of embeddings, rerank and score: how many rows these are; tokens and cost are their sums, the batch is that of the last."""
     @_builtins.property
@@ -1629,13 +1637,22 @@ class ModelAttempt(_message.Message):
         unused_reason: _builtins.str = ...,
         single_start_reason: _builtins.str = ...,
         resumed_tokens: _builtins.int = ...,
+        server_prompt_tokens: _builtins.int | None = ...,
+        server_completion_tokens: _builtins.int | None = ...,
         rows: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens", "_server_prompt_tokens", b"_server_prompt_tokens", "attempt", b"attempt", "batch_cause", b"batch_cause", "batch_id", b"batch_id", "batch_rows", b"batch_rows", "completion_tokens", b"completion_tokens", "cost", b"cost", "escalation_reason", b"escalation_reason", "kept_reason", b"kept_reason", "model", b"model", "padding_share", b"padding_share", "prompt_tokens", b"prompt_tokens", "queue_wait", b"queue_wait", "queue_wait_max", b"queue_wait_max", "resumed_tokens", b"resumed_tokens", "rows", b"rows", "server_completion_tokens", b"server_completion_tokens", "server_prompt_tokens", b"server_prompt_tokens", "single_start_reason", b"single_start_reason", "unused_reason", b"unused_reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__server_completion_tokens: _TypeAlias = _typing.Literal["server_completion_tokens"]  # noqa: Y015
+    _WhichOneofArgType__server_completion_tokens: _TypeAlias = _typing.Literal["_server_completion_tokens", b"_server_completion_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__server_prompt_tokens: _TypeAlias = _typing.Literal["server_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__server_prompt_tokens: _TypeAlias = _typing.Literal["_server_prompt_tokens", b"_server_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__server_completion_tokens) -> _WhichOneofReturnType__server_completion_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__server_prompt_tokens) -> _WhichOneofReturnType__server_prompt_tokens | None: ...
 
 Global___ModelAttempt: _TypeAlias = ModelAttempt  # noqa: Y015
 

@@ -90,3 +90,8 @@ async def test_a_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         answer = await client.generate(asked, timeout_s=BOUND_S).answer()
 
     assert (answer.model, answer.text) == ("qwen", "77, 265, 340, 812")
+
+
+def test_models_of_other_servers() -> None:
+    settings = load(EXAMPLES / "remote_models.yaml")
+    assert [model.server is not None for model in settings.models] == [True, True]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from sluice.client.aio import AsyncClient
 from sluice.client.answer import FinishReason, NoticeKind
 from sluice.client.request import Message, Tool
 from sluice.client.retry import RetryPolicy
-from sluice.errors import InvalidRequest, ModelUnavailable, SetupError
+from sluice.errors import InvalidRequest, ModelUnavailable, RecordUnknown, SetupError
 from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
+from sluice.v1 import admin_pb2
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill
 from tests.support.openai_server import (
@@ -30,6 +32,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTION = "Why?"
 MANY = 60
+BOUND_S = 30.0
 
 
 def model(name: str, server: OpenAIServer, api: str, **settings: Any) -> config.ModelSettings:
@@ -80,6 +83,14 @@ def words(count: int) -> str:
     return "".join(answer_words([{"content": QUESTION}], count))
 
 
+async def record_of(client: AsyncClient, request_id: str) -> admin_pb2.RequestRecord:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            with suppress(RecordUnknown):
+                return (await client.explain(request_id)).record
+            await asyncio.sleep(0.02)
+
+
 async def test_the_text_of_a_server_arrives_as_it_was_sent(
     client: AsyncClient, server: OpenAIServer
 ) -> None:
@@ -87,6 +98,10 @@ async def test_the_text_of_a_server_arrives_as_it_was_sent(
     assert server.requests[-1]["messages"] == [{"role": "user", "content": QUESTION}]
     assert answer.text == words(30)
     assert answer.finish_reason == FinishReason.LENGTH
+    (attempt,) = (await record_of(client, answer.request_id)).attempts
+    assert (attempt.server_prompt_tokens, attempt.server_completion_tokens) == (5, 30)
+    assert attempt.completion_tokens == answer.usage.completion_tokens > 30
+    assert attempt.cost == pytest.approx((5 * 1.0 + 30 * 2.0) / 1e6)
     stopped = await client.generate(QUESTION, model="chat", max_tokens=30, stop=["the"]).answer()
     assert stopped.text == words(30).partition("the")[0]
     assert stopped.finish_reason == FinishReason.STOP_SEQUENCE

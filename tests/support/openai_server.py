@@ -159,7 +159,12 @@ def _events(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         choices = [{"text": "?", "token_ids": [t]} for t in answer_tokens(body["prompt"], count)]
     else:
         choices = [{"text": WORDS[len(body["prompt"]) % len(WORDS)]} for _ in range(count)]
-    choices.append({"delta": {}, "text": "", "finish_reason": "length"})
+    end = (
+        "length"
+        if "delta" not in choices[-1] or "content" in choices[-1]["delta"]
+        else "tool_calls"
+    )
+    choices.append({"delta": {}, "text": "", "finish_reason": end})
     usage = {
         "prompt_tokens": 5,
         "completion_tokens": count,

@@ -161,6 +161,7 @@ class Final(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    SERVER_TOKENS_FIELD_NUMBER: _builtins.int
     end: Global___RowEnd.ValueType
     """Why it ended."""
     cached_prompt_tokens: _builtins.int
@@ -179,6 +180,10 @@ class Final(_message.Message):
     def batch(self) -> Global___BatchInfo:
         """The batch that the row was sent to a worker with last; unset when it never was."""
 
+    @_builtins.property
+    def server_tokens(self) -> Global___ServerTokens:
+        """The tokens as somebody else's server counts and bills them; unset: no such server, or it did not say."""
+
     def __init__(
         self,
         *,
@@ -188,14 +193,41 @@ class Final(_message.Message):
         batch: Global___BatchInfo | None = ...,
         cached_prompt_tokens: _builtins.int = ...,
         values: _builtins.bytes = ...,
+        server_tokens: Global___ServerTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "error", b"error", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "error", b"error", "server_tokens", b"server_tokens", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "timings", b"timings", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cached_prompt_tokens", b"cached_prompt_tokens", "end", b"end", "error", b"error", "server_tokens", b"server_tokens", "timings", b"timings", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Final: _TypeAlias = Final  # noqa: Y015
+
+@_typing.final
+class ServerTokens(_message.Message):
+    """Tokens of a row as the server that computed it counts them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Of the prompt."""
+    completion_tokens: _builtins.int
+    """Of the answer."""
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerTokens: _TypeAlias = ServerTokens  # noqa: Y015
 
 @_typing.final
 class BatchInfo(_message.Message):

@@ -145,9 +145,11 @@ async def test_token_ids_both_ways(server: OpenAIServer) -> None:
         assert channel.tokens() == answer_tokens(PROMPT, 12)
         assert final.end == frame_pb2.ROW_END_LENGTH
         assert final.cached_prompt_tokens == 3
+        billed = final.server_tokens
+        assert (billed.prompt_tokens, billed.completion_tokens) == (5, 12)
         assert [f.start_index for f in channel.frames if f.token_ids] == list(range(12))
         await channel.ask("again", produced=answer_tokens(PROMPT, 5), attempt=1)
-        await channel.ended("again")
+        assert not (await channel.ended("again")).HasField("server_tokens")
         assert channel.tokens("again") == answer_tokens(PROMPT, 12)[5:]
 
 
