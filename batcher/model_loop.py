@@ -155,7 +155,7 @@ class ModelLoop:
     def report(self) -> control_pb2.ModelReport:
         """The report on the model for gateways and other batchers."""
         workers, queue = self._requests.active_workers().values(), self._requests.queue
-        backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog.count}
+        backlog = {**dict.fromkeys(CLASSES, 0), QUEUED_CLASS: self.inbox.backlog}
         report = control_pb2.ModelReport(
             model=self._model,
             workers=len(workers),

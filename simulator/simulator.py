@@ -146,17 +146,19 @@ class Simulation:
         outcome = self._outcomes[number]
         if outcome.ending is Ending.OPEN:
             self._queued_at[str(number)] = self._events.now
-            self._work_queue.put(outcome.arrival.priority_class, str(number))
+            arrival = outcome.arrival
+            self._work_queue.put(arrival.priority_class, arrival.tenant, str(number))
             self._nudge()
 
     def _prefetch(self) -> None:
         """Takes what there is room for out of the work queue."""
         for name in self._work_queue:
-            room = self._setup.prefetch_rows - self._queue.waiting(name)
-            for request_id in self._work_queue.take(name, room):
-                outcome = self._outcomes[int(request_id)]
-                if outcome.ending is Ending.OPEN:
-                    self._queue.add(_task(request_id, outcome.arrival), self._events.now)
+            for tenant in self._work_queue.tenants(name):
+                room = self._queue.prefetch_room(name, tenant, self._setup.prefetch_rows)
+                for request_id in self._work_queue.take(name, tenant, room):
+                    outcome = self._outcomes[int(request_id)]
+                    if outcome.ending is Ending.OPEN:
+                        self._queue.add(_task(request_id, outcome.arrival), self._events.now)
 
     def _nudge(self) -> None:
         """The queue is asked once for all that happens at one time."""
@@ -289,13 +291,13 @@ class Simulation:
 
 
 class WorkQueue(Mapping[str, int]):
-    """The work queue on NATS: tasks that no batcher has taken, by class in order of arrival; as a mapping, how many."""
+    """The work queue on NATS: tasks that no batcher has taken, in order of arrival; as a mapping, numbers by class."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[str]] = {name: deque() for name in CLASSES}
+        self._waiting: dict[str, dict[str, deque[str]]] = {name: {} for name in CLASSES}
 
     def __getitem__(self, priority_class: str) -> int:
-        return len(self._waiting[priority_class])
+        return sum(map(len, self._waiting[priority_class].values()))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._waiting)
@@ -303,13 +305,17 @@ class WorkQueue(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, priority_class: str, request_id: str) -> None:
+    def put(self, priority_class: str, tenant: str, request_id: str) -> None:
         """Publishes a task."""
-        self._waiting[priority_class].append(request_id)
+        self._waiting[priority_class].setdefault(tenant, deque()).append(request_id)
 
-    def take(self, priority_class: str, most: int) -> Iterator[str]:
-        """The next tasks, in order."""
-        waiting = self._waiting[priority_class]
+    def tenants(self, priority_class: str) -> list[str]:
+        """Those with tasks."""
+        return [tenant for tenant, tasks in self._waiting[priority_class].items() if tasks]
+
+    def take(self, priority_class: str, tenant: str, most: int) -> Iterator[str]:
+        """The next tasks of a tenant, in order."""
+        waiting = self._waiting[priority_class][tenant]
         for _ in range(min(most, len(waiting))):
             yield waiting.popleft()
 

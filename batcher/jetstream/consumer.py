@@ -1,4 +1,4 @@
-"""Pulls the tasks of one durable consumer, and counts those that no batcher has taken.
+"""Pulls the tasks of one durable consumer.
 
 One request is always open at the server, and costs nothing while it waits.
 
@@ -16,7 +16,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.js import JetStreamContext
 
 from sluice.wire import subjects
 
@@ -27,10 +26,6 @@ HEARTBEAT_S: Final = 5.0
 SILENCE_MAX_S: Final = 2.5 * HEARTBEAT_S
 RETRY_S: Final = 0.5
 DRAIN_S: Final = 2.0
-
-BACKLOG_S: Final = 1.0
-"""How often JetStream is asked for the backlog at most, seconds."""
-BACKLOG_ANSWER_S: Final = 2.0
 
 _HEARTBEAT: Final = "100"
 _EXPIRED: Final = "408"
@@ -71,10 +66,12 @@ class Puller:
         self._failure = ""
         self._heard = asyncio.Event()
         self._roomy = asyncio.Event()
+        self._full = False
 
     def nudge(self) -> None:
         """Call when there may be more room."""
-        self._roomy.set()
+        if self._full and self._room() > 0:
+            self._roomy.set()
 
     def restart(self) -> None:
         """Requests the pull again, because the server has lost it."""
@@ -96,7 +93,9 @@ class Puller:
     async def _wait_for_room(self) -> int:
         while (room := self._room()) <= 0:
             self._roomy.clear()
+            self._full = True
             await self._roomy.wait()
+        self._full = False
         return room
 
     async def _pull(self, room: int) -> None:
@@ -155,42 +154,3 @@ async def _drain(subscription: Subscription) -> None:
             await subscription.drain()  # type: ignore[no-untyped-call]
     except (TimeoutError, nats.errors.Error) as error:
         log.info("pull abandoned: %s", error or "NATS does not answer")
-
-
-class Backlog:
-    """How many tasks of one model wait in JetStream for a batcher to take them.
-
-    Every pulled message carries the number of messages after it. JetStream is asked while nothing is pulled, if some
-    were left or if nothing can be pulled: ``blocked`` tells whether that is so now.
-
-    Attributes:
-        count: as far as known.
-    """
-
-    def __init__(self, js: JetStreamContext, model: str, blocked: Callable[[], bool]) -> None:
-        self.count = 0
-        self._js = js
-        self._consumer = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
-        self._blocked = blocked
-        self._fresh = False
-
-    def seen(self, count: int) -> None:
-        """Takes the number of messages after a pulled one."""
-        self.count, self._fresh = count, True
-
-    async def run(self) -> None:
-        """Asks JetStream for counts that no message has brought, until it is cancelled."""
-        while True:
-            await asyncio.sleep(BACKLOG_S)
-            if not self._fresh and (self.count or self._blocked()):
-                await self._ask()
-            self._fresh = False
-
-    async def _ask(self) -> None:
-        try:
-            async with asyncio.timeout(BACKLOG_ANSWER_S):
-                info = await self._js.consumer_info(subjects.TASKS_STREAM, self._consumer)
-        except (TimeoutError, nats.errors.Error) as error:
-            log.warning("backlog of %s unknown: %s", self._consumer, error)
-        else:
-            self.count = info.num_pending or 0

@@ -32,6 +32,7 @@ SECONDS: Final = 60.0
 FLOOD_AT_S: Final = 10.0
 """The flood meets traffic that runs."""
 FLOOD: Final = 20_000
+FLOODED: Final = 100_000
 SHARE: Final = 0.5
 """Of what a worker can do, by interactive requests alone."""
 WEIGHTS: Final = {"many": 1.0, "few": 1.0}
@@ -127,9 +128,10 @@ def leftover_share(seed: int) -> tuple[float, float]:
 
 
 def flooded_tenant_error(policy: Policy, seed: int) -> float:
-    """One tenant sends `FLOOD` documents, then another a tenth of them: far more than is prefetched."""
+    """One tenant sends `FLOODED` documents, then another a tenth of them: far more than is prefetched."""
     trace = together(
-        bulk(seed, tenant="many", count=FLOOD), bulk(seed + 50, tenant="few", count=FLOOD // 10)
+        bulk(seed, tenant="many", count=FLOODED),
+        bulk(seed + 50, tenant="few", count=FLOODED // 10),
     )
     return _tenant_error(trace, replace(setup(policy), weights=WEIGHTS))
 

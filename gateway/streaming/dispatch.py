@@ -109,6 +109,11 @@ class SentRow:
         return self.task.request_id
 
     @property
+    def queue(self) -> tuple[str, str]:
+        """Model and tenant: where its task waits in JetStream."""
+        return self.task.model, self.task.tenant or "default"
+
+    @property
     def has_tokens(self) -> bool:
         """Whether something of the answer has arrived."""
         return bool(self.attempt.transcript.token_ids)
@@ -130,8 +135,8 @@ class Outgoing:
     """Batcher and message; empty: to all."""
     stored: list[SentRow] = field(default_factory=list)
     """Rows whose tasks go into JetStream."""
-    lookups: set[str] = field(default_factory=set)
-    """Models: how far have batchers taken their tasks from JetStream?"""
+    lookups: set[tuple[str, str]] = field(default_factory=set)
+    """Models and tenants: how far have batchers taken their tasks from JetStream?"""
     dead: list[tuple[SentRow, str]] = field(default_factory=list)
     """Rows that become dead letters, and why."""
     questions: bool = False
@@ -288,10 +293,10 @@ class Dispatch:
             row.taken()
             row.ask_at = now + WAITING_FACTOR * self._stall_s
 
-    def taken_up_to(self, model: str, sequence: int, now: float) -> None:
-        """Batchers have got the tasks of ``model`` up to ``sequence``: asks all of them who has those rows."""
+    def taken_up_to(self, queue: tuple[str, str], sequence: int, now: float) -> None:
+        """Batchers have got the tasks of a model and tenant up to ``sequence``: asks all of them who has those rows."""
         for row in self._rows.values():
-            if row.place is Place.STORED and row.task.model == model and row.sequence <= sequence:
+            if row.place is Place.STORED and row.queue == queue and row.sequence <= sequence:
                 self._question(row, now)
 
     # Time.
@@ -355,7 +360,7 @@ class Dispatch:
         # A task that JetStream still has is not lost.
         row.ask_at = now + WAITING_FACTOR * self._stall_s
         self._schedule()
-        self._outgoing.lookups.add(row.task.model)
+        self._outgoing.lookups.add(row.queue)
 
     def _is_lost(self, row: SentRow) -> bool:
         heard_at = self._heard_at.get(row.batcher, 0.0)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -45,9 +46,12 @@ PONG_S: Final = 0.5
 """NATS answers a ping in this time, or this gateway is cut off, seconds."""
 UNSTORED_S: Final = 5.0
 """Tasks of class bulk are refused for this long after JetStream took one not, seconds: callers need not wait again."""
+TELL_S: Final = 10.0
+"""How often batchers hear of the same model and tenant, seconds; they listen for longer."""
 RETRY_AFTER_S: Final = 1.0
 CLOSE_S: Final = 2.0
 _SETTLE_S: Final = 2.0
+_TOLD_MAX: Final = 4096
 
 # Frames of thousands of rows may wait while the loop is busy; what is dropped here must be requested again.
 _PENDING_MESSAGES: Final = 1 << 20
@@ -66,6 +70,8 @@ class NatsTransport:
         self._client: Client | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._unstored_at: float | None = None
+        self._told: dict[tuple[str, str], float] = {}
+        """When batchers were told of the tasks of a model and tenant."""
         self._taking = False
         registry.dispatch.on_first = lambda: self._spawn(self._flush())
 
@@ -128,8 +134,8 @@ class NatsTransport:
             await self._send_control(batcher, message)
         for row in outgoing.stored:
             self._spawn(self._store(row))
-        for model in outgoing.lookups:
-            self._spawn(self._look_up(model))
+        for queue in outgoing.lookups:
+            self._spawn(self._look_up(queue))
         for row, reason in outgoing.dead:
             self._spawn(self._bury(row, reason))
         if outgoing.questions:
@@ -153,7 +159,7 @@ class NatsTransport:
             _log.warning("NATS: a control message is not sent: %s", error)
 
     async def _store(self, row: SentRow) -> None:
-        subject = subjects.tasks(row.task.model, row.task.priority_class)
+        subject = subjects.queued_tasks(*row.queue)
         try:
             stored = await self._nats.jetstream().publish(
                 subject, self._packed(row), timeout=STORE_S, headers=dict(row.headers)
@@ -163,20 +169,32 @@ class NatsTransport:
         else:
             self._unstored_at = None
             self._registry.stored(row.row_id, stored.seq, time.monotonic())
+            await self._tell(row.queue)
 
-    async def _look_up(self, model: str) -> None:
-        """How far batchers have taken the tasks of ``model`` from JetStream; without an answer nothing is lost."""
-        consumer = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
+    async def _tell(self, queue: tuple[str, str]) -> None:
+        """Batchers hear of a model and tenant that has tasks; they look for themselves too, now and then."""
+        now = time.monotonic()
+        if now - self._told.get(queue, -TELL_S) < TELL_S:
+            return
+        if len(self._told) >= _TOLD_MAX:
+            self._told.clear()
+        self._told[queue] = now
+        with suppress(NatsError):
+            await self._nats.publish(subjects.waiting(*queue))
+
+    async def _look_up(self, queue: tuple[str, str]) -> None:
+        """How far batchers have taken the tasks of a model and tenant; without an answer nothing is lost."""
+        consumer = subjects.tasks_consumer(*queue)
         try:
             async with asyncio.timeout(STORE_S):
                 info = await self._nats.jetstream().consumer_info(subjects.TASKS_STREAM, consumer)
         except NotFoundError:
             return  # no batcher has ever taken one
         except (TimeoutError, NatsError) as error:
-            _log.warning("JetStream does not say what became of tasks of %s: %s", model, error)
+            _log.warning("JetStream does not say what became of tasks of %s: %s", queue, error)
             return
         taken = 0 if info.delivered is None else info.delivered.stream_seq
-        self._registry.dispatch.taken_up_to(model, taken, time.monotonic())
+        self._registry.dispatch.taken_up_to(queue, taken, time.monotonic())
 
     async def _bury(self, row: SentRow, reason: str) -> None:
         task, payload = row.task, row.task.SerializeToString()

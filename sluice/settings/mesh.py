@@ -96,7 +96,7 @@ class BatcherSettings(Section):
     policies: dict[Name, Policy] = Field(default_factory=dict)
     """Policies of single models, by the model's name."""
     prefetch_rows: int = Field(1024, ge=1, le=65536)
-    """Bulk tasks of a model that a batcher prefetches; it chooses among them."""
+    """Bulk tasks of a model that a batcher prefetches, shared by the tenants that have some; it chooses among them."""
     prefetch_bytes: int = Field(128 * 1024 * 1024, ge=4 * 1024 * 1024)
     """Bytes of the tasks of a model that a batcher holds; above it fetches none, and refuses others."""
     heartbeat_ms: int = Field(250, ge=50, le=10_000)
@@ -128,11 +128,11 @@ class NatsSettings(Section):
     """Port of the embedded server; 0 takes a free one."""
     connect_s: float = Field(10.0, gt=0)
     tasks_max_messages: int = Field(100_000, ge=1)
-    """Bulk tasks of one model that wait in JetStream; more are refused."""
+    """Bulk tasks of one model and tenant that wait in JetStream; more are refused."""
     tasks_max_bytes: int = Field(1024 * 1024 * 1024, ge=1024 * 1024)
     """All tasks that wait in JetStream, bytes."""
     tasks_max_age_s: float = Field(3600.0, ge=60)
-    """Tasks that no batcher took for this long are dropped, and so is the consumer of a model that nobody serves."""
+    """Tasks that no batcher took for this long are dropped, and so is the consumer of a tenant that has had none."""
     replicas: Literal[1, 3, 5] = 1
     """Servers of a NATS cluster that keep each stream."""
 

@@ -174,15 +174,15 @@ def _kept(name: str, prefix: str, max_bytes: int, max_age_s: float | None = None
     )
 
 
-def tasks_consumer(model: str, settings: NatsSettings) -> ConsumerConfig:
-    """The durable pull consumer of the tasks of one model that wait in JetStream.
+def tasks_consumer(model: str, tenant: str, settings: NatsSettings) -> ConsumerConfig:
+    """The durable pull consumer of the tasks of one model and tenant that wait in JetStream.
 
     ``max_deliver`` is one above `MAX_DELIVER`, so that the batcher sees the delivery in which it must give up. A
-    consumer that no batcher pulls from goes away by itself: its model was removed.
+    consumer that no batcher pulls from goes away by itself: its model was removed, or the tenant sends nothing.
     """
     return ConsumerConfig(
-        durable_name=subjects.tasks_consumer(model, subjects.QUEUED_CLASS),
-        filter_subject=subjects.tasks(model, subjects.QUEUED_CLASS),
+        durable_name=subjects.tasks_consumer(model, tenant),
+        filter_subject=subjects.queued_tasks(model, tenant),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_deliver=MAX_DELIVER + 1,

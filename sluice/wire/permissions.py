@@ -57,6 +57,7 @@ def _gateway(process: str) -> Permissions:
     publish = (
         f"{subjects.BATCHERS}.*.*",
         subjects.CONTROL,
+        f"{subjects.WAITING}.*.*",
         subjects.GATEWAYS,
         f"{subjects.GATEWAYS}.*",
         f"{inbox(GATEWAY, '*')}.>",
@@ -101,6 +102,7 @@ def _batcher(process: str) -> Permissions:
     subscribe = (
         f"{subjects.BATCHERS}.{process}.*",
         subjects.CONTROL,
+        f"{subjects.WAITING}.*.*",
         subjects.METRICS,
         subjects.ALL_REPORTS,
         f"{subjects.ABSENT}.{process}.*",

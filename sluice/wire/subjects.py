@@ -4,7 +4,8 @@
 |---|---|---|
 | ``sluice.batchers.<batcher>.task`` | gateway, one batcher | ``Task`` |
 | ``sluice.batchers.<batcher>.control`` | gateway, one batcher | ``ControlMessage`` |
-| ``sluice.tasks.<model>.bulk`` | gateway, any batcher (JetStream) | ``Task`` |
+| ``sluice.tasks.<model>.bulk.<tenant>`` | gateway, any batcher (JetStream) | ``Task`` |
+| ``sluice.waiting.<model>.<tenant>`` | gateway, all batchers | nothing: there are such tasks |
 | ``sluice.frames.<gateway>`` | batcher, gateway | ``FrameBundle`` |
 | ``sluice.absent.<sender>.<receiver>`` | NATS, sender | "no responders": the receiver of a message is not there |
 | ``sluice.control`` | gateway, all batchers | ``ControlMessage`` |
@@ -41,6 +42,7 @@ from typing import Final
 TASKS_STREAM: Final = "SLUICE_TASKS"
 DEAD_LETTERS_STREAM: Final = "SLUICE_DEAD_LETTERS"
 TASKS: Final = "sluice.tasks"
+WAITING: Final = "sluice.waiting"
 DEAD_LETTERS: Final = "sluice.dead_letters"
 RECORDS_STREAM: Final = "SLUICE_RECORDS"
 RECORDS: Final = "sluice.records"
@@ -114,13 +116,23 @@ def _token(name: str) -> str:
 
 
 def tasks(model: str, priority_class: str) -> str:
-    """Subject of the tasks of one model and class in JetStream."""
+    """What the tasks of one model and class are called; in JetStream the tenant follows."""
     return f"{TASKS}.{_token(model)}.{_token(priority_class)}"
 
 
-def tasks_consumer(model: str, priority_class: str) -> str:
-    """Name of the durable consumer that all batchers share for one model and class."""
-    return f"batchers-{_token(model)}-{_token(priority_class)}"
+def queued_tasks(model: str, tenant: str) -> str:
+    """Subject of the tasks of one model and tenant that wait in JetStream; tenant "*": of all tenants."""
+    return f"{tasks(model, QUEUED_CLASS)}.{tenant if tenant == '*' else _token(tenant)}"
+
+
+def tasks_consumer(model: str, tenant: str) -> str:
+    """Name of the durable consumer that all batchers share for one model and tenant."""
+    return f"batchers-{_token(model)}={_token(tenant)}"
+
+
+def waiting(model: str, tenant: str) -> str:
+    """Subject on which batchers hear of a tenant that has tasks; tenant "*": of all tenants."""
+    return f"{WAITING}.{_token(model)}.{tenant if tenant == '*' else _token(tenant)}"
 
 
 def dead_letters(model: str, priority_class: str) -> str:

@@ -126,10 +126,11 @@ class GatewayDouble:
         self._headers[task.request_id] = headers
         self._sent[task.request_id] = task, ""
         if task.priority_class == subjects.QUEUED_CLASS:
-            subject = subjects.tasks(task.model, task.priority_class)
+            subject = subjects.queued_tasks(task.model, task.tenant)
             payload, marked = task.SerializeToString(), dict(headers or {})
             stored = await self.js.publish(subject, payload, headers=marked)
             self._sequences[task.request_id] = stored.seq
+            await self.client.publish(subjects.waiting(task.model, task.tenant))
         else:
             await self._send(task)
         return task
@@ -262,7 +263,7 @@ class GatewayDouble:
 
     async def ack_wait(self, wait_s: float, model: str = "echo") -> None:
         """Sets how long JetStream waits for the acknowledgement of a task."""
-        name = subjects.tasks_consumer(model, subjects.QUEUED_CLASS)
+        name = subjects.tasks_consumer(model, "default")
         info = await self.js.consumer_info(subjects.TASKS_STREAM, name)
         config: ConsumerConfig = info.config.evolve(ack_wait=wait_s)
         await self.js.add_consumer(subjects.TASKS_STREAM, config)

@@ -170,7 +170,9 @@ async def test_the_deadline_ends_a_running_row(batcher: str, gateway: GatewayDou
 async def test_a_malformed_message_becomes_a_dead_letter(
     batcher: str, gateway: GatewayDouble, payload: bytes, reason: str
 ) -> None:
-    await gateway.js.publish(subjects.tasks("echo", "bulk"), payload, headers={"X-Kept": "yes"})
+    await gateway.js.publish(
+        subjects.queued_tasks("echo", "default"), payload, headers={"X-Kept": "yes"}
+    )
     letter = await gateway.dead_letter()
     assert letter.data == payload
     assert letter.headers is not None
@@ -224,7 +226,7 @@ async def test_a_dead_letter_that_is_too_large_with_its_reason_keeps_the_reason(
     batcher: str, gateway: GatewayDouble
 ) -> None:
     payload = b"\xff" * (gateway.client.max_payload - 10)
-    await gateway.js.publish(subjects.tasks("echo", "bulk"), payload)
+    await gateway.js.publish(subjects.queued_tasks("echo", "default"), payload)
     letter = await gateway.dead_letter()
     assert letter.data == b""
     assert letter.headers is not None
@@ -337,7 +339,9 @@ async def test_a_fault_of_a_models_loop_restarts_it_and_its_rows_are_named_as_un
 
 
 async def test_a_deleted_consumer_is_made_again(batcher: str, gateway: GatewayDouble) -> None:
-    name = subjects.tasks_consumer("echo", "bulk")
+    first = await gateway.ask(priority_class="bulk")
+    await gateway.finished(first)
+    name = subjects.tasks_consumer("echo", "default")
     await gateway.js.delete_consumer(subjects.TASKS_STREAM, name)
     task = await gateway.ask(priority_class="bulk")
     assert (await gateway.finished(task)).token_ids == echo_of(task)
@@ -398,7 +402,7 @@ async def test_a_batcher_ends_even_while_nats_is_away(
 
 async def give_back(gateway: GatewayDouble, task: task_pb2.Task, times: int) -> None:
     """Takes a task and gives it back, as batchers that died would have."""
-    config = jetstream.tasks_consumer(task.model, NatsSettings())
+    config = jetstream.tasks_consumer(task.model, task.tenant, NatsSettings())
     await gateway.js.add_consumer(subjects.TASKS_STREAM, config)
     subscription = await gateway.js.pull_subscribe_bind(
         config.durable_name, stream=subjects.TASKS_STREAM

@@ -31,11 +31,11 @@ async def test_pulls_that_are_used_up_follow_each_other_without_a_repair(nats_ur
     try:
         js = client.jetstream()
         await js.add_stream(jetstream.tasks_stream(NatsSettings()))
-        config = jetstream.tasks_consumer("pulled", NatsSettings())
+        config = jetstream.tasks_consumer("pulled", "t", NatsSettings())
         await js.add_consumer(subjects.TASKS_STREAM, config)
         for _ in range(MESSAGES):
-            await js.publish(subjects.tasks("pulled", "bulk"), b"x")
-        consumer = subjects.tasks_consumer("pulled", "bulk")
+            await js.publish(subjects.queued_tasks("pulled", "t"), b"x")
+        consumer = subjects.tasks_consumer("pulled", "t")
         puller = Puller(client, consumer, prepare, lambda: ROOM, lambda: 1 << 20, take)
         running = asyncio.create_task(puller.run())
         async with asyncio.timeout(BOUND_S):

@@ -7,6 +7,7 @@ publisher had no answer for may be stored all the same. A restart loses the open
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from nats.js.api import (
     RawStreamMsg,
     SequenceInfo,
     StreamConfig,
+    StreamInfo,
+    StreamState,
 )
 from nats.js.errors import NotFoundError
 
@@ -283,6 +286,22 @@ class JetStreamClient:
 
         await self._ask(add)
 
+    async def stream_info(self, name: str, subjects_filter: str) -> StreamInfo:
+        """With the number of messages of each subject."""
+
+        def count() -> dict[str, int] | None:
+            if name not in self._server.streams:
+                return None
+            prefix = subjects_filter.removesuffix("*")
+            found = [one.message.subject for one in self._server.streams[name].messages.values()]
+            return dict(Counter(subject for subject in found if subject.startswith(prefix)))
+
+        counts = await self._ask(count)
+        if counts is None:
+            raise NotFoundError
+        state = StreamState(len(counts), 0, 0, 0, 0, subjects=counts)
+        return StreamInfo(StreamConfig(name=name), state)
+
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """With the number of messages that wait, and the last one that was delivered."""
 
@@ -314,6 +333,16 @@ class JetStreamClient:
         return RawStreamMsg(
             subject=message.subject, seq=seq, data=message.data, headers=message.headers
         )
+
+    async def get_last_msg(self, stream: str, subject: str) -> RawStreamMsg:
+        """The last stored message of a subject."""
+
+        def find() -> int:
+            messages = self._server.streams[stream].messages.items()
+            return max((seq for seq, one in messages if one.message.subject == subject), default=0)
+
+        seq = await self._ask(find)
+        return await self.get_msg(stream, seq)
 
     async def delete_msg(self, stream: str, seq: int) -> bool:
         """Deletes a stored message."""

@@ -161,7 +161,7 @@ class Connection:
         """A subject that nobody else has."""
         return f"_INBOX.{self.server.number()}"
 
-    def jetstream(self) -> Any:
+    def jetstream(self, timeout: float | None = None) -> Any:
         """The client of JetStream."""
         return self.server.jetstream.client(self)
 

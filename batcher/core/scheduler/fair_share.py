@@ -69,6 +69,14 @@ class FairShares:
         others = self.weight - (weight if own else 0.0)
         return own * (1.0 + others / weight)
 
+    def room(self, tenant: str, limit: int) -> int:
+        """How many more tasks of the tenant may come, when those with waiting tasks share ``limit`` by weight."""
+        share = self._shares.get(tenant if self._weights is not None else "")
+        waiting = share.waiting if share is not None else 0
+        weight = self._weight_of(tenant)
+        everybody = self.weight + (0.0 if waiting else weight)
+        return math.ceil(limit * weight / everybody) - waiting
+
     def _weight_of(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0) if self._weights is not None else 1.0
 

@@ -128,6 +128,13 @@ class Queue:
         """Tasks of one class that wait."""
         return self._waiting.count_of(priority_class)
 
+    def prefetch_room(self, priority_class: str, tenant: str, limit: int) -> int:
+        """How many more tasks of a tenant may be taken from where they wait, for all tenants to have their shares.
+
+        A tenant that comes late gets its share beyond ``limit``: those before it have taken more than theirs.
+        """
+        return self._waiting.of(priority_class).shares.room(tenant, limit)
+
     def waiting_tokens(self, priority_class: str) -> int:
         """Their prompts and expected answers, tokens."""
         return self._waiting.tokens_of(priority_class)

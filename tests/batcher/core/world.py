@@ -281,16 +281,15 @@ class World:
             self.sequences += 1
             self.queue[row.row_id] = Message(self.copy(row.task), self.sequences, self.now)
             self.send(partial(self.stored, row.row_id, self.sequences))
-        for model in outgoing.lookups:
-            self.send(partial(self.tell_delivered, model, self.delivered))
+        for queue in outgoing.lookups:
+            self.send(partial(self.tell_delivered, queue, self.delivered))
         assert not outgoing.dead
 
     def stored(self, row_id: str, sequence: int) -> None:
         self.dispatch.stored(row_id, sequence, self.now)
 
-    def tell_delivered(self, model: str, sequence: int) -> None:
-        """Tasks have no model here."""
-        self.dispatch.taken_up_to("", sequence, self.now)
+    def tell_delivered(self, queue: tuple[str, str], sequence: int) -> None:
+        self.dispatch.taken_up_to(queue, sequence, self.now)
         self.flush()
 
     def to_batcher(self, name: str, act: Callable[[Shell], None]) -> None:

@@ -67,18 +67,19 @@ class WireBatcher:
 
     async def message(self, model: str = "small", priority_class: str = "interactive") -> Msg:
         if priority_class == subjects.QUEUED_CLASS:
-            message = await self._pulled(model, priority_class)
+            message = await self._pulled(model)
         else:
             async with asyncio.timeout(BOUND_S):
                 message = await self._tasks[model, priority_class].get()
         await self.hold(unpack(Task, message.data))
         return message
 
-    async def _pulled(self, model: str, priority_class: str) -> Msg:
-        subject = subjects.tasks(model, priority_class)
+    async def _pulled(self, model: str) -> Msg:
+        """The next task of any tenant."""
+        subject = subjects.queued_tasks(model, "*")
         if subject not in self._consumers:
             self._consumers[subject] = await self.jetstream.pull_subscribe(
-                subject, durable=subjects.tasks_consumer(model, priority_class)
+                subject, durable=subjects.tasks_consumer(model, "default")
             )
         (message,) = await self._consumers[subject].fetch(1, timeout=BOUND_S)
         await message.ack()

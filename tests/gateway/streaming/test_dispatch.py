@@ -273,8 +273,8 @@ def test_a_bulk_row_waits_in_jetstream_until_a_batcher_takes_it() -> None:
     assert (outgoing.tasks, outgoing.stored) == ([], [desk.row])
     desk.dispatch.stored("r", 7, desk.now)
     for _ in range(5):
-        assert desk.tick(4 * STALL_S + 0.1).lookups == {"m"}
-        desk.dispatch.taken_up_to("m", 6, desk.now)
+        assert desk.tick(4 * STALL_S + 0.1).lookups == {desk.row.queue}
+        desk.dispatch.taken_up_to(desk.row.queue, 6, desk.now)
     assert desk.dispatch.drain().control == []
     desk.hold("b2")
     assert desk.row.batcher == "b2"
@@ -289,7 +289,7 @@ def test_a_bulk_row_that_was_taken_and_that_no_batcher_knows_is_sent_again() -> 
     while not (outgoing := desk.tick(0.05)).tasks:
         asked += outgoing.control
         if outgoing.lookups:
-            desk.dispatch.taken_up_to("m", 9, desk.now)
+            desk.dispatch.taken_up_to(desk.row.queue, 9, desk.now)
     assert [batcher for batcher, _ in asked] == ["", ""]
     ((_, row),) = outgoing.tasks
     assert row.task.attempt == 1000

@@ -24,7 +24,8 @@ USERS = {
     "j1": (JOBS, "j1"),
 }
 EVERYTHING = {
-    "tasks": "sluice.tasks.m.bulk",
+    "tasks": "sluice.tasks.m.bulk.t",
+    "what waits": "sluice.waiting.m.t",
     "dead letters": "sluice.dead_letters.m.bulk",
     "records": "sluice.records.r.request",
     "audit": "sluice.audit.t.r",
@@ -68,7 +69,14 @@ WIDE = (">", "sluice.>", "sluice.frames.*", "_INBOX.>", "$JS.ACK.>")
 MAY_READ = {
     "g1": {"all gateways", "question to g1", "frames of g1", "absence at g1", "inbox of g1"}
     | {"report of b1", "report of b2", "question for metrics", "metrics for g1"},
-    "b1": {"task of b1", "control of b1", "all batchers", "absence at b1", "inbox of b1"}
+    "b1": {
+        "task of b1",
+        "control of b1",
+        "all batchers",
+        "what waits",
+        "absence at b1",
+        "inbox of b1",
+    }
     | {"report of b1", "report of b2", "question for metrics"},
     "j1": {"jobs", "inbox of j1", "question for metrics"},
 }
@@ -76,7 +84,14 @@ MAY_WRITE = {
     "g1": {"tasks", "dead letters", "records", "audit", "outcomes", "events", "keys", "secrets"}
     | {"task of b1", "task of b2", "control of b1", "control of b2", "all batchers"}
     | {"all gateways", "question to g1", "question to g2", "inbox of g1", "inbox of g2"}
-    | {"question for metrics", "metrics for g1", "metrics for g2", "drains", "kept answers"}
+    | {
+        "what waits",
+        "question for metrics",
+        "metrics for g1",
+        "metrics for g2",
+        "drains",
+        "kept answers",
+    }
     | {f"STREAM.UPDATE {s}" for s in ("SLUICE_TASKS", "SLUICE_RECORDS", "KV_SLUICE_SECRETS")}
     | {
         f"{right} {stream}"

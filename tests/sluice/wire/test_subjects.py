@@ -33,6 +33,6 @@ def test_a_bad_token_is_our_mistake(name: str) -> None:
 def test_every_task_subject_is_in_the_stream_and_has_its_consumer() -> None:
     prefix = jetstream.tasks_stream(NatsSettings()).subjects
     assert prefix == [f"{subjects.TASKS}.>"]
-    config = jetstream.tasks_consumer("small", NatsSettings(tasks_max_age_s=60, replicas=3))
-    assert config.filter_subject == subjects.tasks("small", "bulk")
+    config = jetstream.tasks_consumer("small", "t", NatsSettings(tasks_max_age_s=60, replicas=3))
+    assert config.filter_subject == subjects.queued_tasks("small", "t")
     assert (config.inactive_threshold, config.num_replicas) == (60, 3)
