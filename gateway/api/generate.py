@@ -218,7 +218,9 @@ class _Call:
     async def _answer(self, request: ValidRequest) -> None:
         found = await self._admit(request)
         if request.tools is not None:
-            self._tool_calls = ToolCallEvents(request.tools, self._tool_format, found.text_before)
+            self._tool_calls = ToolCallEvents(
+                request.tools, self._tool_format, found.text_before, len(request.resume)
+            )
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:

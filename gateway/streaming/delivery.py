@@ -91,8 +91,8 @@ class Delivery:
         self._proven = 0
         """Tokens that the resume token stands for."""
 
-    def text_before(self, index: int | None) -> str:
-        """What callers see of the tokens before ``index``; of all tokens for None."""
+    def text_before(self, index: int) -> str:
+        """What callers see of the tokens before ``index``."""
         return self._tokens.text_before(index)
 
     def replaced(self, model: str) -> bool:

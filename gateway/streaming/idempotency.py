@@ -85,10 +85,9 @@ class Replay:
         """Whether ``held``, tokens of ``model``, are the beginning of the answer, as far as a caller can know it."""
         return self._replaced(model) or self._token_ids[: len(held)] == tuple(held)
 
-    def text_before(self, index: int | None) -> str:
-        """The text of the tokens before ``index``; of all tokens for None."""
-        count = len(self._token_ids) if index is None else index
-        return self._stored.delta.text[: self._text_ends[count]]
+    def text_before(self, index: int) -> str:
+        """The text of the tokens before ``index``."""
+        return self._stored.delta.text[: self._text_ends[min(index, len(self._token_ids))]]
 
     def events(self, index: int, model: str) -> list[GenerateResponse]:
         """All events after the first one, for a caller who holds ``index`` tokens of ``model``."""

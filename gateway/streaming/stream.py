@@ -131,8 +131,8 @@ class Stream(Lifecycle):
             return None
         return self.delivery.started(held_model)
 
-    def text_before(self, index: int | None) -> str:
-        """What callers see of the tokens before ``index``; of all tokens for None."""
+    def text_before(self, index: int) -> str:
+        """What callers see of the tokens before ``index``."""
         return self.delivery.text_before(index)
 
     def read(self, reader: Reader) -> list[GenerateResponse]:

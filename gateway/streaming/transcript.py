@@ -133,8 +133,8 @@ class VisibleTokens:
         """The tail in a delta without tokens: a caller that reconnects at the end can tell it from known text."""
         return Delta(text=self.tail, index=len(self.token_ids)) if self.tail else None
 
-    def text_before(self, index: int | None) -> str:
-        """The text of the tokens before ``index``; of all tokens for None."""
+    def text_before(self, index: int) -> str:
+        """The text of the tokens before ``index``."""
         return "".join(self._texts[:index])
 
     def starts_with(self, token_ids: Sequence[VisibleToken]) -> bool:

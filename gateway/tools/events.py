@@ -22,15 +22,15 @@ class ToolCallEvents:
         self,
         use: ToolUse,
         format_of: Callable[[str], ToolFormat],
-        text_before: Callable[[int | None], str],
+        text_before: Callable[[int], str],
+        held: int = 0,
     ) -> None:
-        """``format_of`` a model by name; ``text_before`` a token of the answer, all of it for None: what a caller who
-        resumes has had."""
+        """``format_of`` a model by name; ``text_before`` the token of an index; ``held``: tokens of the caller."""
         self._use = use
         self._format_of = format_of
         self._text_before = text_before
         self._request_id = ""
-        self._index = 0
+        self._index = held
         """Tokens of the answer so far."""
         self._has_begun = False
 
@@ -42,7 +42,7 @@ class ToolCallEvents:
                 self._use_model(event.started.model)
             case "notice" if event.notice.kind == NOTICE_KIND_ESCALATED:
                 self._use_model(event.notice.model)
-                self._has_begun = True  # what a caller had of another model's answer is void
+                self._index = 0  # what a caller had of another model's answer is void
             case "delta":
                 yield from self._delta(event.delta)
                 return
@@ -55,18 +55,18 @@ class ToolCallEvents:
         self._format = self._format_of(model)
         names = [tool.name for tool in self._use.callable]
         self._parser = ToolCallParser(self._format, names, single=self._use.single)
-        self._index = self._calls = 0
+        self._calls = 0
         self._has_begun = False
 
-    def _begin(self, index: int | None) -> None:
-        """Goes over what the caller has had."""
+    def _begin(self) -> None:
+        """Goes over what the caller has had. Only now: tokens with hidden text are computed again."""
         if not self._has_begun:
             self._has_begun = True
-            if index != 0:
-                self._calls += len(self._parser.push(self._text_before(index)).calls)
+            if self._index:
+                self._calls += len(self._parser.push(self._text_before(self._index)).calls)
 
     def _delta(self, delta: Delta) -> Iterator[GenerateResponse]:
-        self._begin(delta.index)
+        self._begin()
         self._index = delta.index + len(delta.token_ids)
         changed = Delta()
         changed.CopyFrom(delta)
@@ -75,7 +75,7 @@ class ToolCallEvents:
             yield GenerateResponse(delta=changed)
 
     def _finished(self, finished: Finished) -> Iterator[GenerateResponse]:
-        self._begin(None)
+        self._begin()
         tail = Delta(index=self._index)
         self._put(tail, self._parser.flush())
         if tail.text or tail.tool_calls:
