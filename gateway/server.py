@@ -209,7 +209,7 @@ class Gateway:
         )
         texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
         self._service = InferenceService(generator, texts, admission, self._loads)
-        self._items = ItemsService(generator, catalog)
+        self._items = ItemsService(generator, texts, catalog)
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )

@@ -10,7 +10,7 @@ import tempfile
 from types import TracebackType
 from typing import Final, Self
 
-from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2 import JobAnswer
 
 _CACHE_KIB: Final = 2048
@@ -54,8 +54,11 @@ class AnswerCache:
         self._folder.cleanup()
 
 
-def input_hash(request: GenerateRequest) -> bytes:
+def input_hash(request: GenerateRequest | EmbedRequest) -> bytes:
     """16 bytes that name what is computed; empty where the draws are not fixed, so that equal inputs may differ."""
+    if isinstance(request, EmbedRequest):
+        named_texts = b"embed" + request.SerializeToString(deterministic=True)
+        return hashlib.blake2b(named_texts, digest_size=16).digest()
     sampling = request.sampling
     if sampling.temperature > 0 and not sampling.HasField("seed"):
         return b""

@@ -15,6 +15,7 @@ from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.tls import channel_credentials
+from sluice.v1.inference_pb2 import EmbedRequest
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from sluice.wire.clock import duration
 
@@ -98,7 +99,11 @@ class _Call:
         return len(self._sent)
 
     def send(self, entry: Entry, timeout_s: float | None) -> None:
-        request = RunRequest(id=entry.place, request=entry.request)
+        request = RunRequest(id=entry.place)
+        if isinstance(entry.request, EmbedRequest):
+            request.embed.CopyFrom(entry.request)
+        else:
+            request.request.CopyFrom(entry.request)
         if timeout_s is not None:
             request.timeout.CopyFrom(duration(timeout_s * 1e3))
         self._sent[entry.place] = entry

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
+
+Request = GenerateRequest | EmbedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Item:
 
     custom_id: str
     line: int
-    request: GenerateRequest
+    request: Request
     method: str = ""
     url: str = ""
 

@@ -17,7 +17,7 @@ from jobs.store import RETRY_AFTER_S, JobStore
 from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
-from sluice.v1.inference_pb2 import PRIORITY_BULK, GenerateRequest
+from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec
 from sluice.wire.patience import patiently
 
@@ -110,9 +110,13 @@ def defaults_of(spec: JobSpec) -> GenerateRequest:
 def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:
     """The item at ``index`` of the input."""
     request = item.request
-    ask_whole(request, spec)
+    if isinstance(request, EmbedRequest):
+        request.priority = spec.priority or PRIORITY_BULK
+    else:
+        ask_whole(request, spec)
     hashed = b"" if spec.dedupe.disabled else input_hash(request)
-    name_request(request, job, item.custom_id)
+    if isinstance(request, GenerateRequest):
+        name_request(request, job, item.custom_id)
     return Entry(index, index, item.line, item.custom_id, item.url, request, hashed)
 
 

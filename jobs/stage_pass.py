@@ -27,6 +27,7 @@ from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
 from sluice.errors import SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
+from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 from sluice.v1.jobs_pb2 import (
     JOB_STATE_PAUSED,
     JobAnswer,
@@ -270,16 +271,16 @@ class StagePass:
         self._wake()
 
     def _on_response(self, entry: Entry, response: RunResponse) -> None:
-        if response.HasField("answer"):
-            self._on_answer(entry, response)
-        else:
+        if response.HasField("error"):
             self._on_error(entry, error_in(response))
+        else:
+            self._on_answer(entry, response)
         self._wake()
 
     def _on_answer(self, entry: Entry, response: RunResponse) -> None:
         self.trouble = ""
-        answer, finished = answer_of(response), response.answer.finished
-        usage = finished.usage
+        answer = answer_of(response)
+        usage = answer.usage
         entry.tries += 1
         computed = usage.prompt_tokens + usage.completion_tokens
         followers = self.window.answered(entry, computed)
@@ -436,6 +437,17 @@ async def _first_end(tasks: list[asyncio.Task[None]], last: asyncio.Task[None]) 
 
 def answer_of(response: RunResponse) -> JobAnswer:
     """What a job keeps of an answer."""
+    if response.HasField("embedded"):
+        found = response.embedded
+        return JobAnswer(
+            request_id=found.request_id,
+            model=found.model,
+            finish_reason=FINISH_REASON_STOP,
+            usage=found.usage,
+            cost=response.cost,
+            finish_time=timestamp(unix_ms()),
+            embeddings=found.embeddings,
+        )
     answer = response.answer
     return JobAnswer(
         request_id=answer.started.request_id,

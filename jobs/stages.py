@@ -24,7 +24,7 @@ from sluice.defaults import AUTO
 from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import FindTokenEndsRequest
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord
-from sluice.v1.inference_pb2 import CountTokensRequest, GenerateRequest
+from sluice.v1.inference_pb2 import CountTokensRequest, EmbedRequest, GenerateRequest
 from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec, JobStage
 from sluice.wire.patience import patiently
 
@@ -172,8 +172,8 @@ class StageSource:
         if isinstance(one, ItemOutcome):
             return [self._placed(one, one.result.index, carried=False)]
         result = JobResult(line=one.line, custom_id=one.custom_id, url=one.url)
-        if one.request.WhichOneof("input") != "prompt":
-            reason = "a job with stages splits prompts: the line has messages"
+        if isinstance(one.request, EmbedRequest) or not one.request.HasField("prompt"):
+            reason = "a job with stages splits prompts: the line has none"
             return [self._dead(result, one.index, "BAD_LINE", reason)]
         return await self._split(result, one.index, one.request, one.request.prompt, 0)
 

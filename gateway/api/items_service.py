@@ -10,6 +10,7 @@ from gateway.api.generate import Generator
 from gateway.api.inference_service import whole_answer
 from gateway.api.interceptor import abort
 from gateway.api.metadata import metadata_of
+from gateway.api.texts import TextCalls
 from gateway.identity.caller import current_caller
 from gateway.models.catalog import Catalog
 from gateway.validation.requests import class_of
@@ -22,7 +23,7 @@ from sluice.internal.v1.items_pb2 import (
     RunResponse,
 )
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceServicer
-from sluice.v1.inference_pb2 import Finished
+from sluice.v1.inference_pb2 import EmbedRequest, Finished
 from sluice.wire.clock import ms_of
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ _log = logging.getLogger(__name__)
 class ItemsService(ItemsServiceServicer):
     """Answers items; those above the gateway's limit for one tenant's bulk calls wait unread at their sender."""
 
-    def __init__(self, generator: Generator, catalog: Catalog) -> None:
+    def __init__(self, generator: Generator, texts: TextCalls, catalog: Catalog) -> None:
         self._generator = generator
+        self._texts = texts
         self._catalog = catalog
         self._facts = catalog.facts
         limits = generator.settings
@@ -89,8 +91,11 @@ class ItemsService(ItemsServiceServicer):
 
     async def _answer(self, request: RunRequest, metadata: Mapping[str, str]) -> RunResponse:
         remaining_s = ms_of(request.timeout) / 1e3 if request.HasField("timeout") else None
+        asked = request.embed if request.HasField("embed") else request.request
         try:
-            with self._generator.limiter.call(class_of(request.request), current_caller().tenant):
+            with self._generator.limiter.call(class_of(asked), current_caller().tenant):
+                if isinstance(asked, EmbedRequest):
+                    return await self._embedded(request.id, asked, remaining_s, metadata)
                 answer = await whole_answer(self._generator, request.request, remaining_s, metadata)
         except SluiceError as error:
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())
@@ -100,6 +105,13 @@ class ItemsService(ItemsServiceServicer):
             return RunResponse(id=request.id, error=failed.to_status().SerializeToString())
         answer.ClearField("token_ids")
         return RunResponse(id=request.id, answer=answer, cost=self._cost(answer.finished))
+
+    async def _embedded(
+        self, id: int, asked: EmbedRequest, remaining_s: float | None, metadata: Mapping[str, str]
+    ) -> RunResponse:
+        found = await self._texts.embed(asked, remaining_s, metadata)
+        cost = self._facts[found.model].cost(found.usage.prompt_tokens, 0)
+        return RunResponse(id=id, embedded=found, cost=cost)
 
     def _cost(self, finished: Finished) -> float:
         return sum(

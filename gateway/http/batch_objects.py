@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.http import headers as header_fields
 from sluice.errors import InvalidRequest, JobUnknown, UploadUnknown
+from sluice.openai.embeddings import EMBEDDINGS
 from sluice.openai.requests import URLS
 from sluice.v1 import jobs_pb2 as pb
 from sluice.v1.inference_pb2 import Priority
@@ -24,6 +25,7 @@ OUTPUT: Final = "-output"
 ERRORS: Final = "-errors"
 PURPOSE: Final = "batch"
 PAGE_MAX: Final = 100
+_ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
     pb.JOB_STATE_QUEUED: "validating",
@@ -93,8 +95,8 @@ def create_request(
     """
     given = {name: value for name, value in body.items() if value is not None}
     file_id, endpoint = _text(given, "input_file_id"), _text(given, "endpoint")
-    if endpoint not in URLS:
-        raise InvalidRequest.of("endpoint", f"must be one of {', '.join(URLS)}")
+    if endpoint not in _ENDPOINTS:
+        raise InvalidRequest.of("endpoint", f"must be one of {', '.join(_ENDPOINTS)}")
     window = _WINDOW.fullmatch(_text(given, "completion_window"))
     if window is None:
         raise InvalidRequest.of("completion_window", 'must be a number of hours, such as "24h"')
@@ -135,7 +137,7 @@ def batch_object(job: pb.Job) -> Json:
     return {
         "id": f"{BATCH}{job.id}",
         "object": "batch",
-        "endpoint": spec.name if spec.name in URLS else URLS[0],
+        "endpoint": spec.name if spec.name in _ENDPOINTS else URLS[0],
         "errors": _errors(job),
         "input_file_id": f"{FILE}{spec.input.upload_id}",
         "completion_window": _window(job),

@@ -17,7 +17,7 @@ from typing import Final
 
 from jobs.core.pace import Rate
 from jobs.core.retry import Failure, RetryPolicy
-from sluice.v1.inference_pb2 import GenerateRequest
+from sluice.v1.inference_pb2 import EmbedRequest, GenerateRequest
 
 BLOCK: Final = 512
 """Items that are sorted together."""
@@ -49,7 +49,7 @@ class Entry:
     line: int
     custom_id: str
     url: str
-    request: GenerateRequest
+    request: GenerateRequest | EmbedRequest
     input_hash: bytes = b""
     document: int = 0
     part: int = 0
@@ -176,6 +176,8 @@ class Window:
 
 def _beginning(entry: Entry) -> str:
     request = entry.request
+    if isinstance(request, EmbedRequest):
+        return ""  # texts share nothing in a worker
     if request.HasField("chat") and request.chat.messages:
         return request.chat.messages[0].content[:_BEGINNING]
     return request.prompt[:_BEGINNING]

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Final
 from jobs.input import stream, tables
 from jobs.input.seen import SeenIds
 from jobs.input.template import Template
-from jobs.items import BadLine, Item
+from jobs.items import BadLine, Item, Request
 from sluice.errors import InputInvalid
-from sluice.openai import requests
+from sluice.openai import embeddings, requests
 from sluice.openai.fields import BadField
 from sluice.v1 import inference_pb2 as pb
 
@@ -161,12 +161,13 @@ class _Reader:
         self, number: int, row: Mapping[str, Any], template: Template | None
     ) -> Item | BadLine:
         custom_id = None
+        request: Request
         try:
             custom_id, rest = self._id_of(row, number)
             if template is not None:
                 request = requests.with_prompt(_rendered(template, row), self.defaults)
             elif "body" in rest or "url" in rest:
-                request = requests.request_of_openai(rest, self.defaults)
+                request = _of_openai(rest, self.defaults)
                 return Item(custom_id, number, request, "POST", rest["url"])
             else:
                 request = requests.request_of_plain(rest, self.defaults)
@@ -185,6 +186,12 @@ class _Reader:
         if not 0 < len(custom_id) <= ID_CHARS_MAX or not custom_id.isprintable():
             raise BadField(f"custom_id: is not 1 to {ID_CHARS_MAX} printable characters")
         return custom_id, rest
+
+
+def _of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> Request:
+    if line.get("url") == embeddings.EMBEDDINGS:
+        return embeddings.request_of_line(line, defaults)
+    return requests.request_of_openai(line, defaults)
 
 
 def _detected(opened: BinaryIO) -> Format:

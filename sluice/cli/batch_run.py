@@ -52,7 +52,11 @@ def run(
 
     chosen["priority"] = priority
     found = list(_read_here(source, format, template, id_field, chosen))
-    requests = [one.request for one in found if isinstance(one, Item)]
+    items = [one.request for one in found if isinstance(one, Item)]
+    requests = [one for one in items if isinstance(one, inference_pb2.GenerateRequest)]
+    if len(requests) < len(items):
+        message = "embeddings are for `sluice embed`, or `sluice batch submit`"
+        raise CommandFailed("INPUT_INVALID", message)
     with opened(out) as file, Client(address, tenant=tenant) as client:
         answered = _ask(client, requests, concurrency, chosen.get("timeout_s"))
         outcomes = iter(answered.outcomes)

@@ -9,6 +9,7 @@ from typing import Any
 from sluice.client.answer import Answer
 from sluice.errors import SluiceError
 from sluice.openai.answers import SHAPES, choice, finish_reason, whole_answer
+from sluice.openai.embeddings import EMBEDDINGS, FORMATS, embeddings_object
 from sluice.openai.errors import error_body, http_status
 from sluice.openai.requests import CHAT
 from sluice.v1 import inference_pb2, jobs_pb2
@@ -74,6 +75,8 @@ def _response(status: int, request_id: str, body: dict[str, Any]) -> dict[str, A
 
 
 def _body(url: str, answer: jobs_pb2.JobAnswer) -> dict[str, Any]:
+    if url == EMBEDDINGS:
+        return embeddings_object(answer, FORMATS[0])
     shape = SHAPES.get(url, SHAPES[CHAT])
     parts = shape.message(answer.text, answer.logprobs)
     choices = [choice(0, parts, finish_reason(answer.finish_reason))]

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sluice.openai.fields import BadField
+from sluice.openai.requests import body_of_line
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.jobs_pb2 import JobAnswer
 
 EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = ("/v1/rerank", "/v2/rerank")
@@ -60,6 +62,20 @@ def embed_request(body: Mapping[str, Any]) -> pb.EmbedRequest:
     return request
 
 
+def request_of_line(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> pb.EmbedRequest:
+    """The request of a line of OpenAI's batch format whose url is `EMBEDDINGS`; raises as `embed_request`."""
+    body = body_of_line(line)
+    try:
+        if format_of(body) != FORMATS[0]:
+            raise BadField("encoding_format: results of jobs have float alone")
+        request = embed_request(body)
+    except BadField as error:
+        raise BadField(f"body.{error}") from error
+    request.model = request.model or defaults.model
+    request.labels.update({**defaults.labels, **request.labels})
+    return request
+
+
 def rerank_request(body: Mapping[str, Any]) -> tuple[pb.RerankRequest, bool]:
     """The request of a body, and whether the documents are wanted back; raises as `embed_request`.
 
@@ -90,8 +106,8 @@ def format_of(body: Mapping[str, Any]) -> str:
     return str(wanted)
 
 
-def embeddings_object(response: pb.EmbedResponse, format: str) -> dict[str, Any]:
-    """The answer to a call of `EMBEDDINGS`."""
+def embeddings_object(response: pb.EmbedResponse | JobAnswer, format: str) -> dict[str, Any]:
+    """The answer to a call of `EMBEDDINGS`, or to an item of a job."""
     data = [
         {"object": "embedding", "index": index, "embedding": _numbers(one.values, format)}
         for index, one in enumerate(response.embeddings)

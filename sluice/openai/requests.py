@@ -79,15 +79,9 @@ def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> 
     Raises:
         BadField: a field is not served, or its value does not fit.
     """
-    if unknown := line.keys() - {"custom_id", "method", "url", "body"}:
-        raise BadField(f"{min(unknown)}: is no field of a batch line")
-    if line.get("method", "POST") != "POST":
-        raise BadField("method: is not POST")
-    url, body = line.get("url"), line.get("body")
+    url, body = line.get("url"), body_of_line(line)
     if url not in URLS:
-        raise BadField(f"url: {url!r} is not served, only {' and '.join(URLS)}")
-    if not isinstance(body, dict):
-        raise BadField("body: is no object")
+        raise BadField(f"url: {url!r} is not served, only {', '.join(URLS)} and /v1/embeddings")
     try:
         request = request_of_body(url, body, defaults)
         _check_one_answer(request)
@@ -96,6 +90,17 @@ def request_of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> 
         return request
     except BadField as error:
         raise BadField(f"body.{error}") from error
+
+
+def body_of_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a line of OpenAI's batch format; raises as `request_of_openai`."""
+    if unknown := line.keys() - {"custom_id", "method", "url", "body"}:
+        raise BadField(f"{min(unknown)}: is no field of a batch line")
+    if line.get("method", "POST") != "POST":
+        raise BadField("method: is not POST")
+    if not isinstance(body := line.get("body"), dict):
+        raise BadField("body: is no object")
+    return body
 
 
 def request_of_body(

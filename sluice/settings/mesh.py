@@ -6,7 +6,7 @@ Errors name the key (`SettingsError`).
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
@@ -225,6 +225,21 @@ class TelemetrySettings(Section):
     """Of gateways, batchers and processes of jobs; `sluice logs` reads both."""
 
 
+_SHIPPED_ROUTING: Final = RoutingSettings(
+    default="small",
+    rules=(
+        RouteRule(
+            model="large",
+            min_numbers=4,
+            max_prompt_chars=120,
+            reason="four numbers or more to work on, and little else",
+        ),
+    ),
+    fallbacks={"large": ("small",)},
+)
+"""Of the shipped tiers."""
+
+
 class Settings(BaseSettings):
     """The whole file."""
 
@@ -238,18 +253,7 @@ class Settings(BaseSettings):
     )
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
     """Of all prices and budgets, ISO 4217."""
-    routing: RoutingSettings = RoutingSettings(
-        default="small",
-        rules=(
-            RouteRule(
-                model="large",
-                min_numbers=4,
-                max_prompt_chars=120,
-                reason="four numbers or more to work on, and little else",
-            ),
-        ),
-        fallbacks={"large": ("small",)},
-    )
+    routing: RoutingSettings = _SHIPPED_ROUTING
     gateway: GatewaySettings = GatewaySettings()
     http: HttpSettings = HttpSettings()
     identity: IdentitySettings = IdentitySettings()
@@ -295,7 +299,7 @@ class Settings(BaseSettings):
         if AUTO in names:
             raise ValueError(f'models: "{AUTO}" is reserved for routing')
         others = {model.name: model.engine for model in self.models if not model.answers}
-        prompts = len(others) < len(self.models) or "routing" in self.model_fields_set
+        prompts = len(others) < len(self.models) or self.routing != _SHIPPED_ROUTING
         for key, target in self.routing.all_models() if prompts else ():
             if target in others:
                 raise ValueError(

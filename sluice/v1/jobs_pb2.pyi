@@ -792,6 +792,7 @@ class JobAnswer(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     DEDUPLICATED_FIELD_NUMBER: _builtins.int
     FINISH_TIME_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Of the request that computed it; empty when the job had no part in that."""
     model: _builtins.str
@@ -820,6 +821,10 @@ class JobAnswer(_message.Message):
     def finish_time(self) -> _timestamp_pb2.Timestamp:
         """When it was complete."""
 
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Embedding]:
+        """Of an item that asked for embeddings: one for each of its texts, in their order."""
+
     def __init__(
         self,
         *,
@@ -833,10 +838,11 @@ class JobAnswer(_message.Message):
         cost: _builtins.float = ...,
         deduplicated: _builtins.bool = ...,
         finish_time: _timestamp_pb2.Timestamp | None = ...,
+        embeddings: _abc.Iterable[_inference_pb2.Embedding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "deduplicated", b"deduplicated", "finish_reason", b"finish_reason", "finish_time", b"finish_time", "logprobs", b"logprobs", "model", b"model", "request_id", b"request_id", "rules", b"rules", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "deduplicated", b"deduplicated", "embeddings", b"embeddings", "finish_reason", b"finish_reason", "finish_time", b"finish_time", "logprobs", b"logprobs", "model", b"model", "request_id", b"request_id", "rules", b"rules", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -80,7 +81,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
                 group.create_task(self._answer(request, context, lock))
 
     async def _answer(self, request: RunRequest, context: Any, lock: asyncio.Lock) -> None:
-        prompt = request.request.prompt
+        prompt = request.embed.texts[0] if request.HasField("embed") else request.request.prompt
         self.asked[prompt] += 1
         self.requests.append(request.request)
         self.in_flight += 1
@@ -97,6 +98,12 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
     def _response(self, request: RunRequest, error: SluiceError | None) -> RunResponse:
         if error is not None:
             return RunResponse(id=request.id, error=error.to_status().SerializeToString())
+        if request.HasField("embed"):
+            found = pb.EmbedResponse(model=request.embed.model)
+            found.usage.prompt_tokens = len(request.embed.texts)
+            for text in request.embed.texts:
+                found.embeddings.add(values=array("f", [len(text)]).tobytes())
+            return RunResponse(id=request.id, embedded=found, cost=0.5)
         prompt = request.request.prompt
         usage = pb.Usage(prompt_tokens=len(prompt.split()), completion_tokens=2)
         answer = pb.GenerateTextResponse(text=self.answer(prompt))

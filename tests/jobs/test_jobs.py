@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import grpc
 import nats
@@ -7,6 +8,7 @@ import pytest
 from jobs.store import JobStore
 from sluice import errors
 from sluice.client.channel import error_of
+from sluice.client.openai_lines import output_line
 from sluice.settings import JobsSettings
 from sluice.v1 import inference_pb2
 from sluice.v1 import jobs_pb2 as pb
@@ -356,3 +358,25 @@ async def test_a_deleted_job_is_gone_with_its_results(
     assert not (await processes.stub.ListJobs(pb.ListJobsRequest())).jobs
     with pytest.raises(grpc.RpcError):
         await processes.results(job.id)
+
+
+async def test_items_may_ask_for_embeddings(processes: Processes, gateway: GatewayDouble) -> None:
+    await processes.start()
+    url = "/v1/embeddings"
+    bodies = [{"input": "one"}, {"input": ["a", "three"]}, {"input": "one"}]
+    items = [
+        {"custom_id": f"e{n}", "method": "POST", "url": url, "body": body}
+        for n, body in enumerate(bodies)
+    ]
+    job = await processes.create(b"".join(json.dumps(item).encode() + b"\n" for item in items))
+    job = await processes.ended(job.id)
+    assert (job.state, job.progress.succeeded, job.progress.deduplicated) == (COMPLETED, 3, 1)
+    assert gateway.asked == {"one": 1, "a": 1}  # identical items are computed once
+    written = [output_line(job.id, one) for one in await processes.results(job.id)]
+    found = [
+        [each["embedding"] for each in line["response"]["body"]["data"]]
+        for line in written
+        if line["response"]
+    ]
+    assert found == [[[3.0]], [[1.0], [5.0]], [[3.0]]]
+    assert written[0]["response"]["body"]["usage"]["prompt_tokens"] == 1

@@ -67,7 +67,12 @@ def save_tokenizer(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = ("pad", "unk", "cls", "sep", "mask")
     tokens = {f"{name}_token": token for name, token in zip(names, _SPECIAL, strict=True)}
-    about = {**tokens, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT}
+    about: dict[str, Any] = {
+        **tokens,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": CONTEXT,
+    }
+    about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return folder
 

@@ -29,6 +29,7 @@ class RunRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    EMBED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Names it in this call."""
     @_builtins.property
@@ -39,16 +40,21 @@ class RunRequest(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """The time that the answer may take."""
 
+    @_builtins.property
+    def embed(self) -> _inference_pb2.EmbedRequest:
+        """What is asked, instead of `request`: embeddings."""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         request: _inference_pb2.GenerateRequest | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        embed: _inference_pb2.EmbedRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "id", b"id", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,6 +69,7 @@ class RunResponse(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    EMBEDDED_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Of its RunRequest."""
@@ -74,19 +81,24 @@ class RunResponse(_message.Message):
     def answer(self) -> _inference_pb2.GenerateTextResponse:
         """The whole answer, without token ids."""
 
+    @_builtins.property
+    def embedded(self) -> _inference_pb2.EmbedResponse:
+        """The embeddings."""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         answer: _inference_pb2.GenerateTextResponse | None = ...,
         error: _builtins.bytes = ...,
+        embedded: _inference_pb2.EmbedResponse | None = ...,
         cost: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "embedded", b"embedded", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "error", b"error", "id", b"id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost", b"cost", "embedded", b"embedded", "error", b"error", "id", b"id", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "error", "embedded"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 

@@ -11,6 +11,8 @@ import pytest
 
 from sluice.errors import InvalidRequest, PromptTooLong, SafetyBlocked, UnknownModel
 from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
+from sluice.internal.v1.items_pb2 import RunRequest
+from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import ModelSettings
 from sluice.telemetry import catalog, names
@@ -242,3 +244,20 @@ async def test_a_thousand_texts_are_a_thousand_rows(wire: Wire) -> None:
     await asyncio.gather(*(answer(wire, task, [task.prompt_token_ids[2]]) for task in tasks))
     found = [array("f", one.values)[0] for one in (await call).embeddings]
     assert found == [5 + n % 100 for n in range(1000)]
+
+
+async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
+    stub: Any = ItemsServiceStub(wire.channel)
+    call = stub.Run()
+    asked = pb.EmbedRequest(texts=["w1"], priority=pb.PRIORITY_BULK)
+    await call.write(RunRequest(id=7, embed=asked))
+    (task,) = await tasks_of(wire, 1, "embed", "bulk")
+    await answer(wire, task, [1, 2])
+    response = await call.read()
+    await call.write(RunRequest(id=8, embed=pb.EmbedRequest()))
+    refused = await call.read()
+    await call.done_writing()
+    assert (response.id, response.embedded.model) == (7, "embed")
+    assert array("f", response.embedded.embeddings[0].values).tolist() == [1, 2]
+    assert response.cost == pytest.approx(8e-6)
+    assert (refused.id, refused.WhichOneof("outcome")) == (8, "error")

@@ -134,7 +134,7 @@ def test_a_line_of_openai_completions_is_a_raw_prompt() -> None:
         ({"messages": HELLO, "top_logprobs": 1}, "", "body.top_logprobs: needs"),
         ({"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "", "differs"),
         ({"prompt": ["a", "b"]}, "/v1/completions", "body.prompt"),
-        ({"input": "a"}, "/v1/embeddings", "url: '/v1/embeddings' is not served"),
+        ({"input": "a"}, "/v1/moderations", "url: '/v1/moderations' is not served"),
     ],
 )
 def test_what_openai_has_and_the_mesh_has_not_is_named(
@@ -350,3 +350,29 @@ def test_a_small_file_that_grows_huge_is_read_in_bounded_memory() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20_000_000
+
+
+def test_a_line_of_openai_embeddings_becomes_a_request() -> None:
+    body = {"input": ["one", "two"], "dimensions": 3, "user": "ann"}
+    defaults = pb.GenerateRequest(model="embed", labels={"team": "search", "user": "all"})
+    item = only(chat(body, "/v1/embeddings"), defaults=defaults)
+    assert item.url == "/v1/embeddings"
+    assert item.request == pb.EmbedRequest(
+        texts=["one", "two"],
+        dimensions=3,
+        model="embed",
+        labels={"team": "search", "user": "ann"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"input": []}, "body.input"),
+        ({"input": [[1]]}, "body.input: has token ids"),
+        ({"input": "a", "encoding_format": "base64"}, "body.encoding_format: results of jobs"),
+        ({"input": "a", "n": 2}, "body.n: is not served"),
+    ],
+)
+def test_what_embeddings_of_a_job_have_not_is_named(body: dict[str, Any], named: str) -> None:
+    assert named in bad(chat(body, "/v1/embeddings")).reason

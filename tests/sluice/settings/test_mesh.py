@@ -113,3 +113,13 @@ def test_triton_spans_go_to_the_http_port_of_the_grpc_endpoint(
     assert settings.otlp_http_endpoint(settings.load()) is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://jaeger:4317")
     assert settings.otlp_http_endpoint(settings.load()) == "http://jaeger:4318/v1/traces"
+
+
+def test_a_mesh_may_have_no_model_that_takes_prompts(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "models: [{name: e, path: /e, engine: embedding}]")
+    assert load(tmp_path, loaded.to_yaml()) == loaded
+    with pytest.raises(settings.SettingsError, match="'e' has engine embedding and answers no"):
+        load(
+            tmp_path,
+            "models: [{name: e, path: /e, engine: embedding}]\nrouting: {default: e, rules: []}",
+        )
