@@ -40,6 +40,7 @@ from gateway.routing.router import Router
 from gateway.safety.inspector import Inspector
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
+from gateway.shared.forget import Forgetting
 from gateway.shared.keys import SharedKeys
 from gateway.shared.limit_use import SharedLimits
 from gateway.shared.peers import HELLO_S, Peers
@@ -127,6 +128,7 @@ class Gateway:
         self._secrets = Bucket(jetstream.secrets_bucket(), settings.nats.replicas)
         self._drains = Drains(gateway_id, Bucket(jetstream.drains_bucket(), settings.nats.replicas))
         self._exchange = MetricsExchange(SERVICE_GATEWAY, gateway_id, metric_registry)
+        self._api_keys = Bucket(jetstream.api_keys_bucket(), settings.nats.replicas)
         self.authenticator = Authenticator(settings.identity, settings.nats.replicas)
         self._resume_key = ResumeKey(limits.resume_key or "")
         self._key_bucket = Bucket(jetstream.keys_bucket(), settings.nats.replicas)
@@ -397,6 +399,7 @@ class Gateway:
             self._key_bucket,
             self._spending_bucket,
             self._days_bucket,
+            self._api_keys,
             self.policies,
             self._secrets,
         ]
@@ -435,11 +438,22 @@ class Gateway:
         )
         add_InferenceServiceServicer_to_server(self._service, server)
         allowed = self._settings.gateway.allow_remote_outcomes
+        running = RunningRequests(self.registry, self.peers)
+        forgetting = Forgetting(
+            self.registry,
+            running,
+            self._answers,
+            self._store,
+            self.peers,
+            self._api_keys,
+            self._key_bucket,
+        )
         mesh = MeshControl(
-            RunningRequests(self.registry, self.peers),
+            running,
             self._drains,
             self._exchange,
             self._shared_limits,
+            forgetting,
             self._settings.currency,
         )
         admin = AdminService(

@@ -10,6 +10,7 @@ from gateway.records.record_builder import audit_response
 from gateway.records.store import RecordStore
 from gateway.shared.answers import AnswerCache
 from gateway.shared.drains import Drains
+from gateway.shared.forget import Forgetting
 from gateway.shared.limit_use import SharedLimits
 from gateway.shared.peers import Peers
 from gateway.shared.running import LIST_MAX, RunningRequests
@@ -27,6 +28,8 @@ from sluice.v1.admin_pb2 import (
     ClearAnswersResponse,
     DrainWorkerRequest,
     DrainWorkerResponse,
+    ForgetTenantRequest,
+    ForgetTenantResponse,
     GetAuditEntryRequest,
     GetAuditEntryResponse,
     GetRequestRecordRequest,
@@ -60,6 +63,7 @@ class MeshControl:
     drains: Drains
     metrics: MetricsExchange
     limits: SharedLimits
+    forgetting: Forgetting
     currency: str
 
 
@@ -99,6 +103,14 @@ class AdminService(AdminServiceServicer):
         if tenant and not is_token(tenant):
             raise InvalidRequest.of("tenant", "is not the name of one")
         return self._mesh.limits.listed(tenant, self._mesh.currency)
+
+    async def ForgetTenant(
+        self, request: ForgetTenantRequest, context: Any
+    ) -> ForgetTenantResponse:
+        """See the proto."""
+        if not is_token(request.tenant):
+            raise InvalidRequest.of("tenant", "must be 1 to 64 letters, digits, '-' and '_'")
+        return await self._mesh.forgetting.forget(request.tenant)
 
     async def CancelRequests(
         self, request: CancelRequestsRequest, context: Any

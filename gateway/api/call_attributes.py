@@ -16,6 +16,7 @@ from sluice.telemetry import names
 from sluice.v1.inference_pb2 import FinishReason, GenerateRequest, Priority, RouteStrategy, Started
 from sluice.wire.attempts import ATTEMPTS_PER_TASK
 from sluice.wire.enums import word_of
+from sluice.wire.subjects import is_token
 
 Attributes = dict[str, AttributeValue]
 
@@ -50,9 +51,14 @@ def call_attributes(wire: GenerateRequest, tenant: str, request_id: str) -> Attr
     return {
         names.REQUEST_ID: request_id,
         names.TENANT: tenant,
-        names.GEN_AI_REQUEST_MODEL: wire.model or AUTO,
+        # Text that was put in the wrong field must not get into traces.
+        names.GEN_AI_REQUEST_MODEL: _model_name(wire.model or AUTO),
         names.PRIORITY_CLASS: word_of(Priority, wire.priority),
     }
+
+
+def _model_name(given: str) -> str:
+    return given if is_token(given) else "invalid"
 
 
 def reasons_attribute(reasons: Sequence[str]) -> Attributes:

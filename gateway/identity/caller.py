@@ -49,7 +49,7 @@ class Caller:
     def require(self, roles: Collection[str], what: str) -> None:
         """Raises PermissionDenied without one of ``roles``; ``what`` names the call."""
         if self.roles.isdisjoint(roles):
-            needed = " or ".join(sorted(roles))
+            needed = " or ".join(role for role in ROLES if role in roles) or "of the mesh itself"
             has = ", ".join(sorted(self.roles)) or "none"
             raise PermissionDenied(
                 f"{what} needs the role {needed}; this identity of tenant {self.tenant} has: {has}"
@@ -78,7 +78,14 @@ _BY_SERVICE: Final = {
 }
 JOB_READS: Final = frozenset(
     f"/sluice.v1.JobService/{name}"
-    for name in ("GetJob", "ListJobs", "WatchJob", "GetResults", "ListDeadLetters")
+    for name in (
+        "GetJob",
+        "GetUpload",
+        "ListJobs",
+        "WatchJob",
+        "GetResults",
+        "ListDeadLetters",
+    )
 )
 """Methods of jobs that change nothing."""
 _OWN_OR_ALL: Final = tuple(
@@ -99,6 +106,8 @@ _BY_METHOD: Final = {
     "/sluice.v1.AdminService/ReadMetrics": _READERS,
     "/sluice.v1.AdminService/SubmitFeedback": CHANGES,
     **dict.fromkeys(_OWN_OR_ALL, ANY),
+    "/sluice.v1.JobService/CreateJob": ASKS,
+    "/sluice.v1.JobService/UploadInput": ASKS,
     **dict.fromkeys(JOB_READS, ANY),
 }
 

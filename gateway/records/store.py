@@ -17,14 +17,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import APIError, NotFoundError
 
 from gateway.records.outcome import response_of
 from gateway.records.writer import WRITE_S, BackgroundWriter
 from sluice.errors import OutcomesNotKept, RecordUnknown, TransportUnavailable
 from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.internal.v1.outcome_pb2 import Outcome
+from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
 from sluice.v1.admin_pb2 import (
@@ -35,7 +36,7 @@ from sluice.v1.admin_pb2 import (
     StreamOutcomesResponse,
 )
 from sluice.wire import jetstream, subjects
-from sluice.wire.codec import MAX_MESSAGE_BYTES, pack, unpack
+from sluice.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +84,15 @@ class RecordStore:
             limits = kept.audit_max_mib * _MIB, kept.audit_max_age_h * 3600
             streams.append(jetstream.audit_stream(*limits))
         for config in streams:
-            await jetstream.ensure_stream(self._js, config, self._replicas)
+            await self._ensure(config)
         await self.use_outcomes(self._outcomes)
+
+    async def _ensure(self, config: StreamConfig) -> None:
+        try:
+            await jetstream.ensure_stream(self._js, config, self._replicas)
+        except APIError:
+            # An audit of an earlier release denies purges for good: its tenants are forgotten when it expires.
+            await jetstream.ensure_stream(self._js, config.evolve(deny_purge=True), self._replicas)
 
     async def use_outcomes(self, settings: OutcomeSettings) -> None:
         """Takes other settings of outcomes; raises as `start`, and then the old ones stay."""
@@ -258,15 +266,57 @@ class RecordStore:
             raise _unavailable(error) from error
         return message.data or b""
 
-    async def _read(self, subject: str) -> AsyncIterator[Msg]:
-        """All outcomes or grades of ``subject``, which may have wildcards."""
+    async def forget(self, tenant: str) -> tuple[int, int, int, int]:
+        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each."""
+        dead = [
+            message.metadata.sequence.stream
+            async for message in self._read(
+                f"{subjects.DEAD_LETTERS}.>", subjects.DEAD_LETTERS_STREAM
+            )
+            if _tenant_of_task(message.data) == tenant
+        ]
+        records = [
+            record.request_id
+            async for message in self._read(subjects.ALL_RECORDS, subjects.RECORDS_STREAM)
+            if (record := unpack(RequestRecord, message.data)).tenant == tenant
+        ]
+        for sequence in dead:
+            await self._delete(sequence)
+        for request_id in records:
+            await self._purge(subjects.RECORDS_STREAM, subjects.all_of_record(request_id))
+        audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit_of(tenant))
+        outcomes = await self._purge(subjects.OUTCOMES_STREAM, subjects.all_outcomes_of(tenant))
+        return len(records), audit, outcomes, len(dead)
+
+    async def _purge(self, stream: str, subject: str) -> int:
+        """How many messages were purged; 0 also when there is no such stream."""
+        try:
+            before = (await self._js.stream_info(stream)).state.messages
+            await self._js.purge_stream(stream, subject=subject)
+            return before - (await self._js.stream_info(stream)).state.messages
+        except NotFoundError:
+            return 0
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+
+    async def _delete(self, sequence: int) -> None:
+        """A dead letter; one that is gone makes no difference."""
+        try:
+            await self._js.delete_msg(subjects.DEAD_LETTERS_STREAM, sequence)
+        except APIError:
+            return
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
+
+    async def _read(
+        self, subject: str, stream: str = subjects.OUTCOMES_STREAM
+    ) -> AsyncIterator[Msg]:
+        """All messages of ``subject``, which may have wildcards; none when there is no such stream."""
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE, inactive_threshold=_INACTIVE_S, mem_storage=True
         )
         try:
-            reader = await self._js.pull_subscribe(
-                subject, stream=subjects.OUTCOMES_STREAM, config=config
-            )
+            reader = await self._js.pull_subscribe(subject, stream=stream, config=config)
             try:
                 left = (await reader.consumer_info()).num_pending or 0
                 while left:
@@ -277,6 +327,8 @@ class RecordStore:
             finally:
                 with suppress(NatsError):
                     await reader.unsubscribe()
+        except NotFoundError:
+            return
         except (TimeoutError, NatsError) as error:
             raise _unavailable(error) from error
 
@@ -291,6 +343,14 @@ def _check_tenant(owner: str, tenant: str | None) -> None:
     """Another tenant's request is unknown, like one that never was."""
     if tenant is not None and owner != tenant:
         raise _unknown()
+
+
+def _tenant_of_task(payload: bytes) -> str:
+    """Of a dead letter; empty when its payload is no task, or was left out."""
+    try:
+        return unpack(Task, payload).tenant
+    except MalformedMessage:
+        return ""
 
 
 def _unknown() -> RecordUnknown:

@@ -165,5 +165,5 @@ def _taken_over() -> Cancelled:
 
 
 def _name(key: str) -> str:
-    """The name of ``key`` in the bucket, which takes few characters."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    """The name of ``key`` in the bucket, which takes few characters: the tenant, and a hash."""
+    return f"{key.partition(' ')[0]}.{hashlib.sha256(key.encode()).hexdigest()}"

@@ -82,6 +82,10 @@ class Registry:
             )
         return found
 
+    def drop_replays(self, tenant: str) -> None:
+        """Forgets the complete answers to ``tenant``."""
+        self._replays.drop(lambda key: key.partition(" ")[0] == tenant)
+
     def keep(self, key: str, record: KeyRecord, now: float) -> None:
         """Keeps the complete answer in ``record``: `find` finds it under ``key`` for a while."""
         self._replays.put(key, record, now)

@@ -1,13 +1,20 @@
-"""`sluice tenants`: what tenants use of their limits."""
+"""`sluice tenants`: what tenants use of their limits, and the end of what is kept of one."""
 
+import os
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from sluice.cli import options, output
+from sluice.cli.failure import CommandFailed
 from sluice.client import Client
+from sluice.client.channel import API_KEY_VARIABLE
+from sluice.errors import JobsDisabled, WrongJobState
 
-tenants = typer.Typer(help="Show what tenants use of their limits.", no_args_is_help=True)
+tenants = typer.Typer(
+    help="Show what tenants use of their limits; forget one.", no_args_is_help=True
+)
 
 
 @tenants.command("list")
@@ -60,3 +67,58 @@ def list_(
     ]
     headers = ("tenant", "running", f"{found.currency} last hour", "limit", "used", "of")
     output.write_table(headers, sorted(rows))
+
+
+@tenants.command()
+def forget(
+    tenant: Annotated[str, typer.Argument(metavar="NAME")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: options.Address = options.ADDRESS,
+    as_json: options.Json = False,
+) -> None:
+    """Delete everything of a tenant: jobs, API keys, answers, records, audit, outcomes, dead letters.
+
+    Costs and counts stay. It can be called again when it was interrupted.
+    """
+    if not yes and not typer.confirm(f"Delete all that is kept of {tenant}?"):
+        raise CommandFailed("CANCELLED", "nothing was deleted")
+    # Without identities the metadata says whose jobs are listed; with them the operator sees all.
+    named = None if os.environ.get(API_KEY_VARIABLE) else tenant
+    with Client(address, tenant=named) as client:
+        done = client.forget_tenant(tenant)
+        jobs = _delete_jobs(client, tenant)
+    counts = {
+        "jobs": jobs,
+        **{
+            name: getattr(done, name)
+            for name in (
+                "api_keys",
+                "cancelled",
+                "records",
+                "audit_entries",
+                "outcomes",
+                "dead_letters",
+            )
+        },
+    }
+    silent = list(done.unreached_gateways)
+    if as_json:
+        output.write_json({**counts, "unreached_gateways": silent})
+    else:
+        output.write_table(("kind", "deleted"), [(name, str(n)) for name, n in counts.items()])
+    if silent:
+        raise CommandFailed(
+            "GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again", counts
+        )
+
+
+def _delete_jobs(client: Client, tenant: str) -> int:
+    try:
+        jobs = [job for job in client.jobs.list() if job.tenant == tenant]
+    except JobsDisabled:
+        return 0
+    for job in jobs:
+        with suppress(WrongJobState):  # it is over
+            client.jobs.cancel(job.id)
+        client.jobs.delete(job.id)
+    return len(jobs)

@@ -430,6 +430,17 @@ class AsyncClient(AsyncCaller):
         request = admin_pb2.ListTenantsRequest(tenant=tenant)
         return await self._lookup(self._admin.ListTenants, request, timeout_s)
 
+    async def forget_tenant(
+        self, tenant: str, *, timeout_s: float = channel.LISTING_S
+    ) -> admin_pb2.ForgetTenantResponse:
+        """Deletes what is kept of `tenant`, but for its jobs; may be called again.
+
+        Raises:
+            SluiceError: not everything could be deleted.
+        """
+        request = admin_pb2.ForgetTenantRequest(tenant=tenant)
+        return await self._lookup(self._admin.ForgetTenant, request, timeout_s)
+
     async def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
         """What the safety policy under trial would have done otherwise, as all gateways have counted.
 

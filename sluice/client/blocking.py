@@ -430,6 +430,17 @@ class Client(Caller):
         request = admin_pb2.ListTenantsRequest(tenant=tenant)
         return self._lookup(self._admin.ListTenants, request, timeout_s)
 
+    def forget_tenant(
+        self, tenant: str, *, timeout_s: float = channel.LISTING_S
+    ) -> admin_pb2.ForgetTenantResponse:
+        """Deletes what is kept of `tenant`, but for its jobs; may be called again.
+
+        Raises:
+            SluiceError: not everything could be deleted.
+        """
+        request = admin_pb2.ForgetTenantRequest(tenant=tenant)
+        return self._lookup(self._admin.ForgetTenant, request, timeout_s)
+
     def safety_dry_run(self, *, timeout_s: float = channel.LOOKUP_S) -> SafetyDryRun:
         """What the safety policy under trial would have done otherwise, as all gateways have counted.
 

@@ -670,6 +670,76 @@ class MetricPoint(_message.Message):
 Global___MetricPoint: _TypeAlias = MetricPoint  # noqa: Y015
 
 @_typing.final
+class ForgetTenantRequest(_message.Message):
+    """Whom to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetTenantRequest: _TypeAlias = ForgetTenantRequest  # noqa: Y015
+
+@_typing.final
+class ForgetTenantResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_KEYS_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    AUDIT_ENTRIES_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    UNREACHED_GATEWAYS_FIELD_NUMBER: _builtins.int
+    api_keys: _builtins.int
+    """API keys."""
+    cancelled: _builtins.int
+    """Running requests that were cancelled."""
+    records: _builtins.int
+    """Requests with a record."""
+    audit_entries: _builtins.int
+    """Audit entries."""
+    outcomes: _builtins.int
+    """Outcomes with their grades."""
+    dead_letters: _builtins.int
+    """Tasks that had been given up."""
+    @_builtins.property
+    def unreached_gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Gateways that did not answer: they may keep answers in memory for `gateway.replay_s` and `cache.max_age_s`."""
+
+    def __init__(
+        self,
+        *,
+        api_keys: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        records: _builtins.int = ...,
+        audit_entries: _builtins.int = ...,
+        outcomes: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
+        unreached_gateways: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys", "audit_entries", b"audit_entries", "cancelled", b"cancelled", "dead_letters", b"dead_letters", "outcomes", b"outcomes", "records", b"records", "unreached_gateways", b"unreached_gateways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetTenantResponse: _TypeAlias = ForgetTenantResponse  # noqa: Y015
+
+@_typing.final
 class ListTenantsRequest(_message.Message):
     """Whose use to list."""
 

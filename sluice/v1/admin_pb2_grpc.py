@@ -70,6 +70,11 @@ class AdminServiceStub:
                 request_serializer=sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
+        self.ForgetTenant = channel.unary_unary(
+                '/sluice.v1.AdminService/ForgetTenant',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.ForgetTenantRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.ForgetTenantResponse.FromString,
+                _registered_method=True)
         self.SubmitFeedback = channel.unary_unary(
                 '/sluice.v1.AdminService/SubmitFeedback',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.SubmitFeedbackRequest.SerializeToString,
@@ -147,6 +152,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetTenant(self, request, context):
+        """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
+        Its running requests are cancelled. Jobs are deleted through JobService. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SubmitFeedback(self, request, context):
         """Grades an answer; a later grade of the same request replaces an earlier one.
         """
@@ -213,6 +226,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'ForgetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetTenant,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.ForgetTenantRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.ForgetTenantResponse.SerializeToString,
             ),
             'SubmitFeedback': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitFeedback,
@@ -425,6 +443,33 @@ class AdminService:
             '/sluice.v1.AdminService/ListTenants',
             sluice_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/ForgetTenant',
+            sluice_dot_v1_dot_admin__pb2.ForgetTenantRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.ForgetTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

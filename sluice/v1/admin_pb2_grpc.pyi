@@ -53,6 +53,10 @@ class AdminServiceStub:
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
     """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+    ForgetTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetTenantRequest, _admin_pb2.ForgetTenantResponse]
+    """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
+    Its running requests are cancelled. Jobs are deleted through JobService. For operators.
+    """
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SubmitFeedbackRequest, _admin_pb2.SubmitFeedbackResponse]
     """Grades an answer; a later grade of the same request replaces an earlier one."""
     StreamOutcomes: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamOutcomesRequest, _admin_pb2.StreamOutcomesResponse]
@@ -87,6 +91,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The audit entry of one request: the decisions of the safety layer. Kept longer than records, and never changed."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+    ForgetTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetTenantRequest, _admin_pb2.ForgetTenantResponse]  # type: ignore[assignment]
+    """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
+    Its running requests are cancelled. Jobs are deleted through JobService. For operators.
+    """
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_admin_pb2.SubmitFeedbackRequest, _admin_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
     """Grades an answer; a later grade of the same request replaces an earlier one."""
     StreamOutcomes: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamOutcomesRequest, _admin_pb2.StreamOutcomesResponse]  # type: ignore[assignment]
@@ -160,6 +168,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
         """What tenants use of their limits (docs/limits.md), over all gateways. A caller sees its own tenant."""
+
+    @_abc_1.abstractmethod
+    def ForgetTenant(
+        self,
+        request: _admin_pb2.ForgetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetTenantResponse, _abc.Awaitable[_admin_pb2.ForgetTenantResponse]]:
+        """Deletes what is kept of a tenant, at all gateways: API keys, answers, records, audit entries, outcomes, dead letters.
+        Its running requests are cancelled. Jobs are deleted through JobService. For operators.
+        """
 
     @_abc_1.abstractmethod
     def SubmitFeedback(

@@ -73,9 +73,9 @@ def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
 
 
 def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
-    """Decisions of the safety layer: append-only, no message can be deleted or purged by a client."""
+    """Decisions of the safety layer: no message can be deleted by a client; a whole tenant can be forgotten."""
     config = _kept(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
-    return config.evolve(deny_delete=True, deny_purge=True, allow_direct=True)
+    return config.evolve(deny_delete=True, allow_direct=True)
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:

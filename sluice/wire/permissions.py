@@ -67,8 +67,9 @@ def _gateway(process: str) -> Permissions:
         *(f"{subjects.bucket_prefix(bucket)}>" for bucket in subjects.GATEWAY_BUCKETS),
         *_each(owned, _create, _change, _read, _remove),
         *_each(kept, _create, _change),
-        # Keys are made and revoked by operators.
-        *_each((subjects.API_KEYS_BUCKET,), _create, _read),
+        # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
+        *_each((subjects.API_KEYS_BUCKET,), _create, _read, _remove),
+        *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _read, _remove),
         f"{_API}.CONSUMER.INFO.{subjects.TASKS_STREAM}.*",
     )
     subscribe = (

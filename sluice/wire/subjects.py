@@ -21,7 +21,7 @@
 | ``sluice.outcomes.<tenant>.<request>.outcome`` | gateway, gateways (JetStream) | ``Outcome`` |
 | ``sluice.outcomes.<tenant>.<request>.grade`` | gateway, gateways (JetStream) | ``Grade`` |
 | ``sluice.events.router_drift`` | gateway, operators (JetStream) | ``RouterDriftEvent`` |
-| ``$KV.SLUICE_KEYS.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
+| ``$KV.SLUICE_KEYS.<tenant>.<hash of the key>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_ANSWERS.<tenant>.<model>.<hash of the request>`` | gateway, gateways (JetStream) | ``KeyRecord`` |
 | ``$KV.SLUICE_SPENDING.<process>.<minute>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
 | ``$KV.SLUICE_DAYS.<process>.<day>`` | gateway, gateways (JetStream) | ``MinuteCosts`` |
@@ -78,6 +78,7 @@ DRAINED_WORKERS: Final = "workers"
 GATEWAY_BUCKETS: Final = (
     KEYS_BUCKET,
     SPENDING_BUCKET,
+    DAYS_BUCKET,
     POLICIES_BUCKET,
     SECRETS_BUCKET,
     DRAINS_BUCKET,
@@ -89,6 +90,7 @@ BATCHERS: Final = "sluice.batchers"
 ABSENT: Final = "sluice.absent"
 
 ALL_TASKS: Final = (f"{BATCHERS}.*.task", f"{TASKS}.>")
+ALL_RECORDS: Final = f"{RECORDS}.*.request"
 ALL_FRAMES: Final = f"{FRAMES}.*"
 """What an observer of the traffic subscribes to."""
 ALL_REPORTS: Final = f"{REPORTS}.*"
@@ -198,6 +200,21 @@ def record(request: str) -> str:
 def grade(request: str) -> str:
     """Subject of the grades of one request."""
     return f"{RECORDS}.{_token(request)}.grade"
+
+
+def all_of_record(request: str) -> str:
+    """Matches `record` and `grade` of one request."""
+    return f"{RECORDS}.{_token(request)}.*"
+
+
+def audit_of(tenant: str) -> str:
+    """Matches every `audit` of a tenant."""
+    return f"{AUDIT}.{_token(tenant)}.*"
+
+
+def all_outcomes_of(tenant: str) -> str:
+    """Matches every `outcome` and `outcome_grade` of a tenant."""
+    return f"{OUTCOMES}.{_token(tenant)}.*.*"
 
 
 def audit_of_any(request: str) -> str:

@@ -400,6 +400,7 @@ class GatewayQuestion(_message.Message):
     PREPARE_FIELD_NUMBER: _builtins.int
     ROUTER_HEALTH_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
@@ -425,6 +426,10 @@ class GatewayQuestion(_message.Message):
         """What has the dry run counted?"""
 
     @_builtins.property
+    def forget(self) -> Global___ForgetQuestion:
+        """Drop what is in memory of a tenant, and write what is queued."""
+
+    @_builtins.property
     def take(self) -> Global___TakeQuestion:
         """Take the policies of the last reload."""
 
@@ -448,16 +453,17 @@ class GatewayQuestion(_message.Message):
         prepare: Global___PrepareQuestion | None = ...,
         router_health: Global___RouterHealthQuestion | None = ...,
         dry_run: Global___DryRunQuestion | None = ...,
+        forget: Global___ForgetQuestion | None = ...,
         take: Global___TakeQuestion | None = ...,
         running: _admin_pb2.ListRequestsRequest | None = ...,
         cancel: _admin_pb2.CancelRequestsRequest | None = ...,
         clear_answers: _admin_pb2.ClearAnswersRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_answers", b"clear_answers", "dry_run", b"dry_run", "forget", b"forget", "hand_over", b"hand_over", "prepare", b"prepare", "question", b"question", "router_health", b"router_health", "running", b"running", "take", b"take", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "take", "running", "cancel", "clear_answers"]  # noqa: Y015
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["who", "hand_over", "prepare", "router_health", "dry_run", "forget", "take", "running", "cancel", "clear_answers"]  # noqa: Y015
     _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
 
@@ -508,6 +514,28 @@ class HandOverQuestion(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOverQuestion: _TypeAlias = HandOverQuestion  # noqa: Y015
+
+@_typing.final
+class ForgetQuestion(_message.Message):
+    """Asked of all gateways when a tenant is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetQuestion: _TypeAlias = ForgetQuestion  # noqa: Y015
 
 @_typing.final
 class PrepareQuestion(_message.Message):

@@ -1,0 +1,73 @@
+"""Deletes what is kept of a tenant, at all gateways."""
+
+from gateway.records.store import RecordStore
+from gateway.shared.answers import AnswerCache
+from gateway.shared.peers import Peers
+from gateway.shared.running import RunningRequests
+from gateway.streaming.registry import Registry
+from sluice.internal.v1.gateway_pb2 import ForgetQuestion, GatewayAnswer, GatewayQuestion
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+from sluice.v1.admin_pb2 import CancelRequestsRequest, ClearAnswersRequest, ForgetTenantResponse
+from sluice.wire.bucket import Bucket
+
+WRITE_S = 2.0
+"""How long records that are queued may take to be written, so that they are deleted too, seconds."""
+
+
+class Forgetting:
+    """Owns nothing: asks each owner, in the order in which nothing new of the tenant can come."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        requests: RunningRequests,
+        answers: AnswerCache,
+        store: RecordStore,
+        peers: Peers,
+        api_keys: Bucket,
+        idempotency_keys: Bucket,
+    ) -> None:
+        self._registry = registry
+        self._requests = requests
+        self._answers = answers
+        self._store = store
+        self._peers = peers
+        self._api_keys = api_keys
+        self._idempotency_keys = idempotency_keys
+        peers.answer("forget", self._answer)
+
+    async def forget(self, tenant: str) -> ForgetTenantResponse:
+        """Returns what was deleted; raises TransportUnavailable, and may be called again then."""
+        keys = await self._delete_api_keys(tenant)
+        cancelled = await self._requests.cancel(CancelRequestsRequest(tenant=tenant))
+        await self._forget_here(tenant)
+        question = GatewayQuestion(forget=ForgetQuestion(tenant=tenant))
+        answers = await self._peers.ask_all(question, 2 * WRITE_S)
+        silent = {name for name, one in answers.items() if one is None or one.problem}
+        await self._idempotency_keys.purge(f"{tenant}.*")
+        silent |= {*await self._answers.clear(ClearAnswersRequest(tenant=tenant))}
+        records, audit, outcomes, dead = await self._store.forget(tenant)
+        return ForgetTenantResponse(
+            api_keys=keys,
+            cancelled=len(cancelled.request_ids),
+            records=records,
+            audit_entries=audit,
+            outcomes=outcomes,
+            dead_letters=dead,
+            unreached_gateways=sorted(silent),
+        )
+
+    async def _delete_api_keys(self, tenant: str) -> int:
+        every = self._api_keys.read_all(ApiKeyRecord)
+        own = [key async for key, record in every if record.tenant == tenant]
+        for key in own:
+            await self._api_keys.purge(key)
+        return len(own)
+
+    async def _forget_here(self, tenant: str) -> None:
+        self._registry.drop_replays(tenant)
+        await self._store.flush(WRITE_S)
+
+    async def _answer(self, question: GatewayQuestion) -> GatewayAnswer:
+        await self._forget_here(question.forget.tenant)
+        return GatewayAnswer()
