@@ -4,7 +4,8 @@ engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
     python bench/mesh.py [--json] [--runs N] [FIGURES...]
 
 FIGURES: `overhead` (the above, the default); `request_cost`: CPU of a one-token request, `gateway_cpu_vs_bare_grpc`,
-`mesh_requests_per_s`, `mesh_cpu_lone_ms` and `cache_hit_vs_computed`, defined in `bench/support/request_cost.py`; with
+`mesh_requests_per_s`, `mesh_cpu_lone_ms` and `cache_hit_vs_computed`, and `secured_vs_open` beside it, what identities
+and limits cost, all defined in `bench/support/request_cost.py`; with
 the shipped settings on the small tier `interactive_beside_bulk` and `openloop_ttft`, defined in
 `bench/support/open_loop.py`.
 """
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
 from bench.support.open_loop import MODEL as SMALL
 from bench.support.open_loop import interactive_beside_bulk, openloop_ttft
-from bench.support.request_cost import request_cost
+from bench.support.request_cost import request_cost, secured_vs_open
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
@@ -247,6 +248,8 @@ async def main(args: argparse.Namespace) -> None:
         figures += await overhead(args.runs)
     if "request_cost" in args.figures:
         figures += await request_cost(args.runs)
+    if "secured_vs_open" in args.figures:
+        figures += await secured_vs_open(args.runs)
     if {"interactive_beside_bulk", "openloop_ttft"} & set(args.figures):
         figures += await open_loop(args.figures, args.runs)
     emit(figures, args.json)
@@ -272,6 +275,12 @@ if __name__ == "__main__":
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS, help="rounds of both sides")
-    names = ("overhead", "request_cost", "interactive_beside_bulk", "openloop_ttft")
+    names = (
+        "overhead",
+        "request_cost",
+        "secured_vs_open",
+        "interactive_beside_bulk",
+        "openloop_ttft",
+    )
     parser.add_argument("figures", nargs="*", choices=names, default=["overhead"])
     uvloop.run(main(parser.parse_args()))

@@ -12,6 +12,8 @@ alternate, after one warm-up of each; figures are medians.
   is bare over ours. `also` has the other processes of the mesh.
 - `mesh_requests_per_s`: the same runs; requests answered a second, client on the same machine.
 - `mesh_cpu_lone_ms`: one caller; milliseconds of all processes of the mesh, and of the bare server.
+- `secured_vs_open`: `MANY` callers; milliseconds of the gateway's process where calls have an API key, and its tenant
+  limits of requests, tokens and calls, and of the mesh above; the ratio is the latter over the former.
 - `cache_hit_vs_computed`: `MANY` callers; milliseconds of the gateway's process where every request but the
   first of the warm-up finds its answer in the cache (`cache.enabled`, all ask the same), and of the mesh above; the
   ratio is the former over the latter.
@@ -30,14 +32,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+import nats
 import psutil
 
 from bench.support.bare_stream import EVENTS
 from bench.support.harness import Figure, check_runs, machine
 from bench.support.http_load import stream_chats
 from sluice import settings as config
+from sluice.client.channel import bearer_metadata
+from sluice.internal.v1.identity_pb2 import ApiKeyRecord
+from sluice.settings.limits import LimitSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
+from sluice.wire import jetstream
+from sluice.wire.api_keys import digest_of, new_key
+from sluice.wire.bucket import Bucket
 from supervisor.mesh import Mesh, running_mesh
 
 if TYPE_CHECKING:
@@ -50,6 +59,11 @@ MANY: Final = 32
 REQUESTS: Final = {MANY: 1000, 1: 300}
 """In a run, by the number of callers."""
 CALL_S: Final = 60.0
+KNOWN_S: Final = 5.0
+"""Gateways know a new key then, seconds."""
+LIMITS: Final = LimitSettings(
+    requests_per_minute=1e6, tokens_per_minute=1e9, burst_s=60, concurrent=500
+)
 Processes = Mapping[str, psutil.Process]
 
 
@@ -59,12 +73,14 @@ class Server:
 
     Attributes:
         http: calls go here over HTTP, as streams of /v1/chat/completions; else over gRPC.
+        api_key: who calls.
     """
 
     stub: "Stub"
     model: str
     processes: Processes
     http: str | None = None
+    api_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,11 +122,40 @@ async def request_cost(runs: int) -> list[Figure]:
     ]
 
 
+async def secured_vs_open(runs: int) -> list[Figure]:
+    """The figure of that name."""
+    check_runs(runs)
+    async with echo_mesh(secured=True) as secured, echo_mesh() as unsecured:
+        ours, peer = await interleaved(secured, unsecured, MANY, runs)
+    secured_ms, open_ms = medians(ours)["gateway"], medians(peer)["gateway"]
+    note = f"gateway, a one-token request, {MANY} callers, API key and limits; peer: without them"
+    settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS[MANY]}
+    return [
+        Figure(
+            "secured_vs_open",
+            secured_ms,
+            open_ms,
+            open_ms / secured_ms,
+            "ms of CPU",
+            runs,
+            machine(),
+            note,
+            settings,
+        )
+    ]
+
+
 @asynccontextmanager
 async def echo_mesh(
-    cache: config.CacheSettings | None = None, http: str | None = None
+    cache: config.CacheSettings | None = None, http: str | None = None, secured: bool = False
 ) -> AsyncIterator[Server]:
-    """The mesh; ``cache``: as shipped unless given; ``http``: where it serves HTTP, if it does."""
+    """The mesh.
+
+    Args:
+        cache: as shipped unless given.
+        http: where it serves HTTP, if it does.
+        secured: callers need an API key, and have limits that they do not reach.
+    """
     model = config.ModelSettings(
         name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
     )
@@ -120,6 +165,8 @@ async def echo_mesh(
         gateway=config.GatewaySettings(address="127.0.0.1:0"),
         http=config.HttpSettings(address=http),
         cache=cache or config.CacheSettings(),
+        identity=config.IdentitySettings(api_keys=secured),
+        limits=LIMITS if secured else LimitSettings(),
     )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
@@ -127,7 +174,20 @@ async def echo_mesh(
             grpc.aio.insecure_channel(mesh.address) as channel,
         ):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            yield Server(stub, MODEL, processes_of(mesh), mesh.http)
+            key = await made_key(mesh) if secured else None
+            yield Server(stub, MODEL, processes_of(mesh), mesh.http, key)
+
+
+async def made_key(mesh: Mesh) -> str:
+    """An API key that the gateway of ``mesh`` knows."""
+    client, made = await nats.connect(mesh.settings.nats.url), new_key()
+    bucket = Bucket(jetstream.api_keys_bucket())
+    await bucket.start(client)
+    record = ApiKeyRecord(digest=digest_of(made.text), tenant="acme", roles=["caller"])
+    await bucket.write(made.id, record)
+    await client.close()
+    await asyncio.sleep(KNOWN_S)
+    return made.text
 
 
 @asynccontextmanager
@@ -179,7 +239,7 @@ async def call(server: Server, callers: int, requests: int) -> None:
         body = {"model": server.model, "messages": [{"role": "user", "content": PROMPT}]}
         await stream_chats(server.http, {**body, "max_tokens": 1}, callers, requests)
         return
-    left = itertools.count(requests, -1)
+    left, metadata = itertools.count(requests, -1), bearer_metadata(server.api_key)
     request = inference_pb2.GenerateRequest(
         prompt=PROMPT, model=server.model, sampling=inference_pb2.SamplingParams(max_tokens=1)
     )
@@ -187,7 +247,7 @@ async def call(server: Server, callers: int, requests: int) -> None:
     async def caller() -> None:
         while next(left) > 0:
             tokens = 0
-            async for response in server.stub.Generate(request, timeout=CALL_S):
+            async for response in server.stub.Generate(request, timeout=CALL_S, metadata=metadata):
                 tokens += len(response.delta.token_ids)
             assert tokens == 1, "every request is answered"
 
