@@ -38,7 +38,8 @@ _JSON_OPTIONS: Final[Any] = {
 }
 
 
-GRAMMAR_MAX_BYTES: Final = 512 << 10
+GRAMMAR_MAX_BYTES: Final = 128 << 10
+"""Of calls of tools; one so long compiles in about a second."""
 _MAX_BYTES: Final = {
     "json_schema": JSON_SCHEMA_MAX_BYTES,
     "regex": REGEX_MAX_BYTES,

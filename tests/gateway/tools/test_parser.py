@@ -1,17 +1,22 @@
 """Calls in the text of an answer: the same however it is cut, and text where they are none."""
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from gateway.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
 from gateway.tools.grammar import grammar_of
 from gateway.tools.parser import FoundCall, Parsed, ToolCallParser
 from gateway.tools.tool import Tool, ToolUse
+from sluice.constraints import compile_grammar, lark_grammar, problem_of
 
 NAMES = ("now", "weather")
 
@@ -195,14 +200,6 @@ SCHEMA = {
 @pytest.mark.parametrize("form", FORMATS.values(), ids=str)
 def test_what_the_grammar_lets_through_are_calls(form: ToolFormat) -> None:
     """Random bytes that the grammar allows, as a random model would draw them."""
-    import random
-
-    import numpy as np
-    from llguidance import LLTokenizer
-    from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
-
-    from sluice.constraints import compile_grammar, lark_grammar, problem_of
-
     use = ToolUse((Tool("weather", "", SCHEMA), Tool("now", "", {})), required=True)
     grammar, tokenizer = grammar_of(form, use), LLTokenizer("byte")
     assert problem_of("grammar", grammar) is None
@@ -225,3 +222,9 @@ def test_what_the_grammar_lets_through_are_calls(form: ToolFormat) -> None:
         for one in found.calls:
             arguments = json.loads(one.arguments)
             assert arguments == {} if one.name == "now" else len(arguments["city"]) <= 9
+
+
+def test_a_grammar_that_would_hold_up_a_worker_is_refused() -> None:
+    large = {"type": "object", "description": "x" * 60_000}
+    use = ToolUse(tuple(Tool(f"f{i}", "", large) for i in range(3)), required=True)
+    assert problem_of("grammar", grammar_of(HERMES, use)) == "must have at most 131072 bytes"
