@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from jobs.answers import AnswerCache
 from jobs.core.leases import BEAT_S
 from jobs.core.pace import Speed
+from jobs.core.usage import shares
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.sources import Block, InputSource, retried
@@ -25,7 +26,8 @@ from jobs.stage_pass import JobStops, PassContext, StagePass
 from jobs.stages import Splitter, StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
 from jobs.uploads import Outside
-from sluice.defaults import TENANT_METADATA
+from jobs.usage import READ_S, WorkerUse
+from sluice.defaults import AUTO, TENANT_METADATA
 from sluice.errors import InvalidRequest, SluiceError, StorageFull, TransportUnavailable
 from sluice.internal.v1.job_pb2 import JobRecord
 from sluice.telemetry import names
@@ -39,12 +41,15 @@ from sluice.v1.jobs_pb2 import (
     JOB_STATE_RUNNING,
     JobProgress,
     JobReport,
+    JobSpec,
     JobState,
 )
 from sluice.wire.clock import duration, ms_of, timestamp, unix_ms
 
 _log = logging.getLogger(__name__)
 
+LONG_MS: Final = 5000
+"""A job that took longer waits for a last reading of how busy the workers were."""
 FLUSH_S: Final = 3.0
 """How long a job that is stopped may take to write what has come back."""
 
@@ -99,6 +104,8 @@ class JobRunner:
         self._earlier = _Totals()
         self._speed = Speed()
         self.beat_at = time.monotonic()
+        self._use = record.use
+        self._worker_use = WorkerUse(gateways, models_of(record.job.spec))
         self._stopped = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -124,12 +131,13 @@ class JobRunner:
         beating = asyncio.ensure_future(self._beat())
         stopping = asyncio.ensure_future(self._stopped.wait())
         tasks = (working, beating, stopping)
+        reading = asyncio.ensure_future(self._read_use())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            for task in (*tasks, reading):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, reading, return_exceptions=True)
         ended = [task for task in (beating, working) if not task.cancelled()]
         error = next((task.exception() for task in ended if task.exception()), None)
         if isinstance(error, JobLost | Fenced):
@@ -139,6 +147,8 @@ class JobRunner:
 
     async def _leave(self, error: BaseException | None) -> None:
         """Writes what has come back, and why the job stops here."""
+        if error is None and not self._stopped.is_set() and self._record.running_ms > LONG_MS:
+            await self._worker_use.read(self._use)
         try:
             async with asyncio.timeout(FLUSH_S):
                 if self._pass is not None and not isinstance(error, StorageFull):
@@ -234,6 +244,11 @@ class JobRunner:
             return StageSource(self._store, splitter, record, stage).first(blocks)
         return retried(blocks, self._store, record, stage) if record.round else blocks
 
+    async def _read_use(self) -> None:
+        while True:
+            await self._worker_use.read(self._use)
+            await asyncio.sleep(READ_S)
+
     # The record.
 
     async def _beat(self) -> None:
@@ -281,6 +296,7 @@ class JobRunner:
         now = time.monotonic()
         record.running_ms += round((now - self.beat_at) * 1e3)
         self.beat_at = now
+        record.use.CopyFrom(self._use)
         progress = self._progress(record, now)
         record.job.progress.CopyFrom(progress)
         if record.job.state == JOB_STATE_RUNNING:
@@ -345,13 +361,22 @@ class JobRunner:
         reasons = Counter(self._earlier.reasons)
         if self._pass is not None:
             reasons.update(self._pass.dead_by_reason)
+        busy, padding = shares(record.use)
         return JobReport(
+            workers_busy_share=busy,
+            padding_share=padding,
             progress=progress,
             running_time=duration(record.running_ms),
             items_per_second=(progress.succeeded + progress.dead) / running_s,
             tokens_per_second=progress.completion_tokens / running_s,
             dead_by_reason={reason: count for reason, count in reasons.items() if count > 0},
         )
+
+
+def models_of(spec: JobSpec) -> set[str]:
+    """The models that a job names, if it names them all."""
+    names = {stage.model or spec.model for stage in spec.stages} or {spec.model}
+    return set() if names & {"", AUTO} else names
 
 
 class _Totals:

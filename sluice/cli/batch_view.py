@@ -93,6 +93,11 @@ def show(job: pb.Job) -> None:
         print(
             f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
         )
+    report = job.report
+    if report.HasField("workers_busy_share"):
+        print(
+            f"workers were busy {report.workers_busy_share:.0%} of the time, padding share {report.padding_share:.0%}"
+        )
     if job.reason:
         print(f"{job.reason_code}: {job.reason}")
 

@@ -683,10 +683,20 @@ class JobReport(_message.Message):
     ITEMS_PER_SECOND_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     DEAD_BY_REASON_FIELD_NUMBER: _builtins.int
+    WORKERS_BUSY_SHARE_FIELD_NUMBER: _builtins.int
+    PADDING_SHARE_FIELD_NUMBER: _builtins.int
     items_per_second: _builtins.float
     """Items a second of running_time."""
     tokens_per_second: _builtins.float
     """Tokens of answers a second of running_time."""
+    workers_busy_share: _builtins.float
+    """The share of the time that workers of the job's models were busy, other requests included; unset: the job was too
+    short to know.
+    """
+    padding_share: _builtins.float
+    """The share of the cells of their batches that would have been padding, had each row been as long as the longest;
+    unset as above.
+    """
     @_builtins.property
     def progress(self) -> Global___JobProgress:
         """The progress at the end."""
@@ -707,12 +717,21 @@ class JobReport(_message.Message):
         items_per_second: _builtins.float = ...,
         tokens_per_second: _builtins.float = ...,
         dead_by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        workers_busy_share: _builtins.float | None = ...,
+        padding_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "running_time", b"running_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_padding_share", b"_padding_share", "_workers_busy_share", b"_workers_busy_share", "padding_share", b"padding_share", "progress", b"progress", "running_time", b"running_time", "workers_busy_share", b"workers_busy_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_by_reason", b"dead_by_reason", "items_per_second", b"items_per_second", "progress", b"progress", "running_time", b"running_time", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_padding_share", b"_padding_share", "_workers_busy_share", b"_workers_busy_share", "dead_by_reason", b"dead_by_reason", "items_per_second", b"items_per_second", "padding_share", b"padding_share", "progress", b"progress", "running_time", b"running_time", "tokens_per_second", b"tokens_per_second", "workers_busy_share", b"workers_busy_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__padding_share: _TypeAlias = _typing.Literal["padding_share"]  # noqa: Y015
+    _WhichOneofArgType__padding_share: _TypeAlias = _typing.Literal["_padding_share", b"_padding_share"]  # noqa: Y015
+    _WhichOneofReturnType__workers_busy_share: _TypeAlias = _typing.Literal["workers_busy_share"]  # noqa: Y015
+    _WhichOneofArgType__workers_busy_share: _TypeAlias = _typing.Literal["_workers_busy_share", b"_workers_busy_share"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__padding_share) -> _WhichOneofReturnType__padding_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workers_busy_share) -> _WhichOneofReturnType__workers_busy_share | None: ...
 
 Global___JobReport: _TypeAlias = JobReport  # noqa: Y015
 

@@ -36,6 +36,7 @@ class JobRecord(_message.Message):
     TOLD_EVENT_ID_FIELD_NUMBER: _builtins.int
     TELLING_UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
@@ -64,6 +65,10 @@ class JobRecord(_message.Message):
     def retry_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the dead letters that the round runs again, those with one of these reasons; empty: all."""
 
+    @_builtins.property
+    def use(self) -> Global___MeshUse:
+        """What workers and batchers did while processes worked on it."""
+
     def __init__(
         self,
         *,
@@ -78,14 +83,49 @@ class JobRecord(_message.Message):
         told_event_id: _builtins.str = ...,
         telling_until_unix_ms: _builtins.int = ...,
         stages: _builtins.int = ...,
+        use: Global___MeshUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fingerprint", b"fingerprint", "job", b"job", "retry_reasons", b"retry_reasons", "round", b"round", "running_ms", b"running_ms", "stage", b"stage", "stages", b"stages", "telling_until_unix_ms", b"telling_until_unix_ms", "told_event_id", b"told_event_id", "upload_id", b"upload_id", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
+
+@_typing.final
+class MeshUse(_message.Message):
+    """What the workers of a job's models and their batchers did in some time, other requests included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    WORKER_S_FIELD_NUMBER: _builtins.int
+    BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    busy_s: _builtins.float
+    """Time in steps of engines, all workers together, seconds."""
+    worker_s: _builtins.float
+    """The time that workers were there, seconds."""
+    batch_tokens: _builtins.int
+    """Tokens of the prompts of batches."""
+    padding_tokens: _builtins.int
+    """What padding to the longest row of each batch would have added."""
+    def __init__(
+        self,
+        *,
+        busy_s: _builtins.float = ...,
+        worker_s: _builtins.float = ...,
+        batch_tokens: _builtins.int = ...,
+        padding_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_tokens", b"batch_tokens", "busy_s", b"busy_s", "padding_tokens", b"padding_tokens", "worker_s", b"worker_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshUse: _TypeAlias = MeshUse  # noqa: Y015
 
 @_typing.final
 class UploadRecord(_message.Message):
