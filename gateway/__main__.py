@@ -28,10 +28,8 @@ from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.settings.reload import reloading
 from sluice.startup import (
-    LOOPBACK,
+    check_reach,
     freeze_heap,
-    is_loopback,
-    split_address,
     stop_event,
 )
 from sluice.telemetry.logs import log_to_stderr
@@ -102,19 +100,10 @@ def _load(path: Path) -> Settings:
     settings = configuration.load(path)
     if settings.nats.url is None:
         raise SettingsError(f"{path}: nats.url: a gateway by itself needs a running NATS")
-    _check_reach(settings, "gateway.address", settings.gateway.address)
+    check_reach(settings, "gateway.address", settings.gateway.address)
     if settings.http.address is not None:
-        _check_reach(settings, "http.address", settings.http.address)
+        check_reach(settings, "http.address", settings.http.address)
     return settings
-
-
-def _check_reach(settings: Settings, key: str, address: str) -> None:
-    host, _ = split_address(address, key)
-    if not (settings.gateway.allow_remote or is_loopback(host)):
-        raise SettingsError(
-            f"{key}: {host} can be reached from other machines and there are no credentials; use "
-            f"{LOOPBACK}, or set gateway.allow_remote in a closed network"
-        )
 
 
 def _id(name: str | None) -> str:

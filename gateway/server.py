@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -64,7 +65,7 @@ from sluice.startup import listen_problem, split_address
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_GATEWAY
 from sluice.telemetry.registry import MetricRegistry
-from sluice.tls import AUTHORITIES, server_credentials
+from sluice.tls import AUTHORITIES, server_context, server_credentials
 from sluice.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from sluice.v1.safety_pb2_grpc import add_SafetyServiceServicer_to_server
@@ -230,7 +231,7 @@ class Gateway:
                 self.authenticator,
                 lambda: self._health.serving,
             )
-            self.http = HttpServer(settings.http.address, app)
+            self.http = HttpServer(settings.http.address, app, self._http_context())
         self._server = self._make_server(limits.max_message_bytes)
 
     @asynccontextmanager
@@ -501,3 +502,10 @@ class Gateway:
         return self._server.add_secure_port(
             self.address, server_credentials(tls.serving, client_cas)
         )
+
+    def _http_context(self) -> ssl.SSLContext | None:
+        tls = self._settings.tls
+        if tls.serving is None:
+            return None
+        client_cas = () if tls.client_ca is None else (tls.client_ca,)
+        return server_context(tls.serving, client_cas, "http/1.1")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from sluice.errors import SetupError
+from sluice.errors import SettingsError, SetupError
 from sluice.settings import Settings
 
 LOOPBACK: Final = "127.0.0.1"
@@ -93,6 +93,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_reach(settings: Settings, key: str, address: str) -> None:
+    """Other machines may reach callers' ports only with encryption and identities.
+
+    Raises:
+        SettingsError: ``address`` can be reached from other machines, and one of them is missing.
+    """
+    host, _ = split_address(address, key)
+    missing = []
+    if settings.tls.serving is None and not settings.tls.embedded:
+        missing.append("calls are not encrypted (section tls)")
+    if not settings.identity.enabled:
+        missing.append("callers do not say who they are (section identity)")
+    if missing and not (settings.gateway.allow_remote or is_loopback(host)):
+        raise SettingsError(
+            f"{key}: {host} can be reached from other machines, and {' and '.join(missing)}; use {LOOPBACK}, "
+            "or set gateway.allow_remote in a closed network"
+        )
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:

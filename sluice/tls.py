@@ -130,6 +130,39 @@ class _ServerFiles:
         return found
 
 
+def server_context(folder: Path, client_cas: Sequence[Path], protocol: str) -> ssl.SSLContext:
+    """As `server_credentials`, for a server that is none of gRPC's and speaks ``protocol`` (of ALPN)."""
+    files = [folder / CERTIFICATE, folder / KEY, *client_cas]
+    watched, current = ChangedFiles(*files), _context(folder, client_cas, protocol)
+    first = current
+
+    def at_handshake(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        nonlocal current
+        if watched.changed():
+            try:
+                current = _context(folder, client_cas, protocol)
+                _log.info("certificates are read again: %s", folder)
+            except SettingsError as error:
+                _log.error("the certificates stay as they were: %s", error)
+        connection.context = current
+
+    # OpenSSL calls it at every handshake, also of clients that name no server.
+    first.sni_callback = at_handshake
+    return first
+
+
+def _context(folder: Path, client_cas: Sequence[Path], protocol: str) -> ssl.SSLContext:
+    read_pair(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([protocol])
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    if client_cas:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=read_authorities(*client_cas).decode())
+    return context
+
+
 class ClientContext:
     """The ssl context of a connection that lasts: `refresh` before each new try."""
 

@@ -6,6 +6,7 @@ Each problem is one line that names the setting and says what to do (`SetupError
 import hashlib
 import itertools
 import secrets
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from sluice.settings import (
 from sluice.startup import (
     LOOPBACK,
     answers,
+    check_reach,
     child_environment,
     free_port,
     is_loopback,
@@ -208,6 +210,8 @@ def certify(plan: MeshPlan) -> None:
     """
     if plan.authority is not None:
         hosts = [split_address(one.address, "gateway.address")[0] for one in plan.gateways]
+        if any(host in ("0.0.0.0", "::") for host in hosts):
+            hosts = [socket.gethostname()]
         plan.authority.ensure((NATS, TRITON, *plan.processes), hosts)
 
 
@@ -396,9 +400,18 @@ def _plan_jobs(settings: Settings, taken: set[int]) -> tuple[JobsConfig, ...]:
 
 def _plan_gateways(settings: Settings, taken: set[int]) -> tuple[GatewayConfig, ...]:
     count = settings.gateway.replicas
-    addresses = _own_addresses("gateway.address", settings.gateway.address, count, taken)
+    for key, address in (
+        ("gateway.address", settings.gateway.address),
+        ("http.address", settings.http.address),
+    ):
+        if address is not None:
+            check_reach(settings, key, address)
+    addresses = _addresses("gateway.address", settings.gateway.address, count, taken)
     page = settings.telemetry.prometheus.gateway
-    https = _optional_addresses("http.address", settings.http.address, count, taken)
+    http = settings.http.address
+    https: list[str | None] = [None] * count
+    if http is not None:
+        https = [*_addresses("http.address", http, count, taken)]
     pages = _pages("gateway", page, count, taken)
     names = [GATEWAY, *(f"{GATEWAY}.{number}" for number in range(1, count))]
     return tuple(map(GatewayConfig, names, addresses, https, pages))
@@ -421,18 +434,24 @@ def _optional_addresses(
 
 
 def _own_addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
-    """From the port of ``address`` on; free ones when it is 0."""
-    host, port = split_address(address, key)
-    ports = [port and port + number for number in range(count)]
-    return [_own_address(key, host, port, taken) for port in ports]
-
-
-def _own_address(key: str, host: str, port: int, taken: set[int]) -> str:
+    """The same on loopback alone."""
+    host, _ = split_address(address, key)
     if not is_loopback(host):
         raise SetupError(
             f"{key}: {host} can be reached from other machines and there are no "
             f"credentials; use {LOOPBACK}"
         )
+    return _addresses(key, address, count, taken)
+
+
+def _addresses(key: str, address: str, count: int, taken: set[int]) -> list[str]:
+    """From the port of ``address`` on; free ones when it is 0."""
+    host, port = split_address(address, key)
+    ports = [port and port + number for number in range(count)]
+    return [_address(key, host, port, taken) for port in ports]
+
+
+def _address(key: str, host: str, port: int, taken: set[int]) -> str:
     port = checked_port(key, host, port, taken)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

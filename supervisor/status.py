@@ -53,6 +53,7 @@ class MeshReport:
     pid: int | None = None
     address: str | None = None
     http: str | None = None
+    ca: str | None = None
     nats_url: str | None = None
     processes: tuple[ProcessReport, ...] = ()
     models: tuple[Model, ...] = ()
@@ -80,6 +81,7 @@ async def report_of(directory: StateDir) -> MeshReport:
         state_dir=str(directory.root),
         pid=state.pid if locked else None,
         address=state.address,
+        ca=state.ca,
         http=state.http,
         nats_url=state.nats_url,
         processes=processes,

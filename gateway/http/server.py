@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import ssl
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -33,10 +34,12 @@ class HttpServer:
         address: where, "host:port"; the port is known when it is bound.
     """
 
-    def __init__(self, address: str, app: ASGIApp) -> None:
+    def __init__(self, address: str, app: ASGIApp, context: ssl.SSLContext | None = None) -> None:
+        """``context``: calls are encrypted with it; None: they are not."""
         self.address = address
         config = uvicorn.Config(
             app,
+            ssl_context_factory=None if context is None else lambda *_: context,
             http=Connection,
             ws="none",
             lifespan="off",

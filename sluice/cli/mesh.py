@@ -138,7 +138,10 @@ def _write_started(state: "MeshState", ready_s: float, as_json: bool) -> None:
     output.write_table(("process", "pid", "port", "log"), rows)
     if state.ca is not None:
         print(f"callers need: export {CA_VARIABLE}={state.ca}")
-    print(f"ready in {ready_s:.1f} s at {state.address}{_http(state.http)}", flush=True)
+    print(
+        f"ready in {ready_s:.1f} s at {state.address}{_http(state)}",
+        flush=True,
+    )
 
 
 def _write_report(report: "MeshReport") -> None:
@@ -153,7 +156,7 @@ def _write_report(report: "MeshReport") -> None:
     for router in report.routers:
         print(line_of(router))
     if report.ready:
-        print(f"ready at {report.address}{_http(report.http)}, supervisor {report.pid}")
+        print(f"ready at {report.address}{_http(report)}, supervisor {report.pid}")
 
 
 def _process_row(process: "ProcessReport") -> tuple[str, ...]:
@@ -181,8 +184,9 @@ def _write_models(listed: Iterable[Model]) -> None:
     )
 
 
-def _http(addresses: str | None) -> str:
-    return "".join(f", http://{one}/v1" for one in (addresses or "").split(",") if one)
+def _http(mesh: "MeshState | MeshReport") -> str:
+    scheme = "http" if mesh.ca is None else "https"
+    return "".join(f", {scheme}://{one}/v1" for one in (mesh.http or "").split(",") if one)
 
 
 def _yes_no(value: bool) -> str:

@@ -82,6 +82,7 @@ GATEWAY_BUCKETS: Final = (
     POLICIES_BUCKET,
     SECRETS_BUCKET,
     DRAINS_BUCKET,
+    DAYS_BUCKET,
     ANSWERS_BUCKET,
 )
 """Those that only gateways write."""

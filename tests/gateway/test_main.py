@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.__main__ import main
 from sluice.client import AsyncClient
 from sluice.startup import free_port
+from supervisor.certificates import Authority
 from tests.gateway.kit.batcher import wire_batcher
 from tests.gateway.kit.wire import MODELS, settings_for
 
@@ -85,6 +86,25 @@ def test_an_address_for_other_machines_needs_a_word(
     monkeypatch.setenv("SLUICE_GATEWAY__ALLOW_REMOTE", "true")
     monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
     assert "does not answer" in fails(capsys, path)
+
+
+def test_an_address_for_other_machines_is_served_encrypted_to_callers_who_say_who_they_are(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = config(tmp_path, model_folder, "nats://127.0.0.1:1", "0.0.0.0:0")
+    authority = Authority(tmp_path / "tls")
+    authority.ensure(["gateway", "other"])
+    monkeypatch.setenv("SLUICE_NATS__CONNECT_S", "0.2")
+    monkeypatch.setenv("SLUICE_TLS__CALLERS", str(authority.of("gateway")))
+    assert "callers do not say who they are (section identity)" in fails(capsys, path)
+    monkeypatch.setenv("SLUICE_IDENTITY__API_KEYS", "true")
+    assert "does not answer" in fails(capsys, path)
+    key = authority.of("gateway") / "tls.key"
+    key.write_bytes((authority.of("other") / "tls.key").read_bytes())
+    assert f"{key}: is not the key of " in fails(capsys, path)
 
 
 def test_an_id_that_cannot_be_a_subject_is_refused(

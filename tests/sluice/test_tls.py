@@ -19,6 +19,7 @@ from sluice.tls import (
     ClientContext,
     channel_credentials,
     read_pair,
+    server_context,
     server_credentials,
 )
 from supervisor import certificates
@@ -145,3 +146,18 @@ def test_a_connection_that_lasts_takes_renewed_files(
     authority.issue("client")
     context.refresh()
     assert [r.levelname for r in caplog.records] == ["ERROR", "INFO"]
+
+
+async def test_other_servers_take_renewed_files_too(authority: Authority) -> None:
+    folder = authority.of("server")
+    context = server_context(folder, [], "h2")
+    server = await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context
+    )
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        first = await serial_at(address, authority)
+        (folder / KEY).write_text("none")
+        assert await serial_at(address, authority) == first
+        authority.issue("server")
+        assert await serial_at(address, authority) != first

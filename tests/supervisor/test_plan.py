@@ -76,7 +76,7 @@ def test_two_servers_do_not_share_a_port(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.7:0"])
 def test_the_gateway_is_not_open_without_credentials(tmp_path: Path, address: str) -> None:
-    with pytest.raises(SetupError, match=r"^gateway\.address: .*credentials"):
+    with pytest.raises(SettingsError, match=r"^gateway\.address: .*encrypted.* who they are"):
         plan(tmp_path, gateway={"address": address})
 
 

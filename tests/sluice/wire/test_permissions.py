@@ -10,8 +10,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sluice.tls import AUTHORITIES
+from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, settle
-from sluice.wire.permissions import BATCHER, GATEWAY, JOBS, OPERATOR, inbox
+from sluice.wire.permissions import BATCHER, GATEWAY, JOBS, OPERATOR, inbox, permissions
 from supervisor.certificates import Authority
 from tests.support.certificates import connected, secured_nats
 
@@ -104,6 +105,16 @@ MAY_WRITE = {
     | {"metrics for g1", "metrics for g2"}
     | {f"{right} KV_SLUICE_JOBS" for right in ("STREAM.MSG.GET", "CONSUMER.CREATE")},
 }
+
+
+def test_every_stream_belongs_to_a_process() -> None:
+    streams = {
+        value for name, value in vars(subjects).items() if name.endswith(("_STREAM", "_BUCKET"))
+    }
+    allowed = {one for kind in (GATEWAY, BATCHER, JOBS) for one in permissions(kind, "p").publish}
+    assert {
+        stream for stream in streams if f"$JS.API.STREAM.CREATE.{stream}" not in allowed
+    } == set()
 
 
 @dataclass
