@@ -230,6 +230,7 @@ class Gateway:
                 self._jobs,
                 self.authenticator,
                 lambda: self._health.serving,
+                local_only=not (limits.allow_remote or self.authenticator.on),
             )
             self.http = HttpServer(settings.http.address, app, self._http_context())
         self._server = self._make_server(limits.max_message_bytes)

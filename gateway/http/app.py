@@ -37,8 +37,15 @@ def make_app(
     jobs: JobForwarder,
     authenticator: Authenticator,
     serving: Callable[[], bool],
+    *,
+    local_only: bool,
 ) -> Starlette:
-    """The application; ``serving``: whether the gateway can answer."""
+    """The application.
+
+    Args:
+        serving: whether the gateway can answer.
+        local_only: see `Endpoint`.
+    """
     models = Models(catalog, loads, int(time.time()), time.monotonic)
 
     def route(
@@ -50,7 +57,8 @@ def make_app(
     ) -> Route:
         limit, limits = generator.settings.max_message_bytes, generator.upstream.usage.limits
         endpoint = Endpoint(
-            behaviour, authenticator, roles, generator.limiter, limits, class_of, limit
+            *(behaviour, authenticator, roles, generator.limiter, limits, class_of, limit),
+            local_only=local_only,
         )
         return Route(path, endpoint, methods=[method])
 

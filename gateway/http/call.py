@@ -16,12 +16,19 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.tenant_limits import TenantLimits
 from gateway.http.answers import encode, error_answer, sse
-from gateway.http.headers import headers_of
+from gateway.http.headers import headers_of, host_of
 from gateway.http.requests import parse_json
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import set_caller
-from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.errors import (
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    PermissionDenied,
+    SluiceError,
+)
 from sluice.openai.errors import error_body
+from sluice.startup import is_loopback
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +38,8 @@ FAIL_S: Final = 5.0
 """How long a client that does not read may keep the last event of its stream, seconds."""
 ABORT: Final = "sluice.abort"
 """In the scope: closes the connection at once, whatever has not been sent."""
+CERTIFICATE_NAMES: Final = "sluice.certificate_names"
+"""In the scope: subject alternative names of the client's certificate, if it has shown one."""
 _JSON: Final = "application/json"
 SSE: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -197,6 +206,8 @@ class Endpoint:
     Args:
         roles: who may call it.
         class_of: the class of a call by its headers, for the limits that come before all other work.
+        local_only: the header "host" must name this machine. A web page can give its own name the address of this
+            machine, and then ask us like its own server; a browser sends that name.
     """
 
     def __init__(
@@ -208,6 +219,8 @@ class Endpoint:
         limits: TenantLimits,
         class_of: Callable[[Mapping[str, str]], str],
         max_body_bytes: int,
+        *,
+        local_only: bool,
     ) -> None:
         self._behaviour = behaviour
         self._authenticator = authenticator
@@ -215,6 +228,7 @@ class Endpoint:
         self._limiter = limiter
         self._limits = limits
         self._class_of = class_of
+        self._local_only = local_only
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +236,13 @@ class Endpoint:
         call = HttpCall(scope, receive, send, self._max_body_bytes)
         with suppress(ClientGone):
             try:
-                caller = await self._authenticator.caller_of(call.headers)
+                if self._local_only and not is_loopback(host_of(call.headers)):
+                    raise PermissionDenied(
+                        "host: must be an address of this machine while the gateway asks for no credentials; behind a "
+                        "proxy set gateway.allow_remote"
+                    )
+                names = scope.get(CERTIFICATE_NAMES, ())
+                caller = await self._authenticator.caller_of(call.headers, names)
                 caller.require(self._roles, scope["path"])
                 set_caller(caller)
                 call.limit_headers = partial(self._limits.headers, caller)

@@ -7,6 +7,7 @@ The tenant and the trace context are read from the same mapping as from a gRPC c
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import GenerateRequest, Priority
@@ -25,6 +26,14 @@ _CLIENT_TIMEOUTS: Final = ("x-stainless-timeout", "x-stainless-read-timeout")
 def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """The headers of an ASGI scope; of one that comes twice the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+
+
+def host_of(headers: Mapping[str, str]) -> str:
+    """The host that the client wanted to reach, without a port; empty when it does not say."""
+    try:
+        return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def class_of(headers: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.call import ABORT
+from gateway.http.call import ABORT, CERTIFICATE_NAMES
 from sluice.errors import SetupError
 from sluice.startup import listen_problem, split_address
 
@@ -106,6 +106,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        shown = transport.get_extra_info("peercert") or {}
+        self._names = [name for _, name in shown.get("subjectAltName", ())]
         self._head_timer: asyncio.TimerHandle | None = None
         self._begin_head()
 
@@ -120,6 +122,7 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[CERTIFICATE_NAMES] = self._names  # type: ignore[typeddict-unknown-key]
         self._begin_head()
 
     def on_headers_complete(self) -> None:

@@ -3,6 +3,7 @@
 import importlib.resources
 import importlib.util
 import ipaddress
+import itertools
 import json
 import re
 import shutil
@@ -86,7 +87,7 @@ def test_only_the_gateway_and_the_trace_page_are_published_and_only_on_loopback(
     }
 
     assert set(published) == {"gateway", "jaeger"}
-    for (port,) in published.values():
+    for port in itertools.chain(*published.values()):
         host, _, _ = port.rsplit(":", 2)
         assert ipaddress.ip_address(host).is_loopback
 

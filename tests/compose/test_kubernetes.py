@@ -127,7 +127,7 @@ def test_services_have_the_ports_that_the_addresses_name() -> None:
     names = {
         "nats": {"NATS_PORT"},
         "triton": {"TRITON_GRPC_PORT"},
-        "gateway": {"GATEWAY_PORT"},
+        "gateway": {"GATEWAY_PORT", "HTTP_PORT"},
         "jobs": {"JOBS_PORT"},
         "jaeger": {"OTLP_GRPC_PORT", "OTLP_HTTP_PORT", "JAEGER_UI_PORT"},
     }

@@ -26,6 +26,7 @@ def mesh_state(pid: int = 1) -> MeshState:
         ready=True,
         stop_s=9.5,
         address="127.0.0.1:1",
+        ca=None,
         nats_url="nats://127.0.0.1:2",
         processes=(process,),
     )

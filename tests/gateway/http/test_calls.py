@@ -71,6 +71,15 @@ async def test_what_is_wrong_is_refused_by_its_name(http: Wire) -> None:
     assert http.gateway.active == 0
 
 
+async def test_a_page_of_a_browser_cannot_pass_for_this_machine(http: Wire) -> None:
+    """A name that somebody gave the address 127.0.0.1."""
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""):
+        reply = await ask(http.http, "/v1/models", method="GET", host=host)
+        assert (reply.status, reply.error["code"]) == (403, "permission_denied"), host
+    for host in ("127.0.0.1:8000", "localhost", "[::1]:8000"):
+        assert (await ask(http.http, "/v1/models", method="GET", host=host)).status == 200
+
+
 async def test_an_unknown_model_is_not_found(openai: AsyncOpenAI) -> None:
     with pytest.raises(sdk.NotFoundError) as caught:
         await openai.chat.completions.create(model="x", messages=[{"role": "user", "content": "a"}])

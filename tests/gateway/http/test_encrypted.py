@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.http.call import CERTIFICATE_NAMES
 from gateway.http.server import HttpServer
 from sluice.tls import server_context
 from supervisor.certificates import Authority
@@ -16,7 +17,8 @@ from supervisor.certificates import Authority
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": scope["scheme"].encode()})
+    words = [scope["scheme"], *scope[CERTIFICATE_NAMES]]
+    await send({"type": "http.response.body", "body": " ".join(words).encode()})
 
 
 async def test_http_is_encrypted_and_asks_for_a_certificate_where_it_must(tmp_path: Path) -> None:
@@ -40,6 +42,8 @@ async def test_http_is_encrypted_and_asks_for_a_certificate_where_it_must(tmp_pa
             await asyncio.to_thread(get, "https")
         folder = authority.of("caller")
         trusting.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-        assert await asyncio.to_thread(get, "https") == b"https"
+        scheme, *names = (await asyncio.to_thread(get, "https")).decode().split()
+        assert scheme == "https"
+        assert "spiffe://sluice/caller" in names
     finally:
         await server.close()

@@ -48,7 +48,11 @@ class Connection:
     ) -> None:
         """Sends a request; a ``body`` that is not bytes as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = {"host": "x", "content-type": "application/json", "content-length": str(len(data))}
+        head = {
+            "host": "localhost",
+            "content-type": "application/json",
+            "content-length": str(len(data)),
+        }
         head |= {name.replace("_", "-"): value for name, value in headers.items()}
         lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in head.items() if v)]
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + data)
