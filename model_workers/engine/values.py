@@ -99,7 +99,7 @@ class Reranker:
         """See `Compute`."""
         pairs = [Text(row.prompt, row.values.second_text if row.values else 0) for row in rows]
         scores = self._activation(torch.stack(self._logits(pairs)))
-        return list(scores.numpy().reshape(-1, 1))
+        return list(scores.cpu().numpy().reshape(-1, 1))
 
 
 def _activation(config: Any) -> Any:

@@ -78,6 +78,7 @@ def _lines(explained: GetRequestRecordResponse) -> Iterator[str]:
     arrived = record.arrival_time.ToDatetime(UTC)
     yield f"request   {record.request_id}, trace {record.trace_id}, gateway {record.gateway}"
     work = f", task {record.workload}" if record.workload else ""
+    work += f", {record.operation}" if record.operation else ""
     yield f"asked     {arrived:%Y-%m-%d %H:%M:%S} UTC by {record.tenant}, {word_of(Priority, record.priority)}{work}"
     yield f"safety    {_safety(record)}"
     for guard in record.guards:
@@ -165,6 +166,8 @@ def _route(asked: str, route: RouteRecord) -> Iterator[str]:
 
 def _attempt(attempt: ModelAttempt, currency: str) -> Iterator[str]:
     tokens = f"{attempt.prompt_tokens} + {attempt.completion_tokens} tokens"
+    if attempt.rows:
+        tokens = f"{attempt.rows} rows, {attempt.prompt_tokens} tokens"
     if attempt.HasField("server_prompt_tokens"):
         theirs = f"{attempt.server_prompt_tokens} + {attempt.server_completion_tokens}"
         tokens += f" by our count, {theirs} by the server's"

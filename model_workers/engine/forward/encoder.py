@@ -24,7 +24,7 @@ ATTENTION: Final = "sluice_packed"
 """The name of our function in transformers' registry. No mask function has it, so models make no mask."""
 PADDING_MAX: Final = 0.1
 """Share of a padded group that may be padding."""
-TOLERANCE: Final = 1e-4
+TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """By how much numbers of packed texts may differ from those of each text alone, in the trial at load."""
 _TRIAL: Final = (7, 3, 12)
 """Lengths of its texts."""
@@ -140,10 +140,10 @@ class PaddedTexts:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
-        """The output of each text, float32, on the CPU; of one with a place for each token, those of its tokens."""
+        """The output of each text, float32; of one with a place for each token, those of its tokens."""
         found: dict[int, Tensor] = {}
         for group in groups([len(text.tokens) for text in texts]):
-            outputs = self._output(self._run([texts[place] for place in group])).float().cpu()
+            outputs = self._output(self._run([texts[place] for place in group])).float()
             for place, one in zip(group, outputs, strict=True):
                 found[place] = one[: len(texts[place].tokens)] if one.dim() > 1 else one
         return [found[place] for place in range(len(texts))]
@@ -176,7 +176,7 @@ def hidden_of(model: Any) -> Hidden:
         model.set_attn_implementation(ATTENTION)
         packed = PackedTexts(model)
         differs = max(float((a - b).abs().max()) for a, b in zip(packed(texts), alone, strict=True))
-        if differs <= TOLERANCE:
+        if differs <= TOLERANCE[model.dtype]:
             return packed
         reason = f"numbers differ by {differs:.2g}"
     except Exception as error:  # model code of any kind; the other way is there for it
