@@ -7,7 +7,7 @@ in front of it.
 import asyncio
 import json
 import sys
-from typing import Final
+from typing import Final, cast
 
 import uvloop
 
@@ -37,8 +37,7 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self._received = transport, b""
+        self._transport, self._received = cast(asyncio.Transport, transport), b""
 
     def data_received(self, data: bytes) -> None:
         self._received += data

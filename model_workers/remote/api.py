@@ -199,10 +199,10 @@ def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]
     if prompt[0] != tokens.conversation:
         return {"messages": [{"role": "user", "content": text}]}
     try:
-        said = json.loads(text)
-        conversation = {"messages": messages_for(said["messages"])}
-        return conversation | ({"tools": said["tools"]} if said["tools"] else {})
-    except (ValueError, LookupError) as error:
+        messages, *tools = json.loads(text)
+        conversation = {"messages": messages_for(messages)}
+        return conversation | ({"tools": tools[0]} if tools else {})
+    except (ValueError, LookupError, TypeError) as error:
         raise ServerFault("the prompt is no conversation", InvalidRequest, Retry.NEVER) from error
 
 

@@ -310,6 +310,17 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _cascades_can_judge(self) -> Self:
+        silent = {model.name for model in self.models if not model.gives_logprobs}
+        for key, target in self.routing.all_models():
+            if target in silent and key.endswith("cascade.first"):
+                raise ValueError(
+                    f"routing.{key}: the server of {target!r} gives no log-probabilities of tokens, "
+                    "by which a first answer is judged; only server.api tokens does"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _policies_can_work(self) -> Self:
         unknown = self.batcher.policies.keys() - {model.name for model in self.models}
         if unknown:

@@ -107,6 +107,11 @@ class ModelSettings(Section):
             return ()
         return (self.triton_url,) if isinstance(self.triton_url, str) else self.triton_url
 
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether log-probabilities of its tokens can be had."""
+        return self.server is None or "logprobs" in self.server.names
+
     @field_validator("triton_url")
     @classmethod
     def _has_addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
@@ -120,6 +125,11 @@ class ModelSettings(Section):
     def _has_a_server(self) -> Self:
         if (self.engine == "openai") != (self.server is not None):
             raise ValueError('server: belongs to the engine "openai", which needs it')
+        computed = self.draft or self.devices or self.quantization != "none"
+        if self.server is not None and (computed or self.tensor_parallel > 1):
+            raise ValueError(
+                "server: it computes the model; leave out draft, devices, quantization, tensor_parallel"
+            )
         return self
 
     @model_validator(mode="after")

@@ -22,9 +22,9 @@ END: Final = "<|sluice_end|>"
 
 TEMPLATE: Final = (
     CONVERSATION
-    + '{{ {"messages": messages, "tools": tools} | tojson | replace("<|", "\\\\u003c|") }}'
+    + '{{ ([messages, tools] if tools else [messages]) | tojson | replace("<|", "\\\\u003c|") }}'
 )
-"""The chat template that writes messages as JSON; they never contain `CONVERSATION` literally."""
+"""The chat template that writes messages and tools as JSON; they never contain `CONVERSATION` literally."""
 
 
 _LOSSES: Final[Mapping[str, Any]] = {

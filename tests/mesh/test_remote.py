@@ -17,6 +17,7 @@ from sluice.client.retry import RetryPolicy
 from sluice.errors import InvalidRequest, ModelUnavailable, RecordUnknown, SetupError
 from sluice.settings.mesh import HttpSettings
 from sluice.settings.routing import RoutingSettings
+from sluice.settings.tls import TlsSettings
 from sluice.v1 import admin_pb2
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill
@@ -243,3 +244,16 @@ async def test_a_mesh_in_front_of_a_mesh_gives_its_answers() -> None:
                 ]
                 assert answers[0].text == answers[1].text
                 assert answers[0].finish_reason == answers[1].finish_reason
+
+
+@pytest.mark.long
+async def test_an_encrypted_mesh_reaches_its_worker(server: OpenAIServer) -> None:
+    settings = config.Settings(
+        models=(model("gpt", server, "chat"),),
+        routing=RoutingSettings(default="gpt"),
+        gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        jobs=config.JobsSettings(replicas=0),
+        tls=TlsSettings(embedded=True),
+    )
+    async with running_mesh(settings) as mesh:  # its start waits until the model is served
+        assert mesh.settings.tls.mesh is not None

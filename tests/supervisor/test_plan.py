@@ -228,6 +228,7 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         ({"server": {"url": "localhost:8000", "model": "m"}}, "server.url"),
         ({"server": {"url": [], "model": "m"}}, "name an address"),
         ({"server": {"url": "http://h", "model": "m", "parameters": {"x": "y"}}}, "parameters.x"),
+        ({"devices": [0]}, "leave out draft, devices"),
         (
             {"server": {"url": "http://h", "model": "m", "parameters": {"logprobs": "l"}}},
             "only the api tokens",
@@ -237,3 +238,12 @@ def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_servers_that_cannot_work_are_told(change: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         settings(models=[{**remote("gpt"), **change}], routing={"default": "gpt"})
+
+
+def test_a_cascade_needs_log_probabilities_of_its_first_model() -> None:
+    cascade = {"default": "gpt", "cascade": {"first": "gpt", "second": "echo"}}
+    routing = {"default": "gpt", "policies": {"both": cascade}}
+    echo = {"name": "echo", "path": "builtin:small", "engine": "echo"}
+    with pytest.raises(ValueError, match=r"both\.cascade\.first: the server of 'gpt'"):
+        settings(models=[remote("gpt"), echo], routing=routing)
+    settings(models=[remote("gpt", api="tokens"), echo], routing=routing)
