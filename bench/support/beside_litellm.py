@@ -158,13 +158,17 @@ def _start_litellm(program: str, server: str, port: int, folder: Path) -> subpro
     settings = {"model_list": [{"model_name": MODEL, "litellm_params": behind}]}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     where = ("--host", LOOPBACK, "--port", str(port), "--num_workers", "1")
-    environment = {**_without_ours(), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # Neither side asks for a key: both listen on loopback.
+    own = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
     with (folder / "log").open("wb") as out:
         return subprocess.Popen(
             (program, "--config", str(folder / "config.yaml"), *where),
             stdout=out,
             stderr=out,
-            env=environment,
+            env={**_without_ours(), **own},
         )
 
 
