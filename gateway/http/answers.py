@@ -153,7 +153,7 @@ def _add_usage(total: Usage, usage: Usage) -> None:
 def error_answer(error: SluiceError) -> tuple[int, dict[str, str], dict[str, Any]]:
     """Status, headers and body of an answer that is an error."""
     status = http_status(error.code.value[0], error.reason)
-    headers = {}
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     if "request_id" in error.metadata:
         headers["x-request-id"] = error.metadata["request_id"]
     if error.retry_after_s is not None:

@@ -267,7 +267,11 @@ class RecordStore:
         return message.data or b""
 
     async def forget(self, tenant: str) -> tuple[int, int, int, int]:
-        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each."""
+        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each.
+
+        Tasks that wait in JetStream go too: their requests have been cancelled.
+        """
+        await self._purge(subjects.TASKS_STREAM, subjects.queued_tasks_of(tenant))
         dead = [
             message.metadata.sequence.stream
             async for message in self._read(

@@ -70,6 +70,8 @@ def _gateway(process: str) -> Permissions:
         # Operators make keys, and revoke them; with a tenant its keys are deleted, and its audit.
         *_each((subjects.API_KEYS_BUCKET,), _create, _read, _remove),
         *_each((subjects.AUDIT_STREAM, subjects.DEAD_LETTERS_STREAM), _read, _remove),
+        f"{_API}.STREAM.INFO.{subjects.TASKS_STREAM}",
+        f"{_API}.STREAM.PURGE.{subjects.TASKS_STREAM}",
         f"{_API}.CONSUMER.INFO.{subjects.TASKS_STREAM}.*",
     )
     subscribe = (

@@ -128,6 +128,11 @@ def queued_tasks(model: str, tenant: str) -> str:
     return f"{tasks(model, QUEUED_CLASS)}.{tenant if tenant == '*' else _token(tenant)}"
 
 
+def queued_tasks_of(tenant: str) -> str:
+    """Matches `queued_tasks` of every model."""
+    return f"{TASKS}.*.{QUEUED_CLASS}.{_token(tenant)}"
+
+
 def tasks_consumer(model: str, tenant: str) -> str:
     """Name of the durable consumer that all batchers share for one model and tenant."""
     return f"batchers-{_token(model)}={_token(tenant)}"

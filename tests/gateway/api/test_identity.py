@@ -302,7 +302,9 @@ async def test_http_asks_who_calls_as_grpc_does(
             ({"authorization": f"Bearer {mesh.keys['auditor']}"}, 403),
         ):
             await connection.send(CHAT, body, **headers)
-            assert (await connection.reply()).status == status, headers
+            reply = await connection.reply()
+            assert reply.status == status, headers
+            assert ("www-authenticate" in reply.headers) is (status == 401)
         await connection.send("/v1/models", body, "GET")
         assert (await connection.reply()).status == 401
         await connection.send("/health", body, "GET")
