@@ -304,7 +304,8 @@ class Gateway:
         self._breakers.settings = routing.breaker
 
     def use_limits(self, settings: Settings) -> None:
-        """Later requests have the limits of ``settings``."""
+        """Later requests have the limits of ``settings``, and are kept as long as they say."""
+        self._store.use_retention(settings.retention_s)
         self.limits.use(settings.limits, settings.tenant_limits)
 
     @property

@@ -8,7 +8,7 @@ The prompts of a tenant that does not opt in (routing.outcomes.tenants), or has 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -64,6 +64,7 @@ class RecordStore:
     ) -> None:
         self.dropped = 0
         self._replicas = replicas
+        self._retention: Mapping[str, float] = {}
         self._writer = BackgroundWriter(GATHER_S)
         self._audit_writer = BackgroundWriter()
         self._settings = settings
@@ -94,6 +95,10 @@ class RecordStore:
             # An audit of an earlier release denies purges for good: its tenants are forgotten when it expires.
             await jetstream.ensure_stream(self._js, config.evolve(deny_purge=True), self._replicas)
 
+    def use_retention(self, retention_s: Mapping[str, float]) -> None:
+        """What is written from now on of these tenants is kept for so many seconds, at most as long as of others."""
+        self._retention = retention_s
+
     async def use_outcomes(self, settings: OutcomeSettings) -> None:
         """Takes other settings of outcomes; raises as `start`, and then the old ones stay."""
         if settings.tenants:
@@ -113,7 +118,8 @@ class RecordStore:
     def write_record(self, record: RequestRecord) -> None:
         """Queues ``record``; it replaces an earlier one of the same request."""
         if self._settings.enabled:
-            self._put(subjects.record(record.request_id), record, replace=True)
+            subject = subjects.record(record.request_id)
+            self._put(subject, record, self._retention.get(record.tenant), replace=True)
 
     def check_audit(self) -> None:
         """Refuses a request whose decisions could not be recorded.
@@ -130,15 +136,18 @@ class RecordStore:
         """Queues ``entry``, also without room; it holds all that an earlier one of the same request holds."""
         if self._settings.audit_enabled:
             subject = subjects.audit(entry.tenant, entry.request_id)
-            self._audit_writer.put(subject, entry.SerializeToString(), replace=True)
+            keep_s = self._retention.get(entry.tenant)
+            payload = entry.SerializeToString()
+            self._audit_writer.put(subject, payload, replace=True, keep_s=keep_s)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Queues ``outcome``; it replaces an earlier one of the same request."""
-        self._put(subjects.outcome(outcome.tenant, outcome.request_id), outcome, replace=True)
+        subject = subjects.outcome(outcome.tenant, outcome.request_id)
+        self._put(subject, outcome, self._retention.get(outcome.tenant), replace=True)
 
     def publish_event(self, event: RouterDriftEvent) -> None:
         """Queues ``event`` for operators."""
-        self._put(subjects.ROUTER_DRIFT, event, replace=False)
+        self._put(subjects.ROUTER_DRIFT, event, None, replace=False)
 
     async def grade(self, request_id: str, grade: Grade, tenant: str | None) -> RequestRecord:
         """Stores ``grade`` of a request of ``tenant`` (None: of any); returns the record when it is stored.
@@ -156,7 +165,12 @@ class RecordStore:
             stored.append(subjects.outcome_grade(record.tenant, request_id))
         try:
             for subject in stored:
-                await self._js.publish(subject, pack(grade), timeout=WRITE_S)
+                await self._js.publish(
+                    subject,
+                    pack(grade),
+                    timeout=WRITE_S,
+                    msg_ttl=self._retention.get(record.tenant),
+                )
         except (TimeoutError, NatsError) as error:
             raise _unavailable(error) from error
         return record
@@ -202,10 +216,10 @@ class RecordStore:
                 if response is not None and outcome.answered_unix_ms >= since_unix_ms:
                     yield response
 
-    def _put(self, subject: str, message: Message, *, replace: bool) -> None:
+    def _put(self, subject: str, message: Message, keep_s: float | None, *, replace: bool) -> None:
         payload = message.SerializeToString()
         if self._writer.has_room and len(payload) <= MAX_MESSAGE_BYTES:
-            self._writer.put(subject, payload, replace=replace)
+            self._writer.put(subject, payload, replace=replace, keep_s=keep_s)
             return
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 ...: a flood does not fill the log

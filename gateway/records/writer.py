@@ -14,6 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
+from nats.js.api import Header
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ BATCH_MAX: Final = 64
 WRITE_S: Final = 5.0
 _RETRY_S: Final = 1.0
 
-Message = tuple[str, bytes]
-"""Subject and payload."""
+Message = tuple[str, bytes, float | None]
+"""Subject, payload, and how long JetStream keeps it, seconds (None: as long as the stream)."""
 Results = Sequence[object]
 """Of each message; an exception: it was not stored."""
 
@@ -43,7 +44,7 @@ class BackgroundWriter:
     def __init__(self, gather_s: float = 0.0) -> None:
         self._gather_s = gather_s
         self._queue: dict[str, Message] = {}
-        """Subject and payload by key, oldest first."""
+        """By key, oldest first."""
         self._bytes = 0
         self._numbers = count()
         self._wakeup = asyncio.Event()
@@ -55,11 +56,13 @@ class BackgroundWriter:
         """Whether another message may be queued."""
         return self._bytes < QUEUE_MAX_BYTES
 
-    def put(self, subject: str, payload: bytes, *, replace: bool) -> None:
+    def put(
+        self, subject: str, payload: bytes, *, replace: bool, keep_s: float | None = None
+    ) -> None:
         """Queues a message; with ``replace`` instead of one for the same subject that still waits."""
         key = subject if replace else f"{next(self._numbers)}"
         self._forget(self._queue.get(key))
-        self._queue[key] = subject, payload
+        self._queue[key] = subject, payload, keep_s
         self._bytes += MESSAGE_BYTES + len(payload)
         self._empty.clear()
         self._wakeup.set()
@@ -109,16 +112,20 @@ class BackgroundWriter:
     @staticmethod
     async def _write_confirmed(client: Client, messages: Sequence[Message]) -> Results:
         js = client.jetstream()
-        sent = (js.publish(*message, timeout=WRITE_S) for message in messages)
+        sent = (
+            js.publish(subject, payload, timeout=WRITE_S, msg_ttl=keep_s)
+            for subject, payload, keep_s in messages
+        )
         return await asyncio.gather(*sent, return_exceptions=True)
 
     @staticmethod
     async def _write_last_confirmed(client: Client, messages: Sequence[Message]) -> Results:
-        *before, (subject, payload) = messages
+        *before, (subject, payload, keep_s) = messages
         try:
-            for message in before:
-                await client.publish(*message)
-            await client.jetstream().publish(subject, payload, timeout=WRITE_S)
+            for name, data, ttl_s in before:
+                headers = None if ttl_s is None else {Header.MSG_TTL.value: f"{ttl_s:.0f}s"}
+                await client.publish(name, data, headers=headers)
+            await client.jetstream().publish(subject, payload, timeout=WRITE_S, msg_ttl=keep_s)
         except MaxPayloadError:  # of one; the others shall not be given up with it
             return await BackgroundWriter._write_confirmed(client, messages)
         except (TimeoutError, NatsError) as error:

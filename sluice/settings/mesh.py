@@ -117,6 +117,8 @@ class TenantSettings(Section):
     """Its share of the workers under contention, relative to the other tenants."""
     limits: LimitSettings | None = None
     """Instead of the section ``limits``."""
+    retention_h: float | None = Field(None, gt=0)
+    """How long its records, audit entries and outcomes are kept, where that is shorter than of all tenants."""
 
 
 class NatsSettings(Section):
@@ -340,6 +342,15 @@ class Settings(BaseSettings):
     def weights(self) -> dict[str, float]:
         """Shares of the tenants that differ from 1."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
+
+    @property
+    def retention_s(self) -> dict[str, float]:
+        """Of the tenants that have their own, seconds."""
+        return {
+            name: max(1.0, one.retention_h * 3600)
+            for name, one in self.tenants.items()
+            if one.retention_h is not None
+        }
 
     @property
     def tenant_limits(self) -> dict[str, LimitSettings]:

@@ -69,19 +69,19 @@ def dead_letters_stream() -> StreamConfig:
 def records_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """What is kept of requests: the last record and the last grade of each; the oldest make room."""
     config = _kept(subjects.RECORDS_STREAM, subjects.RECORDS, max_bytes, max_age_s)
-    return config.evolve(max_msgs_per_subject=1, allow_direct=True)
+    return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def audit_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Decisions of the safety layer: no message can be deleted by a client; a whole tenant can be forgotten."""
     config = _kept(subjects.AUDIT_STREAM, subjects.AUDIT, max_bytes, max_age_s)
-    return config.evolve(deny_delete=True, allow_direct=True)
+    return config.evolve(deny_delete=True, allow_direct=True, allow_msg_ttl=True)
 
 
 def outcomes_stream(max_bytes: int, max_age_s: float) -> StreamConfig:
     """Outcomes of requests, with their prompts: the last outcome and grade of each; the oldest make room."""
     config = _kept(subjects.OUTCOMES_STREAM, subjects.OUTCOMES, max_bytes, max_age_s)
-    return config.evolve(max_msgs_per_subject=1, allow_direct=True)
+    return config.evolve(max_msgs_per_subject=1, allow_direct=True, allow_msg_ttl=True)
 
 
 def events_stream() -> StreamConfig:

@@ -14,7 +14,7 @@ from sluice.internal.v1.audit_pb2 import AuditEntry
 from sluice.settings import RecordsSettings
 from sluice.settings.routing import OutcomeSettings
 from sluice.startup import free_port
-from sluice.v1.admin_pb2 import RequestRecord
+from sluice.v1.admin_pb2 import Grade, RequestRecord
 from sluice.wire import subjects
 from tests.support.nats import running_nats
 
@@ -132,7 +132,9 @@ async def test_a_newer_record_replaces_an_older_one_wherever_that_is() -> None:
         def jetstream(self) -> "Js":
             return self
 
-        async def publish(self, subject: str, payload: bytes, timeout: float) -> None:
+        async def publish(
+            self, subject: str, payload: bytes, timeout: float, msg_ttl: float | None = None
+        ) -> None:
             if not self.failed:
                 self.failed = True
                 kept.write_record(RequestRecord(request_id="req-1", tenant="newest"))
@@ -165,3 +167,30 @@ async def test_switched_off_nothing_is_kept_and_explain_says_so() -> None:
     kept.write_record(RequestRecord(request_id="req-1"))
     with pytest.raises(RecordUnknown, match=r"records\.enabled"):
         await kept.explain("req-1", None)
+
+
+async def test_a_tenant_with_a_retention_of_its_own_is_kept_for_it(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    kept = opened()
+    await kept.start(client)
+    kept.use_retention({"short": 1.0})
+    running = asyncio.ensure_future(kept.run())
+    try:
+        for tenant in ("short", "long"):
+            kept.write_record(RequestRecord(request_id=f"req-{tenant}", tenant=tenant))
+            kept.append_audit(AuditEntry(request_id=f"req-{tenant}", tenant=tenant))
+        await kept.flush(BOUND_S)
+        assert (await kept.explain("req-short", None)).record.tenant == "short"
+        await kept.grade("req-short", Grade(grade=1.0), None)
+        streams = (subjects.RECORDS_STREAM, subjects.AUDIT_STREAM)
+        async with asyncio.timeout(BOUND_S):
+            for stream in streams:
+                while (await client.jetstream().stream_info(stream)).state.messages > 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        assert (await kept.explain("req-long", None)).record.tenant == "long"
+        assert (await kept.audit_entry("req-long", "long")).tenant == "long"
+        with pytest.raises(RecordUnknown):
+            await kept.explain("req-short", None)
+    finally:
+        running.cancel()
+        await client.close()
