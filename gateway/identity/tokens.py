@@ -14,6 +14,8 @@ from sluice.wire.subjects import is_token
 
 TOKEN_CHARS_MAX: Final = 8192
 _KEY_TYPES: Final = ("RSA", "EC", "OKP")
+_BROKEN: Final = (PyJWTError, RecursionError)
+"""PyJWT lets the second through for JSON that is nested deeply."""
 _OPTIONS: Final[Any] = {
     "require": ["exp", "iss", "aud"],
     # The times are compared here, with the gateway's clock as an argument.
@@ -61,7 +63,7 @@ def issuer_of(token: str) -> str:
         raise _invalid(f"is longer than {TOKEN_CHARS_MAX} characters")
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
-    except PyJWTError:
+    except _BROKEN:
         raise _invalid("is neither an API key (slc_...) nor a JSON Web Token") from None
     return str(claims.get("iss", ""))
 
@@ -111,7 +113,7 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
         raise _invalid(f"is not for the audience {settings.audience!r}") from None
     except jwt.MissingRequiredClaimError as error:
         raise _invalid(f"has no claim {error.claim!r}") from None
-    except PyJWTError as error:
+    except _BROKEN as error:
         raise _invalid(f"does not hold: {type(error).__name__}") from None
 
 

@@ -1,5 +1,6 @@
 """Limits of tenants over the real wire: gRPC, HTTP, operators, a reload, two gateways."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError
 
+from sluice.cli.main import run
 from sluice.errors import LimitReached
 from sluice.settings import Settings, TenantSettings
 from sluice.settings.limits import LimitSettings
@@ -141,3 +143,28 @@ async def test_gateways_share_a_limit(nats_url: str, model_folder: Path) -> None
         await two.until(lambda: bool(two.gateway.limits._buckets))
         _, error = await error_of(two.stub.Generate(prompt(), metadata=ACME))
         assert isinstance(error, LimitReached)
+
+
+async def test_the_commands_show_the_use_and_forget_a_tenant(
+    nats_url: str,
+    model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLUICE_API_KEY", raising=False)
+    async with open_wire(nats_url, model_folder, tenants=ONE) as wire:
+        address = ("--address", wire.gateway.address)
+        await answered(wire)
+        assert await asyncio.to_thread(run, ["tenants", "list", *address]) == 0
+        header, row = capsys.readouterr().out.splitlines()
+        assert header.split() == ["tenant", "running", "USD", "last", "hour", "limit", "used", "of"]
+        assert row.split()[0] == "acme"
+        name, used, limit = row.split()[3:]
+        assert (name, limit) == ("requests_per_minute", "1")
+        assert float(used) == pytest.approx(1.0, abs=0.1)
+        assert await asyncio.to_thread(run, ["tenants", "forget", "acme", "--yes", *address]) == 0
+        deleted = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        assert deleted["records"] == "1"
+        words = ["tenants", "forget", "a.b", "--yes", *address]
+        assert await asyncio.to_thread(run, words) == 1
+        assert "REQUEST_INVALID" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Keys of issuers and of the bucket, read from where they are."""
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -9,18 +10,28 @@ from pathlib import Path
 
 import nats
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from gateway.identity import jwks
 from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller
-from sluice.errors import PermissionDenied, SettingsError, TransportUnavailable, Unauthenticated
+from gateway.identity.tokens import KeyMissing, caller_of_token, key_set
+from sluice.errors import (
+    PermissionDenied,
+    SettingsError,
+    SluiceError,
+    TransportUnavailable,
+    Unauthenticated,
+)
 from sluice.settings import IdentitySettings, JwtSettings
 from sluice.wire import jetstream
 from sluice.wire.bucket import Bucket
 from tests.gateway.kit.issuer import AUDIENCE, NAME, Issuer, bearer, make_key
 
 BOUND_S = 5.0
+KEYS = key_set(Issuer().jwks())
 
 
 class JwksServer(ThreadingHTTPServer):
@@ -189,3 +200,46 @@ async def test_without_identities_the_metadata_names_the_tenant() -> None:
     authenticator = Authenticator(IdentitySettings())
     caller = await authenticator.caller_of({"sluice-tenant": "acme", "authorization": "Basic x"})
     assert (caller.tenant, caller.reads, caller.changes) == ("acme", None, None)
+
+
+_WORDS = st.one_of(
+    st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))
+)
+_PART = st.binary(max_size=120).map(lambda b: base64.urlsafe_b64encode(b).decode().rstrip("="))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["alg", "kid", "iss", "aud", "exp", "nbf", "tenant", "roles", "crit"]),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+_OBJECT = _JSON.map(lambda one: base64.urlsafe_b64encode(json.dumps(one).encode()).decode())
+
+
+@given(
+    st.one_of(
+        _WORDS,
+        st.tuples(st.sampled_from(["Bearer ", "bearer slc_", "Basic "]), _WORDS).map("".join),
+        st.tuples(_PART | _OBJECT, _PART | _OBJECT, _PART).map(lambda p: "Bearer " + ".".join(p)),
+    )
+)
+def test_whatever_is_sent_as_a_credential_gets_a_typed_error(authorization: str) -> None:
+    settings = at("https://login.example.org/jwks")
+    authenticator = Authenticator(settings.model_copy(update={"api_keys": True}))
+    with pytest.raises(SluiceError):
+        asyncio.run(authenticator.caller_of({"authorization": authorization}))
+
+
+@given(_OBJECT, _OBJECT, _PART)
+def test_whatever_an_issuer_is_said_to_have_signed_gets_a_typed_error(
+    head: str, claims: str, signature: str
+) -> None:
+    settings = at("https://login.example.org/jwks").jwt[0]
+    token = f"{head.rstrip('=')}.{claims.rstrip('=')}.{signature}"
+    with pytest.raises((Unauthenticated, KeyMissing)):
+        caller_of_token(token, settings, KEYS, 0.0)

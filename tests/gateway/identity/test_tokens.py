@@ -17,6 +17,7 @@ ISSUER, STRANGER = Issuer(), Issuer()
 KEYS = key_set(ISSUER.jwks())
 SETTINGS = JwtSettings(issuer=NAME, audience=AUDIENCE, jwks="file", leeway_s=30)
 NOW = 1_000_000.0
+DEEP = ".".join([base64.urlsafe_b64encode(b"[" * 3000).decode()] * 2) + ".AAAA"
 
 
 def caller(token: str, now: float = NOW) -> Any:
@@ -103,7 +104,7 @@ def test_a_key_that_is_not_known_may_be_new() -> None:
         caller(Issuer("key-2").token(exp=NOW + 60))
 
 
-@pytest.mark.parametrize("text", ["", "x", "a.b.c", "a" * 9000, "..", "é.é.é"])
+@pytest.mark.parametrize("text", ["", "x", "a.b.c", "a" * 9000, "..", "é.é.é", DEEP])
 def test_what_is_no_token_is_refused(text: str) -> None:
     with pytest.raises(Unauthenticated):
         issuer_of(text)
