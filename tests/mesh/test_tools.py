@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import jsonschema
 import pytest
 import pytest_asyncio
@@ -14,7 +16,10 @@ from sluice import settings as config
 from sluice.client import AsyncClient, FinishReason, Message, Tool
 from sluice.settings import resolve_model_path
 from sluice.settings.routing import RoutingSettings
+from sluice.v1 import inference_pb2 as pb
+from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import kill
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
@@ -126,3 +131,27 @@ async def test_openais_client_gets_several_answers_with_calls(mesh: Mesh) -> Non
         (item,) = final.response.output
         assert item.type == "function_call"
         check(item.name, item.arguments)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_batcher_killed_in_mid_stream_changes_none_of_several_answers(mesh: Mesh) -> None:
+    turn = pb.ChatMessage(role=pb.ROLE_USER, content="My lamp is broken.")
+    request = pb.GenerateRequest(
+        chat=pb.ChatInput(messages=[turn]),
+        model="hermes",
+        sampling=pb.SamplingParams(n=3, temperature=1.0, seed=5, min_tokens=400, max_tokens=400),
+    )
+
+    async def texts(*, strike: bool) -> dict[int, str]:
+        said, events = defaultdict(str), 0
+        async with grpc.aio.insecure_channel(mesh.address) as channel:
+            async for event in InferenceServiceStub(channel).Generate(request, timeout=90):
+                said[event.answer_index] += event.delta.text
+                events += 1
+                if strike and events == 10:
+                    kill(mesh, "batcher")
+        return said
+
+    calm = await texts(strike=False)
+    assert len(set(calm.values())) == 3
+    assert await texts(strike=True) == calm
