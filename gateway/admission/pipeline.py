@@ -422,9 +422,9 @@ def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
     kind = sampling.WhichOneof("constraint")
     if kind is not None:
         yield f"sampling.{kind}", kind, getattr(sampling, kind)
-    if tools is not None and tools.forced:
+    if tools is not None and tools.constrained:
         for i, tool in enumerate(tools.tools):
-            if tool in tools.callable:
+            if tool in tools.callable and (tools.forced or tool.strict):
                 schema = json.dumps(arguments_of(tool))
                 yield f"tools[{i}].parameters", "json_schema", schema
         # All formats have the same schemas; their sum has a limit of its own.

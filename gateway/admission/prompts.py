@@ -146,7 +146,7 @@ def fit(request: ValidRequest, model: ServedModel, prompt_tokens: int) -> Sampli
     if constraint is not None:
         setattr(fitted, constraint, getattr(sampling, constraint))
     form, tools = model.tokenizer.tool_format, request.tools
-    if form is not None and tools is not None and tools.forced:
+    if form is not None and tools is not None and tools.constrained:
         fitted.grammar = grammar_of(form, tools, model.tokenizer.special_id(form.opening))
     return fitted
 
@@ -209,8 +209,8 @@ def _check_model(request: ValidRequest, model: ServedModel) -> None:
         )
     constraint = sampling.WhichOneof("constraint")
     field = f"sampling.{constraint}" if constraint else ""
-    if request.tools is not None and request.tools.forced:
-        field = "tool_choice"
+    if request.tools is not None and request.tools.constrained:
+        field = "tools"
     if field and not model.tokenizer.stop_token_ids:
         raise InvalidRequest.of(field, f"{model.name} has no token that ends an answer")
 

@@ -1,5 +1,9 @@
-"""The grammar of an answer that must be calls of tools, in the format of a model."""
+"""The grammar of an answer with calls of tools, in the format of a model.
 
+The answer must be calls, or it is free and its calls are held to the schemas of strict tools.
+"""
+
+import re
 from typing import Final
 
 from gateway.tools.formats import ToolFormat
@@ -9,18 +13,23 @@ from sluice.constraints import json_in_lark
 CALLS_MAX: Final = 16
 """Most calls in one answer: a weak model would begin another one again and again."""
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY: Final = r"(.|\n)*"
+_NO_OBJECT: Final = r"[ \t\r\n]*([^{ \t\r\n](.|\n)*)?"
+"""A text that a format without an opening does not take for calls."""
 
 
 def grammar_of(form: ToolFormat, use: ToolUse, opening_id: int | None = None) -> str:
-    """One call of the tools that may be called, or several; ``opening_id``: the token of the format's opening, where it
-    is one of the model's special tokens."""
+    """``opening_id``: the token of the format's opening, where it is one of the model's special tokens."""
+    opening = _literal(form.opening) if opening_id is None else f"<[{opening_id}]>"
+    rules = _demanded(form, use, opening) if use.forced else _free(form, use, opening, opening_id)
     tools = use.callable
-    rules = [_start(form, use.single, opening_id), _call(form, opening_id)]
     rules.append("tool: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):
         head = f'{{"name": "{tool.name}", "{form.arguments}": '
+        held = use.forced or tool.strict
+        schema = arguments_of(tool) if held else {"type": "object"}
         rules.append(f'tool_{i}: {_literal(head)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: {json_in_lark(arguments_of(tool))}")
+        rules.append(f"arguments_{i}: {json_in_lark(schema)}")
     return "\n".join(rules) + "\n"
 
 
@@ -29,22 +38,39 @@ def arguments_of(tool: Tool) -> dict[str, object]:
     return {"type": "object", **tool.parameters} if tool.parameters else dict(_NO_ARGUMENTS)
 
 
-def _start(form: ToolFormat, single: bool, opening_id: int | None) -> str:
-    separator = _literal(f"{form.separators} " if form.many else "\n")
-    calls = "call" if single else f"call ({separator} call){{0,{CALLS_MAX - 1}}}"
-    if not form.many or form.bare:
-        return f"start: {calls}"
-    return f"start: {_opening(form, opening_id)} {_literal(form.start)} {calls} {_literal(form.closing)}"
+def _demanded(form: ToolFormat, use: ToolUse, opening: str) -> list[str]:
+    """Calls and nothing else."""
+    call = "block" if form.bare else f"{opening} block"
+    start = call if form.many else _repeated(call, "\n", use)
+    return [f"start: {start}", _block(form, use)]
 
 
-def _call(form: ToolFormat, opening_id: int | None) -> str:
-    if form.many:
-        return "call: tool"
-    return f'call: {_opening(form, opening_id)} "\\n" tool "\\n" {_literal(form.closing)}'
+def _free(form: ToolFormat, use: ToolUse, opening: str, opening_id: int | None) -> list[str]:
+    """Text, in which every opening begins a block."""
+    text = _NO_OBJECT if form.bare else _ANY
+    if opening_id is not None:
+        before = [f"before: TEXT {opening}", f"TEXT: /{text}/"]
+    else:
+        mark = re.escape(form.opening).replace("/", r"\/")
+        without = f"/{text}/ & ~/{_ANY}{mark}{_ANY}/"
+        before = [f"before[lazy]: /{text}{mark}/", f"TEXT: {without}"]
+    if form.bare:
+        return ["start: TEXT | before block | block", *before, _block(form, use)]
+    start = "TEXT | before block" if form.many or use.single else "(before block)* TEXT"
+    return [f"start: {start}", *before, _block(form, use)]
 
 
-def _opening(form: ToolFormat, opening_id: int | None) -> str:
-    return _literal(form.opening) if opening_id is None else f"<[{opening_id}]>"
+def _block(form: ToolFormat, use: ToolUse) -> str:
+    """What follows an opening."""
+    if not form.many:
+        return f'block: "\\n" tool "\\n" {_literal(form.closing)}'
+    calls = _repeated("tool", f"{form.separators} ", use)
+    ends = [_literal(one) if one else "" for one in (form.start, form.closing)]
+    return f"block: {ends[0]} {calls} {ends[1]}"
+
+
+def _repeated(rule: str, separator: str, use: ToolUse) -> str:
+    return rule if use.single else f"{rule} ({_literal(separator)} {rule}){{0,{CALLS_MAX - 1}}}"
 
 
 def _literal(text: str) -> str:

@@ -15,11 +15,15 @@ _KEYWORD: Final = re.compile(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may ask the caller to run; ``parameters`` is a JSON Schema of its arguments."""
+    """A function that the model may ask the caller to run; ``parameters`` is a JSON Schema of its arguments.
+
+    ``strict``: arguments are held to the schema in every answer.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,13 @@ class ToolUse:
 
     @property
     def forced(self) -> bool:
-        """Whether the answer is constrained to calls."""
+        """Whether the answer must be calls."""
         return self.required or bool(self.only)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer is constrained, to calls or in its calls."""
+        return self.forced or any(tool.strict for tool in self.callable)
 
     @property
     def single(self) -> bool:

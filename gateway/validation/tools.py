@@ -73,9 +73,9 @@ def _check_together(request: pb.GenerateRequest, use: ToolUse, found: FieldViola
     found.check(constraint is None, f"sampling.{constraint}", "cannot be combined with tools")
     for field in ("min_tokens", "stop_token_ids"):
         found.check(
-            not (use.forced and getattr(sampling, field)),
+            not (use.constrained and getattr(sampling, field)),
             f"sampling.{field}",
-            "cannot be combined with a tool_choice that demands a call, which determines where the answer ends",
+            "cannot be combined with strict tools or a demanded call, which determine where the answer ends",
         )
 
 
@@ -95,7 +95,7 @@ def _tool(tool: pb.Tool, at: str, found: FieldViolations) -> Tool:
             field,
             'must be a schema of "type": "object"',
         )
-    return Tool(tool.name, tool.description, parameters)
+    return Tool(tool.name, tool.description, parameters, tool.strict)
 
 
 def _call(call: pb.ToolCall, at: str, found: FieldViolations) -> ToolCall:

@@ -40,11 +40,13 @@ class Tool:
 
     Attributes:
         parameters: a JSON Schema of an object, as a JSON text or as the object; empty: no arguments.
+        strict: the arguments of each call are held to it; docs/tools.md.
     """
 
     name: str
     description: str = ""
     parameters: str | Mapping[str, Any] = ""
+    strict: bool = False
 
 
 Prompt = str | Sequence[Message]
@@ -197,7 +199,9 @@ def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:
         given = tool.parameters
         with _Field("tools"):
             text = given if isinstance(given, str) else json.dumps(given)
-            request.tools.add(name=tool.name, description=tool.description, parameters=text)
+            request.tools.add(
+                name=tool.name, description=tool.description, parameters=text, strict=tool.strict
+            )
     choice = options.get("tool_choice")
     if choice in ("none", "auto", "required"):
         request.tool_choice.mode = value_of(pb.ToolChoiceMode, choice)

@@ -25,12 +25,9 @@ def set_tools(request: pb.GenerateRequest, body: Mapping[str, Any]) -> None:
     tools = body.get("tools") or []
     if not isinstance(tools, list):
         raise BadField("tools: is no list")
-    held = request.tool_choice.function or (
-        request.tool_choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
-    )
     for at, tool in enumerate(tools):
         described = function_of(tool, f"tools[{at}]")
-        _set_tool(request.tools.add(), described, f"tools[{at}].function", strict=bool(held))
+        _set_tool(request.tools.add(), described, f"tools[{at}].function")
 
 
 def function_of(value: Any, path: str) -> Mapping[str, Any]:
@@ -85,12 +82,11 @@ def _set_choice(choice: pb.ToolChoice, given: Any) -> None:
     set_field(choice, "function", name, str, "tool_choice.")
 
 
-def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str, *, strict: bool) -> None:
+def _set_tool(tool: pb.Tool, given: Mapping[str, Any], path: str) -> None:
     said = {key: value for key, value in given.items() if value is not None}
     if unknown := said.keys() - {"name", "description", "parameters", "strict"}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
-    if said.pop("strict", False) and not strict:
-        raise BadField(f"{path}.strict: is served with tool_choice required or a function alone")
+    set_field(tool, "strict", said.get("strict", False), bool, f"{path}.")
     for name in ("name", "description"):
         set_field(
             tool, name, said.get(name, "" if name == "description" else None), str, f"{path}."

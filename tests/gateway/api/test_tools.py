@@ -92,8 +92,8 @@ async def test_a_result_goes_back_to_the_model(wire: Wire) -> None:
 @pytest.mark.parametrize(
     ("choice", "calls"),
     [
-        (pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED), 'call ("\\n" call){0,15}'),
-        (pb.ToolChoice(function="weather"), "call"),
+        (pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED), '\\n" "<tool_call>" block){0,15}'),
+        (pb.ToolChoice(function="weather"), '"<tool_call>" block'),
     ],
 )
 async def test_a_choice_that_demands_a_call_is_a_constraint(
@@ -101,12 +101,26 @@ async def test_a_choice_that_demands_a_call_is_a_constraint(
 ) -> None:
     call = wire.stub.GenerateText(asked(tool_choice=choice))
     task = await wire.batcher.task()
-    assert task.sampling.grammar.startswith(f"start: {calls}\n")
+    first = task.sampling.grammar.splitlines()[0]
+    assert first.startswith('start: "<tool_call>" block')
+    assert first.endswith(calls)
     await wire.batcher.send(task, last(0, wire.tokens(CALL)))
     response = await call
     assert [one.name for one in response.tool_calls] == ["weather"]
     assert response.tool_calls[0].id.startswith("call_")
     assert response.text == ""
+
+
+async def test_calls_of_a_strict_tool_are_constrained_in_a_free_answer(wire: Wire) -> None:
+    strict = pb.Tool(name="weather", parameters=json.dumps(SCHEMA), strict=True)
+    call = wire.stub.GenerateText(asked(tools=[strict]))
+    task = await wire.batcher.task()
+    assert task.sampling.grammar.startswith("start: (before block)* TEXT\n")
+    await wire.batcher.send(task, last(0, wire.tokens("It rains.")))
+    assert (await call).text == "It rains."
+    unheld = pb.Tool(name="f", parameters='{"not": {}}', strict=True)
+    _, error = await error_of(wire.stub.Generate(asked(tools=[strict, unheld])))
+    assert [violation.field for violation in error.violations] == ["tools[1].parameters"]
 
 
 async def test_without_a_choice_of_tools_the_model_does_not_see_them(wire: Wire) -> None:

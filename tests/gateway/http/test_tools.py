@@ -156,7 +156,7 @@ async def test_logit_bias(http: Wire, openai: AsyncOpenAI) -> None:
         ),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         (
-            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
+            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": 1}}]},
             "tools[0].function.strict",
         ),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),

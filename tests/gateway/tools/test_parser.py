@@ -228,3 +228,33 @@ def test_a_grammar_that_would_hold_up_a_worker_is_refused() -> None:
     large = {"type": "object", "description": "x" * 60_000}
     use = ToolUse(tuple(Tool(f"f{i}", "", large) for i in range(3)), required=True)
     assert problem_of("grammar", grammar_of(HERMES, use)) == "must have at most 131072 bytes"
+
+
+def accepts(grammar: str, text: str) -> tuple[int, bool]:
+    """How many characters of ``text`` the grammar lets through, and whether the answer may end there."""
+    matcher = compile_grammar(lark_grammar(grammar), LLTokenizer("byte"))
+    return matcher.try_consume_tokens(list(text.encode())), matcher.is_accepting()
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=str)
+def test_calls_of_strict_tools_are_held_to_their_schemas_in_free_answers(form: ToolFormat) -> None:
+    use = ToolUse((Tool("weather", "", SCHEMA, strict=True), Tool("now", "", SCHEMA)))
+    grammar = grammar_of(form, use)
+    assert problem_of("grammar", grammar) is None
+    start = "" if form.bare else f"{form.opening}{form.start}" + "\n" * (not form.many)
+    end = "\n" * (not form.many) + form.closing
+
+    def written(name: str, arguments: str) -> str:
+        return f'{start}{{"name": "{name}", "{form.arguments}": {arguments}}}'
+
+    whole = ["", "Hello, world.", "a < b [x] {y}", written("weather", '{"city": "Oslo"}') + end]
+    whole.append(written("now", '{"anything": 1}') + end)
+    if not form.bare:
+        whole.append("I look. " + whole[-1])
+    for text in whole:
+        assert accepts(grammar, text) == (len(text), True), text
+    for bad in ('{"town"', '{"city": 1', '{"city": "far too long a name"'):
+        text = written("weather", bad)
+        assert accepts(grammar, text)[0] < len(text), text
+    unknown = written("other", "{}")
+    assert accepts(grammar, unknown)[0] < len(unknown)
