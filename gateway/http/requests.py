@@ -92,6 +92,8 @@ def field_name(path: str) -> str:
     """What OpenAI, or our header, calls the field at ``path`` of a `GenerateRequest`."""
     if path in _NAMES:
         return _NAMES[path]
+    if path.startswith("texts"):  # of /v1/embeddings
+        return "input" + path.removeprefix("texts")
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
 
 

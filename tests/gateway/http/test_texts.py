@@ -97,6 +97,7 @@ async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> 
         ("embeddings", {"input": []}, "input: is no text"),
         ("embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format: is none of"),
         ("embeddings", {"input": "a", "late_chunking": True}, "late_chunking: is not served"),
+        ("embeddings", {"input": ["a", " "]}, r"input\[1\]: must not be empty"),
         ("embeddings", {"input": "a", "dimensions": 99}, "dimensions: must be at most 32"),
         ("embeddings", {"input": "a", "input_type": "x"}, "input_type: is none of query"),
         ("embeddings", {"input": "w1 " * 99}, r"texts\[0\]: has 99 tokens"),
