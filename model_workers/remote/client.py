@@ -9,8 +9,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -151,8 +151,11 @@ class ServerClient:
 
     async def _ask(self, spec: RowSpec, reading: "_Reading") -> Answered:
         body = self._api.body(spec)
-        async with self._response("POST", self._api.path, body) as response:
-            async for data in _events(response.content):
+        async with (
+            self._response("POST", self._api.path, body) as response,
+            aclosing(_events(response.content)) as events,
+        ):
+            async for data in events:
                 reading.take(self._api.chunk(data))
         return reading.answered()
 
@@ -163,7 +166,11 @@ class ServerClient:
         """The answer to one request; what breaks while the block reads it is a `ServerFault` too."""
         try:
             async with self._session.request(
-                method, self.url + path, json=body, headers=self._headers()
+                method,
+                self.url + path,
+                json=body,
+                headers=self._headers(),
+                allow_redirects=False,  # the key and the prompt go where the settings say
             ) as response:
                 now = time.monotonic()
                 if response.status != 200:
@@ -187,7 +194,7 @@ class ServerClient:
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[str]:
     """The data of the events up to `DONE`, or to the end."""
     reader = EventReader()
     async for received in content.iter_any():
