@@ -220,7 +220,7 @@ async def test_a_server_that_is_not_there_is_told_at_start() -> None:
 @pytest.mark.long
 async def test_a_mesh_in_front_of_a_mesh_gives_its_answers() -> None:
     inner = config.Settings(
-        models=(config.ModelSettings(name="small", path="builtin:small"),),
+        models=(config.ModelSettings(name="small", path="builtin:small", engine="echo"),),
         routing=RoutingSettings(default="small"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
         http=HttpSettings(address="127.0.0.1:0"),
