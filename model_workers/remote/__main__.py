@@ -31,9 +31,6 @@ from sluice.telemetry.tracing import start_tracing, tracer
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005
-"""Tokens pass three threads: Python's 5 ms before one gives way to another would add up."""
-
 
 def main() -> int:
     """The process; returns its exit code."""
@@ -44,7 +41,6 @@ def main() -> int:
         model = settings.model(arguments.model)
         if model is None or model.server is None:
             raise SettingsError(f"{arguments.model!r} is no model with the engine openai")
-        sys.setswitchinterval(SWITCH_S)
         address = f"{arguments.host}:{arguments.port}"
         uvloop.run(_serve(model, arguments.number, address, settings.tls.mesh))
     except (SettingsError, SetupError) as error:

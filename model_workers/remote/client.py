@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -59,6 +61,7 @@ class ServerClient:
     ) -> None:
         """``on_gate``: the gate has closed or opened."""
         self.url = url.rstrip("/")
+        self._proxy = _proxy_of(url)
         self.gate = Gate()
         self._api = api
         self._settings = api.settings
@@ -73,7 +76,6 @@ class ServerClient:
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=CONNECT_S, sock_read=self._settings.stall_s
             ),
-            trust_env=True,
         )
         return self
 
@@ -170,6 +172,7 @@ class ServerClient:
                 self.url + path,
                 json=body,
                 headers=self._headers(),
+                proxy=self._proxy,
                 allow_redirects=False,  # the key and the prompt go where the settings say
             ) as response:
                 now = time.monotonic()
@@ -192,6 +195,13 @@ class ServerClient:
     def _headers(self) -> dict[str, str]:
         key = read_key(self._settings)
         return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _proxy_of(url: str) -> str | None:
+    """As HTTPS_PROXY and NO_PROXY say. aiohttp would read them, and ~/.netrc, for every request, in a thread."""
+    parts = urlsplit(url)
+    bypassed = proxy_bypass(parts.hostname or "")
+    return None if bypassed else getproxies().get(parts.scheme)
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[str]:

@@ -117,6 +117,7 @@ class RemoteEngine:
     _rows: dict[str, RemoteRow] = field(default_factory=dict)
     _events: deque[Event | None] = field(default_factory=deque)
     _steps: int = 0
+    _waking: bool = False
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.slots)
@@ -235,5 +236,12 @@ class RemoteEngine:
         return Event(row, end=end, error=fault.message, reason=fault.kind.reason)
 
     def _tell(self, event: Event | None) -> None:
+        """Adds an event; the worker is woken once for all of this turn of the loop."""
         self._events.append(event)
+        if not self._waking:
+            self._waking = True
+            self.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
         self.wake()
