@@ -2,11 +2,15 @@
 
 healthcheck.py grpc HOST:PORT          grpc.health.v1 says SERVING: gateway, Triton
 healthcheck.py batcher NATS_URL ID     the batcher's report arrives over NATS
+
+With SLUICE_TLS__MESH both show the certificate of that folder.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -16,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nats.aio.subscription import Subscription
 
 from sluice.internal.v1.control_pb2 import BatcherReport
+from sluice.tls import ClientContext, channel_credentials, open_channel
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, unpack
 
@@ -27,13 +32,19 @@ class NotWellError(Exception):
     """The process is not well; the message says why."""
 
 
+def certificate() -> Path | None:
+    """Folder of the certificate of this process."""
+    folder = os.environ.get("SLUICE_TLS__MESH")
+    return Path(folder) if folder else None
+
+
 async def check_grpc(address: str) -> None:
     """Returns when the server at ``address`` says SERVING.
 
     Raises:
         NotWellError: it says something else, or nothing.
     """
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address, channel_credentials(certificate()), ()) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
@@ -53,7 +64,9 @@ async def check_batcher(nats_url: str, batcher: str) -> None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             servers = nats_url.split(",")
-            client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1)
+            folder = certificate()
+            tls = {} if folder is None else {"tls": ClientContext(folder).context}
+            client = await nats.connect(servers, allow_reconnect=False, connect_timeout=1, **tls)
             try:
                 await _await_report(await client.subscribe(subjects.report(batcher)), batcher)
             finally:

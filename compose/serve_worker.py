@@ -21,7 +21,7 @@ import psutil
 
 from model_workers.deploy import render_repository
 from sluice.settings import Settings, SettingsError, load, otlp_http_endpoint
-from supervisor.triton import RESTRICTED, TRACE_SERVICE
+from supervisor.triton import RESTRICTED, TRACE_SERVICE, tls_arguments
 
 STUB: Final = "triton_python_backend_stub"
 POLL_S: Final = 0.5
@@ -53,6 +53,7 @@ def triton_arguments(
         f"--backend-config=python,stub-timeout-seconds={int(settings.triton.start_s)}",
         "--pinned-memory-pool-byte-size=0",
         "--enable-peer-access=false",
+        *tls_arguments(settings.tls.mesh),
         *_trace_arguments(otlp_http_endpoint(settings)),
     )
 

@@ -70,6 +70,22 @@ def renew(
     _write_made(made, "there is nothing to renew", as_json)
 
 
+@certs.command()
+def nats(
+    tls_folder: Annotated[
+        Path, typer.Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
+    ],
+) -> None:
+    """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.
+
+    All processes of a kind share a certificate, as replicas on Kubernetes do.
+    """
+    from sluice.wire.permissions import KINDS
+    from supervisor.nats import render_tls, render_users
+
+    print(render_tls(tls_folder) + render_users({kind: (kind, "*") for kind in KINDS}), end="")
+
+
 def _authority(folder: Path | None, state_dir: Path | None) -> "Authority":
     from supervisor.certificates import Authority
     from supervisor.state import StateDir

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import nats
@@ -14,6 +15,8 @@ from sluice.internal.v1.control_pb2 import BatcherReport
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.codec import pack
+from sluice.wire.permissions import BATCHER, OPERATOR
+from tests.support.certificates import connected, secured_nats
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -61,6 +64,27 @@ async def test_a_server_that_is_not_ready_is_not_well() -> None:
     async with serving(NOT_SERVING) as address:
         with pytest.raises(healthcheck.NotWellError, match="NOT_SERVING"):
             await healthcheck.check_grpc(address)
+
+
+async def test_with_certificates_it_shows_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = {"batcher": (BATCHER, "*")}
+    async with (
+        secured_nats(tmp_path, users) as (url, authority),
+        connected(url, authority, OPERATOR, OPERATOR) as reporter,
+    ):
+        monkeypatch.setenv("SLUICE_TLS__MESH", str(authority.of("batcher")))
+        report = BatcherReport(batcher="b1")
+
+        async def send() -> None:
+            while True:
+                await reporter.publish(subjects.report("b1"), pack(report))
+                await asyncio.sleep(0.02)
+
+        sending = asyncio.create_task(send())
+        await healthcheck.check_batcher(url, "b1")
+        sending.cancel()
 
 
 async def test_nobody_at_the_address_is_not_well() -> None:

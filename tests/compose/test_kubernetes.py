@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from sluice.settings import Settings, load
+from sluice.settings import NatsSettings, Settings, load
+from sluice.startup import free_port
+from sluice.wire import subjects
+from sluice.wire.connection import connect, disconnect
+from sluice.wire.permissions import BATCHER, KINDS, OPERATOR, identity
+from supervisor.certificates import Authority
+from supervisor.nats import find_nats_server, render_tls, render_users, wait_for_nats
 from tests.support.compose import (
     FOLDER,
     OVERLAYS,
@@ -19,12 +25,15 @@ from tests.support.compose import (
     services,
     variables,
 )
+from tests.support.nats import START_S, nats_process_of
 from tests.support.promql import problems, recorded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of pkg_resources-style imports inside
     import kubernetes_validate
 
+FOREIGN = ("ScaledObject", "Issuer", "Certificate")
+"""Kinds of KEDA and cert-manager."""
 PROCESSES = ("triton", "batcher", "gateway", "jobs")
 CLUSTER_ALONE = {
     *("SLUICE_NATS__URL", "SLUICE_NATS__REPLICAS"),
@@ -45,7 +54,7 @@ def settings_of(overlay: str, folder: Path) -> Settings:
 @overlays
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay: str) -> None:
     for manifest in manifests(overlay):
-        if manifest["kind"] != "ScaledObject":  # KEDA's own, see below
+        if manifest["kind"] not in FOREIGN:  # see below
             kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
@@ -59,7 +68,7 @@ def test_the_schema_would_see_a_wrong_key() -> None:
 def test_every_file_is_part_of_an_overlay() -> None:
     for folder in (FOLDER / "kubernetes").iterdir():
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml"}
+        used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml", "nats.conf"}
         assert {path.name for path in folder.iterdir()} <= used
 
 
@@ -110,7 +119,9 @@ def test_nats_is_where_processes_look_for_it(overlay: str) -> None:
     addresses = named(overlay, "ConfigMap")["sluice-addresses"]["data"]
     servers = [f"nats-{number}.nats" for number in range(nats["replicas"])]
 
-    assert addresses["SLUICE_NATS__URL"] == ",".join(f"nats://{name}:4222" for name in servers)
+    scheme = "tls" if "SLUICE_TLS__MESH" in addresses else "nats"
+    wanted = ",".join(f"{scheme}://{name}:4222" for name in servers)
+    assert addresses["SLUICE_NATS__URL"] == wanted
     assert addresses["SLUICE_NATS__REPLICAS"] == str(len(servers))
     routes = [arg for arg in pod_containers(overlay)["nats"]["args"] if "--routes" in arg]
     if len(servers) > 1:
@@ -250,3 +261,35 @@ def test_gpus_and_models_from_a_volume() -> None:
         assert {"name": "models", "mountPath": "/models", "readOnly": True} in containers[name][
             "volumeMounts"
         ]
+
+
+def test_each_process_has_the_certificate_that_nats_knows_it_by() -> None:
+    made = {
+        item["spec"]["secretName"]: item["spec"]
+        for item in manifests("secure")
+        if item["kind"] == "Certificate"
+    }
+    for name in ("nats", *PROCESSES):
+        volumes = pod_specs("secure")[name]["spec"]["volumes"]
+        (secret,) = (one["secret"]["secretName"] for one in volumes if "secret" in one)
+        assert made[secret]["uris"] == [identity(name)]
+        mounts = {m["name"]: m["mountPath"] for m in pod_containers("secure")[name]["volumeMounts"]}
+        assert mounts["tls"] == "/etc/sluice-tls"
+
+
+async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path: Path) -> None:
+    text = (FOLDER / "kubernetes/secure/nats.conf").read_text()
+    users = {kind: (kind, "*") for kind in KINDS}
+    assert text == render_tls(Path("/etc/sluice-tls")) + render_users(users)
+    authority, port = Authority(tmp_path / "tls"), free_port()
+    authority.ensure(("nats", *KINDS))
+    config = tmp_path / "nats.conf"
+    config.write_text(text.replace("/etc/sluice-tls", str(authority.of("nats"))))
+    arguments = ("--addr=127.0.0.1", f"--port={port}", "--jetstream", f"--store_dir={tmp_path}")
+    with nats_process_of((str(find_nats_server()), *arguments, f"--config={config}"), tmp_path):
+        url = f"tls://127.0.0.1:{port}"
+        await wait_for_nats(url, START_S, authority.of(OPERATOR))
+        settings, folder = NatsSettings(url=url), authority.of(BATCHER)
+        client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, 2, folder)
+        await client.jetstream().stream_info(subjects.TASKS_STREAM)
+        await disconnect(client)

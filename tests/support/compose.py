@@ -52,7 +52,7 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-OVERLAYS: Final = ("base", "gpu", "keda", "laptop")
+OVERLAYS: Final = ("base", "gpu", "keda", "laptop", "secure")
 
 
 @cache
