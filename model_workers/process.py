@@ -1,14 +1,16 @@
 """Set-up of a worker's process: builds the engine."""
 
+import json
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from model_workers.engine.cacheless import EchoEngine
 from model_workers.engine.protocol import Engine
-from model_workers.model_folder import check_model
-from sluice.settings import ModelSettings
+from model_workers.model_folder import CONFIG, check_model
+from sluice.settings import ModelSettings, resolve_model_path
 
 ECHO_CONTEXT_TOKENS: Final = 4096
 
@@ -38,12 +40,19 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.values import load_values
 
         return load_values(settings)
-    from model_workers.engine.encoder_decoder import is_encoder_decoder, load_encoder_decoder
+    if _may_have_encoder(settings):
+        from model_workers.engine.encoder_decoder import is_encoder_decoder, load_encoder_decoder
 
-    if is_encoder_decoder(settings):
-        return load_encoder_decoder(settings)
+        if is_encoder_decoder(settings):
+            return load_encoder_decoder(settings)
     if settings.tensor_parallel == 1:
         return load_engine(settings, time.monotonic)
     from model_workers.ranks import RankProcesses
 
     return load_engine(settings, time.monotonic, RankProcesses(settings, lambda: os._exit(1)))
+
+
+def _may_have_encoder(settings: ModelSettings) -> bool:
+    """Of a folder its configuration says it, as to a gateway; to ask transformers costs a start seconds."""
+    file = Path(resolve_model_path(settings.path), CONFIG)
+    return not file.is_file() or bool(json.loads(file.read_text()).get("is_encoder_decoder"))

@@ -1,0 +1,19 @@
+"""Which engine a worker builds."""
+
+import sys
+
+import pytest
+
+from model_workers import process
+from sluice.settings import ModelSettings
+
+
+def test_a_shipped_model_is_loaded_without_the_code_of_encoder_decoders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That code needs transformers, whose import takes longer than all the rest of a start."""
+    monkeypatch.setitem(sys.modules, "model_workers.engine.encoder_decoder", None)
+    monkeypatch.setattr("model_workers.engine.checkpoint.limit_threads", lambda threads: None)
+    settings = ModelSettings(name="m", path="builtin:small", device="cpu", cache_gb=0.01)
+    engine = process.build_engine(settings)
+    assert not engine.has_rows()
