@@ -257,7 +257,8 @@ class WorkerState:
             running_rows=load.running + load.waiting,
             batches_in_flight=len(self._uncounted),
             step_s=self._times.step_s,
-            prefill_token_s=self._times.prefill_token_s,
+            # An engine without a cache has no rows that long prompts would keep from decoding.
+            prefill_token_s=self._times.prefill_token_s if load.block_tokens else 0.0,
         )
         if rows_max < math.inf:
             free_rows = min(capacity.free_rows, max(0, int(rows_max) - len(self.rows)))

@@ -5,7 +5,6 @@ A worker that computed a prompt with the same beginning is preferred to
 the soonest one while the difference is at most the time to compute the prompt, which its prefix cache may save.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -100,8 +99,7 @@ class Placement:
     def prefill_max(self, capacity: Capacity, quota: ClassQuota) -> float:
         """Prompt tokens that may wait in a worker."""
         most = self.policy.waiting_tokens_max
-        # Rows that decode shall not wait for long prompts; an engine without a cache has none.
-        if capacity.prefill_token_s and math.isfinite(capacity.free_tokens):
+        if capacity.prefill_token_s:
             most = min(most, quota.prefill_s_max / capacity.prefill_token_s)
         return most
 

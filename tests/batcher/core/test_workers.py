@@ -334,3 +334,17 @@ def test_on_one_word_all_together_use_what_is_free_and_little_more(
     for _ in range(3):
         sent = [unanswered + share.of(8, free, unanswered, unanswered) for unanswered in sent]
     assert free <= sum(sent) <= free + batchers - 1
+
+
+def test_prompts_of_an_engine_without_a_cache_keep_nobody_waiting() -> None:
+    for block_tokens, known in ((16, 0.001), (0, 0.0)):
+        state = WorkerState()
+        waiting = (0, 0, 100, 0)
+        for number, at in enumerate((0.0, 0.05, 0.1, 0.25)):
+            load = step_load(number, waiting_tokens=waiting[number])
+            load.block_tokens = block_tokens
+            state.report(
+                worker_pb2.StepReport(worker="w", sequence=number, ready=True, load=load), at
+            )
+        found = state.capacity("name", WorkerShare()).prefill_token_s
+        assert abs(found - known) < 1e-9
