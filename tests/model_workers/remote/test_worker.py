@@ -374,3 +374,10 @@ async def test_a_wrong_key_and_a_missing_server_are_told_at_start(server: OpenAI
     async with ServerClient(ServerApi(one, None, 1000), "http://127.0.0.1:1/v1") as client:
         with pytest.raises(SetupError, match="cannot be reached"):
             await client.check()
+
+
+def test_proxies_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "inside")
+    found = [client_module._proxy_of(f"https://{host}/v1") for host in ("inside", "outside")]
+    assert found == [None, "http://proxy:3128"]
