@@ -37,7 +37,7 @@ BOUND_S = 30.0
 
 
 def model(name: str, server: OpenAIServer, api: str, **settings: Any) -> config.ModelSettings:
-    values = {"url": server.url, "model": "m", "api": api}
+    values = {"url": server.url, "model": server.model, "api": api}
     return config.ModelSettings.model_validate(
         {"name": name, "path": "builtin:small", "engine": "openai", "server": values, **settings}
     )
