@@ -16,3 +16,9 @@ TENANT_METADATA: Final = "sluice-tenant"
 
 ALL_TENANTS_METADATA: Final = "sluice-all-tenants"
 """Metadata from a gateway to `jobs`: the caller may see or change the jobs of every tenant."""
+
+CALLER: Final = "caller"
+OPERATOR: Final = "operator"
+AUDITOR: Final = "auditor"
+ROLES: Final = (CALLER, OPERATOR, AUDITOR)
+"""What an API key or a token allows; docs/security.md."""

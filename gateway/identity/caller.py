@@ -6,9 +6,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
-from sluice.defaults import TENANT_METADATA
+from sluice.defaults import AUDITOR, CALLER, OPERATOR, ROLES, TENANT_METADATA
 from sluice.errors import InvalidRequest, PermissionDenied
-from sluice.settings.identity import AUDITOR, CALLER, OPERATOR, ROLES
 from sluice.settings.limits import RateLimits
 
 MESH: Final = "mesh"

@@ -8,8 +8,9 @@ import jwt
 from jwt.exceptions import PyJWTError
 
 from gateway.identity.caller import Caller
+from sluice.defaults import CALLER, ROLES
 from sluice.errors import Unauthenticated
-from sluice.settings.identity import CALLER, ROLES, JwtSettings
+from sluice.settings.identity import JwtSettings
 from sluice.wire.subjects import is_token
 
 TOKEN_CHARS_MAX: Final = 8192

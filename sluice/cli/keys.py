@@ -16,7 +16,7 @@ import typer
 from sluice.cli import options, output
 from sluice.cli.failure import CommandFailed
 from sluice.cli.mesh_nats import Config, connected, settings_of
-from sluice.settings.identity import CALLER, ROLES
+from sluice.defaults import CALLER, ROLES
 
 if TYPE_CHECKING:
     from sluice.internal.v1.identity_pb2 import ApiKeyRecord

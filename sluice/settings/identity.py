@@ -1,16 +1,13 @@
 """The section ``identity``: who may call, and as whom. Without it calls are not authenticated (docs/security.md)."""
 
-from typing import Final, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from sluice.defaults import CALLER
 from sluice.settings.base import Name, Section
 
-CALLER: Final = "caller"
-OPERATOR: Final = "operator"
-AUDITOR: Final = "auditor"
-ROLES: Final = (CALLER, OPERATOR, AUDITOR)
 Role = Literal["caller", "operator", "auditor"]
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"

@@ -160,7 +160,7 @@ def test_the_labels_of_a_classifier_are_known(tmp_path: Path) -> None:
     ):
         with pytest.raises(SettingsError, match=says):
             read_policies(*load(tmp_path, head + of_judge(guard)))
-    with pytest.raises(SettingsError, match="'judge' is a classifier and answers no requests"):
+    with pytest.raises(SettingsError, match="'judge' has engine classifier and answers no prompts"):
         load(tmp_path, f"models: {models}\nrouting: {{default: judge}}\n")
 
 
