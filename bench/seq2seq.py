@@ -122,10 +122,14 @@ async def seq2seq_vs_generate(runs: int) -> Figure:
     )
 
 
+async def main(args: argparse.Namespace) -> None:
+    """Measures the figure and prints it."""
+    torch.set_num_threads(1)
+    emit([await seq2seq_vs_generate(args.runs)], args.json)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    emit([asyncio.run(seq2seq_vs_generate(args.runs))], args.json)
+    asyncio.run(main(parser.parse_args()))

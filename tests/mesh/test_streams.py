@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.mesh
 
-STREAMS = 64
 TIMEOUT_S = 90.0
 LONG_TOKENS = 500
 BLOWS = 4
@@ -109,8 +108,9 @@ def desk_requests(count: int, model: str) -> list[pb.GenerateRequest]:
     ]
 
 
-async def test_64_concurrent_streams_say_what_each_says_alone(mesh: RunningMesh) -> None:
-    requests = desk_requests(STREAMS, "small")
+@pytest.mark.parametrize("streams", [16, pytest.param(64, marks=pytest.mark.long)])
+async def test_concurrent_streams_say_what_each_says_alone(mesh: RunningMesh, streams: int) -> None:
+    requests = desk_requests(streams, "small")
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         alone = await one_by_one(stub, requests)

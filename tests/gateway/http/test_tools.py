@@ -2,14 +2,12 @@
 
 import asyncio
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import openai as sdk
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -101,7 +99,13 @@ async def test_a_demanded_call_is_a_constraint(
     assert (await future).choices[0].message.tool_calls[0].function.name == "weather"
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not find_spec("langchain_openai"), reason="needs langchain-openai")
 async def test_langchain_binds_tools(http: Wire) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
     @tool
     def weather(city: str) -> str:
         """Tells the weather."""

@@ -123,6 +123,7 @@ async def test_a_plan_for_a_job(cli: Cli) -> None:
     assert ran.code == 2
 
 
+@pytest.mark.long
 async def test_a_plan_for_a_job_names_all_processes(cli: Cli, tmp_path: Path) -> None:
     job = ("plan", "--documents", "100000000")
     ran = await cli(*job, "--json")
@@ -141,6 +142,7 @@ async def test_a_plan_for_a_job_names_all_processes(cli: Cli, tmp_path: Path) ->
     assert "line 1" in ran.err
 
 
+@pytest.mark.long
 async def test_plans_of_docs_scale_are_what_the_command_prints(cli: Cli) -> None:
     page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```\n\$ sluice (plan [^\n]+)\n(.*?)```", page, re.DOTALL)

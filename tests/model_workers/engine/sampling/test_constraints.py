@@ -252,7 +252,7 @@ def test_only_the_newest_grammars_are_kept(
     few = ConstraintCompiler(grammars._tokenizer)
     for regex in ("a", "b", "a", "c"):
         few.open(spec(regex=regex, stop_token_ids=STOPS).sampling)
-    assert [regex for _, regex in few._compiled] == ["a", "c"]
+    assert [regex for _, regex, _ in few._compiled] == ["a", "c"]
 
 
 def test_a_tokenizer_whose_text_is_not_known_byte_for_byte(tmp_path: Path) -> None:
