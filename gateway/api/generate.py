@@ -271,15 +271,13 @@ class _Call:
             found = self._find(request)
             if found is None and request.key_is_shared:
                 self._shared.keys.check(request.key)
-            stream = self._open(context, key) if found is None else None
+            if found is None:
+                return self._open(context, key)
         except BaseException:
             answers.given_up(key, context.request_id)
             raise
-        if stream is not None:
-            return stream
         answers.given_up(key, context.request_id)
         context.admitted.reservation.release()
-        assert found is not None
         return found
 
     def _kept(self, context: RequestContext, kept: Replay) -> Replay:

@@ -80,8 +80,10 @@ class AnswerCache:
             return ""
         sampling = request.sampling
         certain = sampling.temperature == 0 or sampling.HasField("seed")
-        # A key that the caller named belongs to one request, and its answer is kept under it.
-        if not certain or request.resume or request.key_is_shared or context.admitted.guards:
+        # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
+        # first alone is as that of a request for one: the others do not count the prompt.
+        own = request.resume or request.key_is_shared or request.answer_index
+        if not certain or own or context.admitted.guards:
             return ""
         scope = EVERYONE if settings.across_tenants else request.tenant
         digest = hashlib.sha256(b"".join(_sized(_parts(context)))).hexdigest()
@@ -205,10 +207,8 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
     request, admitted = context.request, context.admitted
     yield admitted.policy.encode()
     yield request.sampling.SerializeToString(deterministic=True)
-    yield b"raw" if request.conversation.raw else b""
-    for turn in request.conversation.turns:
-        yield turn.role.encode()
-        yield turn.content.encode(errors="surrogatepass")
+    # All of it as the caller sent it: what an answer restores or hides depends on what the rules have replaced.
+    yield repr((request.conversation, request.tools)).encode()
     for prepared in (admitted.first, admitted.second):
         if prepared is not None:
             sampling = Sampling()

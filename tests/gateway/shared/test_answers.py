@@ -230,3 +230,14 @@ async def test_without_jetstream_a_gateway_goes_on_with_its_memory(
         assert cached(await ask(wire, prompt(text)))
     await wire.gateway._answers.close(30)
     assert caplog.text.count("answers are kept in memory alone") == 1
+
+
+async def test_only_the_first_of_several_answers_is_kept(wire: Wire) -> None:
+    """The prompt is counted with that one."""
+    call = wire.stub.Generate(prompt(sampling=pb.SamplingParams(n=2)))
+    for task in (await wire.batcher.task(), await wire.batcher.task()):
+        await wire.batcher.send(task, last(0, wire.tokens("hello")))
+    ends = [one.finished.usage for one in await events_of(call) if one.HasField("finished")]
+    assert not any(usage.cached for usage in ends)
+    again = (await ask(wire, prompt()))[-1].finished.usage
+    assert (again.cached, again.prompt_tokens) == (True, sum(one.prompt_tokens for one in ends))
