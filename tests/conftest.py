@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,10 @@ from tests.support.nats import START_S, delete_streams, nats_process
 # Nothing here asks a model hub, and torch threads that spin would only slow each other down.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that runs the suite in the background makes it ignore Ctrl-C, and processes inherit that;
+# those that tests start must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
 hypothesis_settings.register_profile("suite", deadline=None)
