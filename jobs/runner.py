@@ -20,12 +20,13 @@ from jobs.core.leases import BEAT_S
 from jobs.core.pace import Speed
 from jobs.core.usage import shares
 from jobs.gateways import Gateways
+from jobs.messages import MessageSource
 from jobs.metrics import JobMetrics
 from jobs.sources import Block, InputSource, retried
-from jobs.stage_pass import JobStops, PassContext, StagePass
+from jobs.stage_pass import JobStops, PassContext, StagePass, input_unreadable
 from jobs.stages import Splitter, StageSource, stage_of
 from jobs.store import RETRY_AFTER_S, Fenced, JobStore
-from jobs.uploads import Outside
+from jobs.uploads import Outside, begin_messages
 from jobs.usage import READ_S, WorkerUse
 from sluice.defaults import AUTO, TENANT_METADATA
 from sluice.errors import InvalidRequest, SluiceError, StorageFull, TransportUnavailable
@@ -100,7 +101,7 @@ class JobRunner:
         self._epoch = record.epoch
         self.concurrency = 1
         self._pass: StagePass | None = None
-        self._source: InputSource | None = None
+        self._source: InputSource | MessageSource | None = None
         self._earlier = _Totals()
         self._speed = Speed()
         self.beat_at = time.monotonic()
@@ -200,14 +201,17 @@ class JobRunner:
                     await asyncio.sleep(RETRY_AFTER_S)
 
     async def _fetch(self) -> None:
-        """Reads the input at a URL into the store, once."""
+        """Reads the input at a URL into the store, once; names the place of messages."""
         given = self._record.job.spec.input
-        if self._record.upload_id or given.WhichOneof("source") != "url":
+        if self._record.upload_id:
             return
         try:
-            upload = await self._outside.fetch(self._store, self.tenant, given.url)
+            if given.nats_subject:
+                upload = await begin_messages(self._store, self.tenant)
+            else:
+                upload = await self._outside.fetch(self._store, self.tenant, given.url)
         except InvalidRequest as error:
-            raise JobStops("INPUT_UNREADABLE", f"{error.message}; then resume the job") from error
+            raise input_unreadable(error) from error
 
         def note(record: JobRecord) -> None:
             record.upload_id = upload
@@ -226,23 +230,32 @@ class JobRunner:
             await running.load()
             self._pass, self._speed = running, Speed()
             self._told(running)
-            await running.run(await self._blocks(record, stage, metadata))
+            skipped = 0 if record.round or record.job.spec.stages else running.low_water
+            blocks = await self._blocks(record, stage, metadata, skipped)
+            await running.run(blocks, skipped)
             return running.split_documents > 0
 
     async def _blocks(
-        self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...]
+        self, record: JobRecord, stage: int, metadata: tuple[tuple[str, str], ...], skipped: int
     ) -> AsyncIterator[Block]:
+        """``skipped``: items at the begin that all have an outcome."""
         spec = record.job.spec
         splitter = Splitter(self._gateways, metadata, spec, stage) if spec.stages else None
         if splitter is not None and stage:
             self._source = None
             return StageSource(self._store, splitter, record, stage).later()
-        upload = await self._store.upload(record.upload_id)
-        self._source = InputSource(self._store, record, upload)
+        self._source = await self._input(record, skipped)
         blocks = self._source.blocks()
         if splitter is not None:
             return StageSource(self._store, splitter, record, stage).first(blocks)
         return retried(blocks, self._store, record, stage) if record.round else blocks
+
+    async def _input(self, record: JobRecord, skipped: int) -> InputSource | MessageSource:
+        given = record.job.spec.input
+        if given.nats_subject:
+            return MessageSource(self._store, record, self._outside.streams, skipped)
+        upload = await self._store.upload(record.upload_id)
+        return InputSource(self._store, record, upload, skipped)
 
     async def _read_use(self) -> None:
         while True:
@@ -297,6 +310,8 @@ class JobRunner:
         record.running_ms += round((now - self.beat_at) * 1e3)
         self.beat_at = now
         record.use.CopyFrom(self._use)
+        if isinstance(self._source, MessageSource) and self._source.sequence:
+            record.job.nats_last_sequence = self._source.sequence
         progress = self._progress(record, now)
         record.job.progress.CopyFrom(progress)
         if record.job.state == JOB_STATE_RUNNING:

@@ -297,11 +297,9 @@ class JobService(JobServiceServicer):
         source = spec.input.WhichOneof("source")
         if source is None:
             raise InvalidRequest.of("spec.input", "name an upload, a URL or a subject")
-        if source == "nats_subject":
-            raise InvalidRequest.of("spec.input.nats_subject", "is not served yet; upload a file")
         if spec.stages:
             check_stages(spec)
-        await self._outside.check(spec)
+        await self._outside.check(self._store, spec)
         if spec.input.template:
             Template(spec.input.template)
         if source == "upload_id":

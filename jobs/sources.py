@@ -18,7 +18,7 @@ from sluice.errors import TransportUnavailable
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobRecord, UploadRecord
 from sluice.v1 import jobs_pb2
 from sluice.v1.inference_pb2 import PRIORITY_BULK, EmbedRequest, GenerateRequest
-from sluice.v1.jobs_pb2 import JobItemError, JobResult, JobSpec
+from sluice.v1.jobs_pb2 import Job, JobInput, JobItemError, JobResult, JobSpec
 from sluice.wire.patience import patiently
 
 Block = list[Entry | ItemOutcome]
@@ -41,12 +41,14 @@ class InputSource:
     """The lines of an upload. They are parsed in a thread, a block at a time.
 
     Attributes:
+        skipped: lines at the begin that are left out.
         chunks_read: chunks that were taken so far, of ``upload.chunks``.
     """
 
     store: JobStore
     record: JobRecord
     upload: UploadRecord
+    skipped: int = 0
     chunks_read: int = 0
 
     @property
@@ -71,15 +73,17 @@ class InputSource:
             reading.cancel()
 
     def _entries(self, loop: asyncio.AbstractEventLoop) -> Iterator[Entry | ItemOutcome]:
-        spec = self.record.job.spec
-        job, given = self.record.job.id, spec.input
-        template = Template(given.template) if given.template else None
-        format = _FORMATS.get(given.format) or Format.of_name(self.upload.name)
+        job, given = self.record.job, self.record.job.spec.input
         items = read_items(
-            self._chunks(loop), format, template, defaults_of(spec), id_field=given.id_field
+            self._chunks(loop),
+            _FORMATS.get(given.format) or Format.of_name(self.upload.name),
+            template_of(given),
+            defaults_of(job.spec),
+            id_field=given.id_field,
+            skipped=self.skipped,
         )
-        for index, one in enumerate(items):
-            yield entry_of(job, index, one, spec) if isinstance(one, Item) else bad_line(index, one)
+        for index, one in enumerate(items, self.skipped):
+            yield one_of(job, index, one)
 
     def _chunks(self, loop: asyncio.AbstractEventLoop) -> Iterator[bytes]:
         for number in range(self.upload.chunks):
@@ -105,6 +109,16 @@ def defaults_of(spec: JobSpec) -> GenerateRequest:
     request = GenerateRequest(model=spec.model, labels=spec.labels)
     request.sampling.CopyFrom(spec.sampling)
     return request
+
+
+def template_of(given: JobInput) -> Template | None:
+    """What makes the prompts of rows."""
+    return Template(given.template) if given.template else None
+
+
+def one_of(job: Job, index: int, one: Item | BadLine) -> Entry | ItemOutcome:
+    """What is at ``index`` of the input."""
+    return entry_of(job.id, index, one, job.spec) if isinstance(one, Item) else bad_line(index, one)
 
 
 def entry_of(job: str, index: int, item: Item, spec: JobSpec) -> Entry:

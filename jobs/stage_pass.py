@@ -24,7 +24,7 @@ from jobs.metrics import JobMetrics
 from jobs.results import OrderedLog
 from jobs.sources import Block
 from jobs.store import RETRY_AFTER_S, SEGMENT_BYTES_MAX, Fenced, JobStore
-from sluice.errors import SluiceError, TransportUnavailable
+from sluice.errors import InvalidRequest, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2 import RunResponse
 from sluice.internal.v1.job_pb2 import ItemOutcome, JobCheckpoint, JobRecord, JobSegment
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
@@ -65,6 +65,11 @@ class JobStops(Exception):
         super().__init__(message)
         self.code = code
         self.state = state
+
+
+def input_unreadable(error: InvalidRequest) -> JobStops:
+    """Its input cannot be read as things are."""
+    return JobStops("INPUT_UNREADABLE", f"{error.message}; then resume the job")
 
 
 @dataclass(frozen=True)
@@ -149,16 +154,24 @@ class StagePass:
         self._reasons = Counter(point.dead_by_reason)
         self.split_documents = point.split_documents
         self._complete = point.complete
+        self._bad = point.counts.bad_lines
         if not self._complete:
             await self._append([])
+
+    @property
+    def low_water(self) -> int:
+        """Every item before it has an outcome."""
+        return self._done.low_water
 
     @property
     def dead_by_reason(self) -> Counter[str]:
         """Dead letters of the pass by reason, less those of earlier rounds that have ended otherwise."""
         return self._reasons
 
-    async def run(self, blocks: AsyncIterator[Block]) -> None:
+    async def run(self, blocks: AsyncIterator[Block], skipped: int = 0) -> None:
         """Returns when every item has an outcome in the log. When it is stopped, it writes what has come back.
+
+        ``skipped``: items that ``blocks`` leave out; all have an outcome.
 
         Raises:
             JobStops: it needs a person.
@@ -167,6 +180,7 @@ class StagePass:
         """
         if self._complete:
             return
+        self.read = skipped
         await self._fill_cache()
         loops = [self._feed(blocks), self._send(), self._calls.run(), self._write()]
         tasks = [asyncio.ensure_future(loop) for loop in loops]
@@ -204,12 +218,11 @@ class StagePass:
     def _count(self, one: Entry | ItemOutcome) -> Entry | None:
         """``one`` when it is an item without an outcome."""
         self.read += 1
+        if one.place in self._done:
+            return None
         if isinstance(one, ItemOutcome):
             self._bad += one.result.error.reason in _BAD_LINES
-            if one.place not in self._done:
-                self._settle(one)
-            return None
-        if one.place in self._done:
+            self._settle(one)
             return None
         if one.earlier_reason:
             self._earlier_reasons[one.place] = one.earlier_reason

@@ -4,7 +4,7 @@
 |---|---|---|
 | bucket ``SLUICE_JOBS``, ``<job>`` | ``JobRecord`` | the API and the owner, each over the revision that it read |
 | bucket ``SLUICE_JOBS``, ``upload.<upload>`` | ``UploadRecord`` | whoever receives the file |
-| ``sluice.job_inputs.<upload>.<chunk>`` | bytes | the same |
+| ``sluice.job_inputs.<upload>.<chunk>`` | bytes, or ``MessageChunk`` | the same, or the owner of the job |
 | ``sluice.job_results.<job>.<stage>.<round>`` | ``JobSegment`` | the owner, each behind the last one it knows |
 """
 
@@ -15,11 +15,17 @@ from typing import Final
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import Header
+from nats.js.api import Header, RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
-from sluice.errors import JobUnknown, StorageFull, TransportUnavailable, UploadUnknown
-from sluice.internal.v1.job_pb2 import JobRecord, JobSegment, UploadRecord
+from sluice.errors import (
+    InvalidRequest,
+    JobUnknown,
+    StorageFull,
+    TransportUnavailable,
+    UploadUnknown,
+)
+from sluice.internal.v1.job_pb2 import JobRecord, JobSegment, MessageChunk, UploadRecord
 from sluice.settings import JobsSettings
 from sluice.wire import jetstream, subjects
 from sluice.wire.bucket import Bucket
@@ -33,6 +39,7 @@ SEGMENT_BYTES_MAX: Final = 768 * 1024
 """A segment is closed at this size; with the largest outcome it still fits into a message."""
 CHANGE_TRIES: Final = 20
 
+_NO_STREAM: Final = 10059
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 _FULL: Final = frozenset({10023, 10047, 10077, 10122})
 """JetStream's codes for: insufficient resources, storage, maximum bytes of a stream, no space."""
@@ -161,20 +168,64 @@ class JobStore:
             raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
         return found.data or b""
 
+    # Messages of the operator's streams.
+
+    async def read_messages(self, upload: str, number: int) -> MessageChunk | None:
+        """A chunk of an input from NATS; None while there is none."""
+        found = await self._get(subjects.JOB_INPUTS_STREAM, subjects.job_input(upload, number))
+        return None if found is None else unpack(MessageChunk, found.data or b"")
+
+    async def write_messages(self, upload: str, number: int, chunk: MessageChunk) -> None:
+        """Stores the next chunk of an input from NATS.
+
+        Raises:
+            Fenced: another process has stored one.
+        """
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
+        await self._publish(subjects.job_input(upload, number), pack(chunk), headers)
+
+    async def read_message(
+        self, stream: str, subject: str, sequence: int
+    ) -> tuple[bytes, int] | None:
+        """The first message of ``subject`` at ``sequence`` or behind it, with its own; None while there is none.
+
+        Raises:
+            InvalidRequest: there is no such stream.
+        """
+        found = await self._get(stream, subject, sequence)
+        if found is None:
+            return None
+        assert found.seq is not None, "stored messages have one"
+        return found.data or b"", found.seq
+
+    async def _get(
+        self, stream: str, subject: str, sequence: int | None = None
+    ) -> RawStreamMsg | None:
+        """Not by direct get, which another server of a cluster may answer with less than there is."""
+        try:
+            if sequence is None:
+                return await self._js.get_last_msg(stream, subject)
+            return await self._js.get_msg(stream, seq=sequence, subject=subject, next=True)
+        except NotFoundError as error:
+            if error.err_code == _NO_STREAM:
+                raise InvalidRequest.of(
+                    "spec.input.nats_subject",
+                    f"there is no stream {stream} in JetStream: create it, or mend jobs.input_streams",
+                ) from None
+            return None
+        except (TimeoutError, NatsError) as error:
+            what = f"stream {stream} does not answer ({type(error).__name__})"
+            raise _unavailable(what) from error
+
     # Results.
 
     async def last_segment(self, job: str, stage: int, round_: int) -> tuple[JobSegment, int]:
-        """The last segment of a pass with its sequence; an empty one and 0 when there is none.
-
-        Not by direct get, which another server of a cluster may answer with an older one.
-        """
-        subject = subjects.job_results(job, stage, round_)
-        try:
-            found = await self._js.get_last_msg(subjects.JOB_RESULTS_STREAM, subject)
-        except NotFoundError:
+        """The last segment of a pass with its sequence; an empty one and 0 when there is none."""
+        found = await self._get(
+            subjects.JOB_RESULTS_STREAM, subjects.job_results(job, stage, round_)
+        )
+        if found is None:
             return JobSegment(), 0
-        except (TimeoutError, NatsError) as error:
-            raise _unavailable(f"JetStream does not answer ({type(error).__name__})") from error
         assert found.seq is not None, "stored messages have one"
         return unpack(JobSegment, found.data or b""), found.seq
 

@@ -11,12 +11,20 @@ from urllib.parse import urlsplit
 
 from jobs import webhooks
 from jobs.input.urls import check_url, read_url
+from jobs.messages import Streams, stream_of
 from jobs.outbound import Outbound
 from jobs.store import CHUNK_BYTES, JobStore, new_upload_id
 from sluice.internal.v1.job_pb2 import UploadRecord
 from sluice.settings import JobsSettings
 from sluice.v1.jobs_pb2 import JobSpec
 from sluice.wire.clock import unix_ms
+
+
+async def begin_messages(store: JobStore, tenant: str) -> str:
+    """The id of an upload for messages, which is never complete: no other job can name it as its file."""
+    upload = new_upload_id()
+    await store.write_upload(upload, UploadRecord(tenant=tenant, create_unix_ms=unix_ms()))
+    return upload
 
 
 class NewUpload:
@@ -77,23 +85,29 @@ class Outside:
     Attributes:
         prefixes: of URLs that are inputs.
         outbound: opens HTTP.
+        streams: of JetStream, and of each the subjects that are inputs.
     """
 
     prefixes: tuple[str, ...]
     outbound: Outbound
+    streams: Streams
 
     @classmethod
     def of(cls, settings: JobsSettings) -> "Outside":
         """As the operator lists it."""
-        return cls(tuple(settings.input_prefixes), Outbound(settings.private_hosts))
+        private = Outbound(settings.private_hosts)
+        return cls(tuple(settings.input_prefixes), private, settings.input_streams)
 
-    async def check(self, spec: JobSpec) -> None:
-        """Checks the URLs of a new job.
+    async def check(self, store: JobStore, spec: JobSpec) -> None:
+        """Checks the URLs and the subject of a new job.
 
         Raises:
             InvalidRequest: one may not be opened; the message says what to do.
-            TransportUnavailable: the name of a webhook cannot be resolved now.
+            TransportUnavailable: the name of a webhook cannot be resolved now, or JetStream does not answer.
         """
+        if spec.input.WhichOneof("source") == "nats_subject":
+            stream = stream_of(spec.input, self.streams)
+            await store.read_message(stream, spec.input.nats_subject, 1)
         if spec.input.WhichOneof("source") == "url":
             check_url(spec.input.url, self.prefixes)
         if spec.webhook.url:

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -45,6 +45,7 @@ class NatsConfig:
         monitor: host and port of its monitoring over HTTP, if it has any.
         tls: folder of its certificate; None: it asks for no credentials.
         users: by the process in a certificate, the kind and id whose permissions it has.
+        input_streams: of the operator, whose messages are inputs of jobs.
     """
 
     port: int
@@ -52,6 +53,7 @@ class NatsConfig:
     monitor: str | None = None
     tls: Path | None = None
     users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    input_streams: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -150,10 +152,11 @@ async def prepare_streams(settings: Settings) -> None:
         await disconnect(client)
 
 
-def render_users(users: Mapping[str, tuple[str, str]]) -> str:
+def render_users(users: Mapping[str, tuple[str, str]], input_streams: Iterable[str] = ()) -> str:
     """The section of nats-server's configuration that gives each certificate its permissions."""
+    streams = tuple(input_streams)
     entries = [
-        {"user": identity(process), "permissions": _allowed(*rights)}
+        {"user": identity(process), "permissions": _allowed(*rights, streams)}
         for process, rights in users.items()
     ]
     return f"authorization: {json.dumps({'users': entries}, indent=2)}\n"
@@ -171,8 +174,8 @@ def render_tls(folder: Path) -> str:
     return f"tls: {json.dumps(files, indent=2)}\n"
 
 
-def _allowed(kind: str, process: str) -> dict[str, object]:
-    rights = permissions(kind, process)
+def _allowed(kind: str, process: str, input_streams: tuple[str, ...]) -> dict[str, object]:
+    rights = permissions(kind, process, input_streams)
     return {
         "publish": {"allow": rights.publish},
         "subscribe": {"allow": rights.subscribe},
@@ -180,7 +183,9 @@ def _allowed(kind: str, process: str) -> dict[str, object]:
 
 
 def _render(config: NatsConfig) -> str:
-    secured = "" if config.tls is None else render_tls(config.tls) + render_users(config.users)
+    secured = ""
+    if config.tls is not None:
+        secured = render_tls(config.tls) + render_users(config.users, config.input_streams)
     monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"
     return (
         'server_name: "sluice"\n'

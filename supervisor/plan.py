@@ -463,7 +463,8 @@ def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConf
     find_nats_server()
     port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
     page = _own_page("nats", settings.telemetry.prometheus.nats, taken)
-    return NatsConfig(port=port, store=state.nats, monitor=page)
+    streams = tuple(settings.jobs.input_streams)
+    return NatsConfig(port=port, store=state.nats, monitor=page, input_streams=streams)
 
 
 def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple[TritonConfig, ...]:

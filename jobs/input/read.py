@@ -62,6 +62,7 @@ def read_items(
     *,
     id_field: str = "",
     line_bytes_max: int = LINE_BYTES_MAX,
+    skipped: int = 0,
 ) -> Iterator[Item | BadLine]:
     """The items of an input and the lines that are none, in order, read as they are taken.
 
@@ -73,80 +74,69 @@ def read_items(
             conversation.
         id_field: names an item; empty: "custom_id" or "id", without either the number of the line does.
         line_bytes_max: a longer line is a bad one.
+        skipped: of so many at the begin only the ids are read, for duplicates that come later.
 
     Raises:
         InputInvalid: it cannot be read on: an unknown format, a missing column, damaged bytes, nothing in it. What
             `chunks` raises passes through.
     """
     opened = stream.opened(chunks)
-    reader = _Reader(
-        opened,
-        template,
-        defaults or pb.GenerateRequest(),
-        (id_field,) if id_field else ID_FIELDS,
-        line_bytes_max,
-    )
-    seen, line = SeenIds(), 0
+    parser = ItemParser(template, defaults, id_field, line_bytes_max, skipped)
+    reader, line = _Reader(opened, parser), 0
     try:
         for one in reader.entries(format):
             line = one.line
-            if isinstance(one, BadLine) or seen.add(one.custom_id):
-                yield one
-            else:
-                reason = f"custom_id: {one.custom_id!r} is that of an earlier line"
-                yield BadLine(line, one.custom_id, reason, DUPLICATE)
+            if (once := parser.once(one)) is not None:
+                yield once
     except stream.damaged_errors(opened) as error:
         raise InputInvalid(f"the compressed input is damaged after line {line}: {error}") from error
     if not line:
         raise InputInvalid("the input is empty: it has no items")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    opened: BinaryIO
-    template: Template | None
-    defaults: pb.GenerateRequest
-    id_fields: tuple[str, ...]
-    line_bytes_max: int
+class ItemParser:
+    """What the lines and rows of one input are, one after the other. Arguments as those of `read_items`."""
 
-    def entries(self, format: Format) -> Iterator[Item | BadLine]:
-        match _detected(self.opened) if format is Format.AUTO else format:
-            case Format.CSV:
-                return self._of_rows(
-                    tables.csv_rows(self.opened, self._of_table, self.line_bytes_max)
-                )
-            case Format.PARQUET:
-                return self._of_rows(
-                    tables.parquet_rows(self.opened, self._of_table, self.id_fields)
-                )
-            case Format.TEXT:
-                return self._of_lines(self._of_text)
-            case _:
-                return self._of_lines(self._of_json)
+    def __init__(
+        self,
+        template: Template | None,
+        defaults: pb.GenerateRequest | None,
+        id_field: str = "",
+        line_bytes_max: int = LINE_BYTES_MAX,
+        skipped: int = 0,
+    ) -> None:
+        self.template = template
+        self.line_bytes_max = line_bytes_max
+        self._defaults = defaults or pb.GenerateRequest()
+        self.id_fields = (id_field,) if id_field else ID_FIELDS
+        self._skipped = skipped
+        self._seen = SeenIds()
 
     @property
-    def _of_table(self) -> Template:
+    def of_table(self) -> Template:
+        """The template of tables."""
         return self.template or tables.PROMPT
 
-    def _of_rows(self, rows: Iterator[tables.Row]) -> Iterator[Item | BadLine]:
-        for number, row in rows:
-            if isinstance(row, str):
-                yield BadLine(number, None, row)
-            else:
-                yield self._item(number, row, self._of_table)
+    def once(self, one: Item | BadLine) -> Item | BadLine | None:
+        """``one``, which is a bad line when its id came before; None when it is skipped. Called for each in order."""
+        fresh = one.custom_id is None or self._seen.add(one.custom_id)
+        if self._skipped:
+            self._skipped -= 1
+            return None
+        if fresh or isinstance(one, BadLine):
+            return one
+        reason = f"custom_id: {one.custom_id!r} is that of an earlier line"
+        return BadLine(one.line, one.custom_id, reason, DUPLICATE)
 
-    def _of_lines(self, of_line: _OfLine) -> Iterator[Item | BadLine]:
-        for number, line in stream.lines(self.opened, self.line_bytes_max):
-            if line is None:
-                yield BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
-            elif line.strip(_SPACE):
-                yield of_line(number, line)
-
-    def _of_text(self, number: int, line: bytes) -> Item | BadLine:
+    def of_text(self, number: int, line: bytes) -> Item | BadLine:
+        """Of a line that is a prompt."""
         row = {"prompt": line.decode("utf-8", "surrogateescape").strip()}
-        return self._item(number, row, tables.PROMPT)
+        return self.of_row(number, row, tables.PROMPT)
 
-    def _of_json(self, number: int, line: bytes) -> Item | BadLine:
+    def of_json(self, number: int, line: bytes) -> Item | BadLine:
+        """Of a line that should be an object."""
+        if len(line) > self.line_bytes_max:
+            return self.too_long(number)
         try:
             value = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
         except UnicodeDecodeError:
@@ -155,22 +145,29 @@ class _Reader:
             return BadLine(number, None, f"is not JSON: {error}")
         if not isinstance(value, dict):
             return BadLine(number, None, "is no JSON object")
-        return self._item(number, value, self.template)
+        return self.of_row(number, value, self.template)
 
-    def _item(
+    def too_long(self, number: int) -> BadLine:
+        """Of a line with too many bytes."""
+        return BadLine(number, None, f"is longer than {self.line_bytes_max} bytes")
+
+    def of_row(
         self, number: int, row: Mapping[str, Any], template: Template | None
     ) -> Item | BadLine:
+        """Of fields by name."""
         custom_id = None
         request: Request
         try:
             custom_id, rest = self._id_of(row, number)
+            if self._skipped:
+                return Item(custom_id, number, self._defaults)
             if template is not None:
-                request = requests.with_prompt(_rendered(template, row), self.defaults)
+                request = requests.with_prompt(_rendered(template, row), self._defaults)
             elif "body" in rest or "url" in rest:
-                request = _of_openai(rest, self.defaults)
+                request = _of_openai(rest, self._defaults)
                 return Item(custom_id, number, request, "POST", rest["url"])
             else:
-                request = requests.request_of_plain(rest, self.defaults)
+                request = requests.request_of_plain(rest, self._defaults)
         except BadField as error:
             return BadLine(number, custom_id, str(error))
         return Item(custom_id, number, request)
@@ -186,6 +183,41 @@ class _Reader:
         if not 0 < len(custom_id) <= ID_CHARS_MAX or not custom_id.isprintable():
             raise BadField(f"custom_id: is not 1 to {ID_CHARS_MAX} printable characters")
         return custom_id, rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    opened: BinaryIO
+    parser: ItemParser
+
+    def entries(self, format: Format) -> Iterator[Item | BadLine]:
+        parser = self.parser
+        match _detected(self.opened) if format is Format.AUTO else format:
+            case Format.CSV:
+                rows = tables.csv_rows(self.opened, parser.of_table, parser.line_bytes_max)
+                return self._of_rows(rows)
+            case Format.PARQUET:
+                return self._of_rows(
+                    tables.parquet_rows(self.opened, parser.of_table, parser.id_fields)
+                )
+            case Format.TEXT:
+                return self._of_lines(parser.of_text)
+            case _:
+                return self._of_lines(parser.of_json)
+
+    def _of_rows(self, rows: Iterator[tables.Row]) -> Iterator[Item | BadLine]:
+        for number, row in rows:
+            if isinstance(row, str):
+                yield BadLine(number, None, row)
+            else:
+                yield self.parser.of_row(number, row, self.parser.of_table)
+
+    def _of_lines(self, of_line: _OfLine) -> Iterator[Item | BadLine]:
+        for number, line in stream.lines(self.opened, self.parser.line_bytes_max):
+            if line is None:
+                yield self.parser.too_long(number)
+            elif line.strip(_SPACE):
+                yield of_line(number, line)
 
 
 def _of_openai(line: Mapping[str, Any], defaults: pb.GenerateRequest) -> Request:

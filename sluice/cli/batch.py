@@ -12,9 +12,12 @@ import typer
 from sluice.cli import batch_view, options, output
 from sluice.cli.batch_files import OutFile, check_input, opened, pieces
 from sluice.cli.batch_options import (
+    FromSequence,
     IdField,
+    Idle,
     InputTemplate,
     MapTemplate,
+    Messages,
     Out,
     Overlap,
     ReduceTemplate,
@@ -48,6 +51,7 @@ MaxDead = Annotated[
 ]
 _SECRET_VARIABLE: Final = "SLUICE_WEBHOOK_SECRET"
 _REMOTE: Final = "://"
+_NATS: Final = "nats://"
 
 
 @batch.command()
@@ -59,7 +63,7 @@ def submit(
         typer.Argument(
             metavar="IN",
             show_default=False,
-            help="A file, which is uploaded, or a URL that the mesh opens itself (s3://bucket/file).",
+            help="A file, which is uploaded, or a URL that the mesh opens itself: s3://bucket/file, nats://SUBJECT.",
         ),
     ],
     chosen: GenerateOptions,
@@ -69,6 +73,9 @@ def submit(
     format: Annotated[FormatName, typer.Option(help="How the input is written.")] = "auto",
     template: InputTemplate = None,
     id_field: IdField = "",
+    messages: Messages = 0,
+    idle: Idle = 0.0,
+    from_sequence: FromSequence = 0,
     split: Split = 0,
     overlap: Overlap = 0,
     map_template: MapTemplate = "",
@@ -128,6 +135,7 @@ def submit(
     if webhook:
         spec.webhook.url, spec.webhook.secret = webhook, os.environ.get(_SECRET_VARIABLE, "")
     local = _set_source(spec.input, source)
+    _set_end(spec.input, messages, idle, from_sequence)
     if local is not None:
         check_input(local)
     with Client(address, tenant=tenant) as client, opened(out) as file:
@@ -332,11 +340,23 @@ def delete(
 
 def _set_source(where: pb.JobInput, source: str) -> Path | None:
     """Says where the input is; the path of a file that is to be uploaded."""
-    if _REMOTE in source:
+    if source.startswith(_NATS):
+        where.nats_subject = source.removeprefix(_NATS)
+    elif _REMOTE in source:
         where.url = source
     else:
         return Path(source)
     return None
+
+
+def _set_end(where: pb.JobInput, messages: int, idle_s: float, first: int) -> None:
+    """Says where the messages of a subject begin and end."""
+    if not where.nats_subject and (messages or idle_s or first):
+        message = "--messages, --idle and --from-sequence are for nats://SUBJECT"
+        raise typer.BadParameter(message, param_hint="IN")
+    where.nats_message_count, where.nats_start_sequence = messages, first
+    if idle_s:
+        where.nats_idle.CopyFrom(duration(idle_s * 1e3))
 
 
 def _stages(split: int, overlap: int, map_: str, reduce: str) -> list[pb.JobStage]:

@@ -50,3 +50,21 @@ Reuse = Annotated[
 IdField = Annotated[
     str, typer.Option(metavar="NAME", help='The column that names an item.  [default: "id"]')
 ]
+Messages = Annotated[
+    int,
+    typer.Option(min=0, help="Of nats://SUBJECT: the input ends after so many.  [default: no end]"),
+]
+Idle = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="Of nats://SUBJECT: the input ends when none came for so long.  [default: no end]",
+    ),
+]
+FromSequence = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Of nats://SUBJECT: of the first message in its stream.  [default: the first]"
+    ),
+]

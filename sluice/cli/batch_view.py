@@ -42,6 +42,7 @@ def job_object(job: pb.Job) -> dict[str, Any]:
         **{name: ms_of(getattr(job, name)) / 1e3 for name in _TIMES if job.HasField(name)},
         "report": _plain(job.report) if job.HasField("report") else None,
         "runner": job.runner,
+        "nats_last_sequence": job.nats_last_sequence,
     }
 
 
@@ -93,11 +94,16 @@ def show(job: pb.Job) -> None:
         print(
             f"{progress.deduplicated} items were identical to others: {progress.saved_tokens} tokens saved"
         )
+    if progress.cached_prompt_tokens:
+        share = progress.cached_prompt_tokens / progress.prompt_tokens
+        print(f"{share:.0%} of the tokens of prompts were found in the prefix cache")
     report = job.report
     if report.HasField("workers_busy_share"):
         print(
             f"workers were busy {report.workers_busy_share:.0%} of the time, padding share {report.padding_share:.0%}"
         )
+    if job.nats_last_sequence:
+        print(f"the last message read has the sequence {job.nats_last_sequence}")
     if job.reason:
         print(f"{job.reason_code}: {job.reason}")
 

@@ -75,6 +75,12 @@ def nats(
     tls_folder: Annotated[
         Path, typer.Option(help="Where nats-server finds its tls.crt, tls.key and ca.crt.")
     ],
+    input_stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STREAM", help="One of jobs.input_streams, which jobs read; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Print the part of nats-server's configuration that asks for certificates, and says what each process may do.
 
@@ -83,7 +89,8 @@ def nats(
     from sluice.wire.permissions import KINDS
     from supervisor.nats import render_tls, render_users
 
-    print(render_tls(tls_folder) + render_users({kind: (kind, "*") for kind in KINDS}), end="")
+    users = {kind: (kind, "*") for kind in KINDS}
+    print(render_tls(tls_folder) + render_users(users, input_stream or ()), end="")
 
 
 def _authority(folder: Path | None, state_dir: Path | None) -> "Authority":

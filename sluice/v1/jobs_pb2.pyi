@@ -212,6 +212,9 @@ class JobInput(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     TEMPLATE_FIELD_NUMBER: _builtins.int
     ID_FIELD_FIELD_NUMBER: _builtins.int
+    NATS_START_SEQUENCE_FIELD_NUMBER: _builtins.int
+    NATS_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    NATS_IDLE_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Of UploadInputResponse."""
     url: _builtins.str
@@ -219,7 +222,9 @@ class JobInput(_message.Message):
     read once, when the job begins, into the store of the mesh.
     """
     nats_subject: _builtins.str
-    """A subject of NATS; every message is a line. An empty message ends the input."""
+    """A subject, which may have wildcards, in a stream of JetStream that the operator lists: each message is a line of
+    JSON. The input ends with an empty message, or as nats_message_count and nats_idle say.
+    """
     format: Global___JobInputFormat.ValueType
     """How the bytes are to be read; unspecified: by the name, else by the first bytes."""
     template: _builtins.str
@@ -228,6 +233,14 @@ class JobInput(_message.Message):
     """
     id_field: _builtins.str
     """The column or field that names an item, empty: "id", and where there is none the number of the line."""
+    nats_start_sequence: _builtins.int
+    """Of nats_subject: the sequence in the stream of the first message that may be one; 0: the first that the stream has."""
+    nats_message_count: _builtins.int
+    """Of nats_subject: the input ends after so many messages; 0: no such end."""
+    @_builtins.property
+    def nats_idle(self) -> _duration_pb2.Duration:
+        """Of nats_subject: the input ends when no message came for so long; unset: no such end."""
+
     def __init__(
         self,
         *,
@@ -237,10 +250,13 @@ class JobInput(_message.Message):
         format: Global___JobInputFormat.ValueType = ...,
         template: _builtins.str = ...,
         id_field: _builtins.str = ...,
+        nats_start_sequence: _builtins.int = ...,
+        nats_message_count: _builtins.int = ...,
+        nats_idle: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["nats_subject", b"nats_subject", "source", b"source", "upload_id", b"upload_id", "url", b"url"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["nats_idle", b"nats_idle", "nats_subject", b"nats_subject", "source", b"source", "upload_id", b"upload_id", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "id_field", b"id_field", "nats_subject", b"nats_subject", "source", b"source", "template", b"template", "upload_id", b"upload_id", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "id_field", b"id_field", "nats_idle", b"nats_idle", "nats_message_count", b"nats_message_count", "nats_start_sequence", b"nats_start_sequence", "nats_subject", b"nats_subject", "source", b"source", "template", b"template", "upload_id", b"upload_id", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["upload_id", "url", "nats_subject"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
@@ -458,6 +474,7 @@ class Job(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RUNNER_FIELD_NUMBER: _builtins.int
+    NATS_LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Names it."""
     state: Global___JobState.ValueType
@@ -470,6 +487,10 @@ class Job(_message.Message):
     """Its owner."""
     runner: _builtins.str
     """The process that runs it; empty: none does."""
+    nats_last_sequence: _builtins.int
+    """Of an input from a subject of NATS: the sequence in the stream of the last message that was read. A job that goes on
+    behind this one begins at the next.
+    """
     @_builtins.property
     def spec(self) -> Global___JobSpec:
         """What it shall do."""
@@ -509,10 +530,11 @@ class Job(_message.Message):
         report: Global___JobReport | None = ...,
         tenant: _builtins.str = ...,
         runner: _builtins.str = ...,
+        nats_last_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "report", b"report", "spec", b"spec", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "id", b"id", "progress", b"progress", "reason", b"reason", "reason_code", b"reason_code", "report", b"report", "runner", b"runner", "spec", b"spec", "start_time", b"start_time", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "id", b"id", "nats_last_sequence", b"nats_last_sequence", "progress", b"progress", "reason", b"reason", "reason_code", b"reason_code", "report", b"report", "runner", b"runner", "spec", b"spec", "start_time", b"start_time", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,10 +40,15 @@ def inbox(kind: str, process: str) -> str:
     return f"_INBOX.{kind}.{process}"
 
 
-def permissions(kind: str, process: str) -> Permissions:
-    """What the process of ``kind`` with the id ``process`` may do."""
+def permissions(kind: str, process: str, input_streams: Iterable[str] = ()) -> Permissions:
+    """What the process of ``kind`` with the id ``process`` may do.
+
+    ``input_streams``: the operator's own, whose messages `jobs` may read.
+    """
     rule = _RULES[kind](process)
-    return Permissions(rule.publish, (*rule.subscribe, f"{inbox(kind, process)}.>"))
+    inputs = _each(input_streams, _get) if kind == JOBS else ()
+    subscribe = (*rule.subscribe, f"{inbox(kind, process)}.>")
+    return Permissions((*rule.publish, *inputs), subscribe)
 
 
 def _gateway(process: str) -> Permissions:
@@ -166,6 +171,10 @@ def _change(stream: str) -> tuple[str, ...]:
 
 def _remove(stream: str) -> tuple[str, ...]:
     return (f"{_API}.STREAM.PURGE.{stream}", f"{_API}.STREAM.MSG.DELETE.{stream}")
+
+
+def _get(stream: str) -> tuple[str, ...]:
+    return (f"{_API}.STREAM.MSG.GET.{stream}",)
 
 
 def _read(stream: str) -> tuple[str, ...]:

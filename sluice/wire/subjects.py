@@ -29,7 +29,7 @@
 | ``$KV.SLUICE_DRAINS.workers`` | gateway, batchers (JetStream) | ``DrainRecord`` |
 | ``$KV.SLUICE_JOBS.<job>`` | `jobs`, `jobs` (JetStream) | ``JobRecord`` |
 | ``$KV.SLUICE_JOBS.upload.<upload>`` | `jobs`, `jobs` (JetStream) | ``UploadRecord`` |
-| ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file |
+| ``sluice.job_inputs.<upload>.<chunk>`` | `jobs`, `jobs` (JetStream) | bytes of a file, or ``MessageChunk`` |
 | ``sluice.job_results.<job>.<stage>.<round>`` | `jobs`, `jobs` (JetStream) | ``JobSegment`` |
 | ``$KV.SLUICE_API_KEYS.<id>`` | `sluice keys`, gateways (JetStream) | ``ApiKeyRecord`` |
 | ``$KV.SLUICE_SECRETS.<name>`` | gateway or `jobs`, gateways and `jobs` (JetStream) | ``google.protobuf.StringValue`` |
@@ -256,6 +256,29 @@ def outcomes_of(tenant: str) -> str:
 def outcome_grades_of(tenant: str) -> str:
     """Matches every `outcome_grade` of a tenant."""
     return f"{OUTCOMES}.{_token(tenant)}.*.grade"
+
+
+def is_pattern(subject: str) -> bool:
+    """Whether one may subscribe to ``subject``: tokens with dots between them, of which some may be wildcards."""
+    *before, last = tokens = subject.split(".")
+    plain = all(
+        token and token.isprintable() and not set(token) & set(" *>")
+        for token in tokens
+        if token not in ("*", ">")
+    )
+    return plain and last != "" and ">" not in before
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether ``pattern`` matches all that ``subject`` does; both may have wildcards."""
+    tokens = subject.split(".")
+    wanted = pattern.split(".")
+    for place, token in enumerate(wanted):
+        if token == ">":
+            return len(tokens) > place
+        if place == len(tokens) or tokens[place] == ">" or token not in ("*", tokens[place]):
+            return False
+    return len(tokens) == len(wanted)
 
 
 def job_input(upload: str, chunk: int) -> str:

@@ -69,13 +69,19 @@ async def test_an_input_that_cannot_be_read_pauses_its_job(
             },
             "private",
         ),
-        ({"input": pb.JobInput(nats_subject="a.b")}, "not served yet"),
+        ({"input": pb.JobInput(nats_subject="a.b")}, "jobs.input_streams"),
+        ({"input": pb.JobInput(nats_subject="a..b")}, "no subject"),
+        ({"input": pb.JobInput(nats_subject="lost.a")}, "no stream LOST"),
+        (
+            {"input": pb.JobInput(nats_subject="lost.a", format=pb.JOB_INPUT_FORMAT_CSV)},
+            "lines of JSON",
+        ),
     ],
 )
 async def test_what_may_not_be_reached_is_told_when_the_job_is_created(
     processes: Processes, spec: dict[str, Any], said: str
 ) -> None:
-    await processes.start(input_prefixes=["file:///data"])
+    await processes.start(input_prefixes=["file:///data"], input_streams={"LOST": ["lost.>"]})
     with pytest.raises(InvalidRequest, match=said):
         await create(processes, **spec)
 

@@ -40,7 +40,7 @@ class JobRecord(_message.Message):
     fingerprint: _builtins.bytes
     """Hash of the specification, with an idempotency key: of the bytes of its upload, and without its deadline."""
     upload_id: _builtins.str
-    """The upload with its items; empty while a URL or a subject has not been read."""
+    """The upload with its items; empty while a URL has not been read, or a subject not begun."""
     round: _builtins.int
     """Retries of dead letters so far."""
     stage: _builtins.int
@@ -172,6 +172,42 @@ class UploadRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UploadRecord: _TypeAlias = UploadRecord  # noqa: Y015
+
+@_typing.final
+class MessageChunk(_message.Message):
+    """The next messages of an input from NATS, in the place of a chunk of a file. It is accepted only where there is none yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """How many the input has with these."""
+    sequence: _builtins.int
+    """The sequence in their stream of the last one that was read."""
+    ended: _builtins.bool
+    """Whether there are no more."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Each is a line."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[_builtins.bytes] | None = ...,
+        count: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "ended", b"ended", "messages", b"messages", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageChunk: _TypeAlias = MessageChunk  # noqa: Y015
 
 @_typing.final
 class JobSegment(_message.Message):

@@ -376,3 +376,12 @@ def test_a_line_of_openai_embeddings_becomes_a_request() -> None:
 )
 def test_what_embeddings_of_a_job_have_not_is_named(body: dict[str, Any], named: str) -> None:
     assert named in bad(chat(body, "/v1/embeddings")).reason
+
+
+def test_of_what_is_skipped_only_the_ids_are_read() -> None:
+    rows = [{"id": one, "prompt": one} for one in "acab"]
+    data = jsonl(rows[0], {"id": "b", "promp": "no item"}, *rows[1:])
+    rest = read(data, skipped=2)
+
+    assert rest == read(data)[2:]
+    assert [one.custom_id for one in rest if isinstance(one, BadLine)] == ["a", "b"]

@@ -69,6 +69,19 @@ async def test_what_the_mesh_reads_itself_is_named(cli: Cli) -> None:
     assert jobs.created[0].spec.input == pb.JobInput(url="s3://bucket/in.csv")
 
 
+async def test_messages_of_a_subject_are_an_input(cli: Cli, source: Path) -> None:
+    ends = ("--messages", "9", "--idle", "1.5", "--from-sequence", "4")
+    async with ScriptedJobs().serve() as jobs:
+        ran = await cli("batch", "submit", "nats://a.*.b", *ends, "--address", jobs.address)
+        of_file = await cli("batch", "submit", str(source), *ends, "--address", jobs.address)
+    assert ran.code == 0
+    given = pb.JobInput(nats_subject="a.*.b", nats_message_count=9, nats_start_sequence=4)
+    given.nats_idle.FromMilliseconds(1500)
+    assert jobs.created[0].spec.input == given
+    assert of_file.code != 0
+    assert "nats://SUBJECT" in of_file.err
+
+
 async def test_watch_shows_the_progress_and_out_gets_the_results(
     cli: Cli, source: Path, tmp_path: Path
 ) -> None:

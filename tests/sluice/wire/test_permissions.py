@@ -117,6 +117,13 @@ def test_every_stream_belongs_to_a_process() -> None:
     } == set()
 
 
+def test_jobs_read_the_streams_that_the_operator_lists_and_no_others() -> None:
+    right = "$JS.API.STREAM.MSG.GET.PROMPTS"
+    assert right in permissions(JOBS, "j1", ["PROMPTS"]).publish
+    assert right not in permissions(JOBS, "j1").publish
+    assert right not in permissions(BATCHER, "b1", ["PROMPTS"]).publish
+
+
 @dataclass
 class Mesh:
     """Connections by process, and what the server has said to each."""

@@ -36,3 +36,34 @@ def test_every_task_subject_is_in_the_stream_and_has_its_consumer() -> None:
     config = jetstream.tasks_consumer("small", "t", NatsSettings(tasks_max_age_s=60, replicas=3))
     assert config.filter_subject == subjects.queued_tasks("small", "t")
     assert (config.inactive_threshold, config.num_replicas) == (60, 3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "whether"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a.*.c", True),
+        ("a.>", "a.>", True),
+        (">", "a", True),
+        ("a.>", "a", False),
+        ("a.*", "a.>", False),
+        ("a.b", "a.*", False),
+        ("a.*", "a.b.c", False),
+        ("a.b.c", "a.b", False),
+        ("a.b", "b.b", False),
+    ],
+)
+def test_a_pattern_covers_what_it_matches_all_of(pattern: str, subject: str, whether: bool) -> None:
+    assert subjects.covers(pattern, subject) is whether
+
+
+@pytest.mark.parametrize("subject", ["a", "a.*.c", "a.>", ">", "*", "prompts.Été"])
+def test_subjects_may_have_wildcards(subject: str) -> None:
+    assert subjects.is_pattern(subject)
+
+
+@pytest.mark.parametrize("subject", ["", "a.", ".a", "a..b", "a.>.b", "a>", "a*.b", "a b", "a\tb"])
+def test_what_is_no_subject(subject: str) -> None:
+    assert not subjects.is_pattern(subject)
