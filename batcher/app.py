@@ -19,6 +19,7 @@ from batcher.gateways import Gateways, Reporter
 from batcher.metrics import BatcherMetrics
 from batcher.model_loop import ModelLoop, Process
 from batcher.spans import RowSpans
+from sluice.background import BackgroundTasks
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.settings import ModelSettings, Settings, SettingsError
 from sluice.settings.reload import refuse_changes, reloading
@@ -76,7 +77,7 @@ class Batcher:
         self._reporter = Reporter(nats_client, batcher, self._report)
         self._drains = Drains(nats_client, settings.nats.replicas, self._on_drains)
         self._drained: Drained = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering = BackgroundTasks()
         self._process = Process(
             nats_client,
             batcher,
@@ -136,9 +137,7 @@ class Batcher:
             )
         ]
         if unknown and not broadcast:
-            answering = asyncio.ensure_future(self._gateways.send_unknown(message.gateway, unknown))
-            self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+            self._answering.spawn(self._gateways.send_unknown(message.gateway, unknown))
 
     def on_report(self, report: control_pb2.BatcherReport) -> None:
         """Another batcher has other work: our share of the workers may have changed."""

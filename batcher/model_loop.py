@@ -12,10 +12,10 @@ gateways send it again.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from nats.aio.client import Client
@@ -31,6 +31,7 @@ from batcher.jetstream.inbox import Inbox
 from batcher.metrics import BatcherMetrics
 from batcher.spans import RowSpans
 from batcher.workers.worker import Fleet, name_of
+from sluice.background import BackgroundTasks
 from sluice.errors import EngineFailed, Overloaded
 from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2, worker_pb2
 from sluice.settings import ModelSettings, Settings
@@ -99,7 +100,7 @@ class ModelLoop:
         )
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = BackgroundTasks(self._on_fault)
         self._pulling: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
 
@@ -136,8 +137,7 @@ class ModelLoop:
 
     async def close(self) -> None:
         """Waits a bounded time for dead letters; closes the connections to the workers."""
-        if self._chores:
-            await asyncio.wait(self._chores, timeout=CLOSE_S)
+        await self._chores.settle(CLOSE_S)
         await self._fleet.close()
 
     def change(self, settings: Settings) -> None:
@@ -197,8 +197,8 @@ class ModelLoop:
             row.final = frame_pb2.Final(
                 end=frame_pb2.ROW_END_FAILED, error=_failure("the batcher cannot take the request")
             )
-            self._spawn(self._process.gateways.send([(row.task.gateway, final_frame(row))]))
-            self._spawn(self._bury(row))
+            self._chores.spawn(self._process.gateways.send([(row.task.gateway, final_frame(row))]))
+            self._chores.spawn(self._bury(row))
             raise
 
     def on_cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
@@ -301,10 +301,10 @@ class ModelLoop:
             batch = formed.message(process.batcher, rows, time.monotonic())
             self._fleet.send(formed.batch.worker, batch, own)
         if effects.cancels:
-            self._spawn(self._fleet.cancel(effects.cancels))
+            self._chores.spawn(self._fleet.cancel(effects.cancels))
         for row in effects.dead:
             process.metrics.buried(row)
-            self._spawn(self._bury(row))
+            self._chores.spawn(self._bury(row))
 
     async def _bury(self, row: Row) -> None:
         assert row.final is not None
@@ -318,16 +318,9 @@ class ModelLoop:
             reason,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chored)
-
-    def _chored(self, task: asyncio.Task[None]) -> None:
-        self._chores.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._fault = error
-            self.wake()
+    def _on_fault(self, fault: Exception) -> None:
+        self._fault = fault
+        self.wake()
 
 
 def _failure(message: str) -> frame_pb2.RowError:

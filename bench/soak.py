@@ -31,8 +31,8 @@ from sluice.settings import RecordsSettings
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from supervisor.mesh import Mesh, running_mesh
+from supervisor.model_processes import stub_pids
 from supervisor.plan import is_worker
-from supervisor.triton_stubs import stub_pids
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub

@@ -25,6 +25,7 @@ from sluice.settings import Settings
 from sluice.startup import is_loopback, reachable
 from sluice.tls import AUTHORITIES, channel_credentials, open_channel
 from supervisor.child import Child
+from supervisor.model_processes import first_lost, until_lost
 from supervisor.nats import prepare_streams, wait_for_nats
 from supervisor.plan import (
     TRITON,
@@ -44,7 +45,6 @@ from supervisor.plan import (
 from supervisor.state import MeshState, StateDir, write_atomically
 from supervisor.supervisor import Supervisor, Watcher
 from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import first_lost, until_lost
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ A task is acknowledged when it is taken: from then on its gateway looks after it
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
@@ -24,6 +24,7 @@ from nats.js.errors import NotFoundError
 from batcher.core.requests import Requests
 from batcher.core.row import checked_task
 from batcher.jetstream.consumer import Puller
+from sluice.background import BackgroundTasks
 from sluice.internal.v1 import task_pb2
 from sluice.settings import BatcherSettings, NatsSettings
 from sluice.wire import jetstream, subjects
@@ -86,7 +87,7 @@ class Inbox:
         self._nats_settings = nats_settings
         self._requests = requests
         self._take = take
-        self._burying: set[asyncio.Task[None]] = set()
+        self._burying = BackgroundTasks()
         self._tenants: dict[str, TenantPull] = {}
         self._look_now = asyncio.Event()
         self._answered = True
@@ -181,8 +182,7 @@ class Inbox:
 
     async def settle(self) -> None:
         """Waits a bounded time for dead letters."""
-        if self._burying:
-            await asyncio.wait(self._burying, timeout=SETTLE_S)
+        await self._burying.settle(SETTLE_S)
 
     async def _prepare(self, tenant: str) -> None:
         """Makes sure that streams and consumer exist."""
@@ -211,7 +211,7 @@ class Inbox:
             if said != (self._model, CLASS, tenant):
                 raise MalformedMessage("model, class and tenant are not those of the subject")
         except MalformedMessage as error:
-            self._spawn(self._bury(message, str(error)))
+            self._burying.spawn(self._bury(message, str(error)))
             return
         given_up = message.metadata.num_delivered > jetstream.MAX_DELIVER
         await self._ack(message)
@@ -227,8 +227,3 @@ class Inbox:
         payload, headers = message.data, message.headers
         await store_dead_letter(self._nats, self._model, CLASS, payload, headers, reason)
         await self._ack(message)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._burying.add(task)
-        task.add_done_callback(self._burying.discard)

@@ -29,6 +29,7 @@ from batcher.workers.client import (
     read_to_end,
     reason_of,
 )
+from sluice.background import BackgroundTasks
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.settings import BatcherSettings, ModelSettings
 
@@ -88,7 +89,7 @@ class Worker:
         self._is_lost = self._stood = False
         self._writing = asyncio.Lock()
         self._opening = 0
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = BackgroundTasks()
         self._missed = False
 
     async def run(self) -> None:
@@ -101,7 +102,7 @@ class Worker:
 
     async def close(self) -> None:
         """Ends what is on its way."""
-        self._end_sending()
+        self._sending.cancel()
         await self._client.close()
 
     def send(self, batch: worker_pb2.Batch, traceparent: str) -> None:
@@ -111,9 +112,7 @@ class Worker:
         """
         batch.opening = self._opening
         sending = self._send_traced(batch, traceparent) if traceparent else self._send(batch)
-        task = asyncio.create_task(sending)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._sending.spawn(sending)
 
     async def cancel(self, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Makes the worker drop rows; one that is lost drops all of them when it comes back."""
@@ -141,7 +140,7 @@ class Worker:
             self._limit = None
             self._watching.cancel()
             call.cancel()
-            self._end_sending()
+            self._sending.cancel()
             self._lose(fault)
         return self._stood
 
@@ -220,10 +219,6 @@ class Worker:
         if fault:
             self._log_loss(fault)
         self._events.on_lost(self.name)
-
-    def _end_sending(self) -> None:
-        for task in self._sending:
-            task.cancel()
 
     def _log_loss(self, fault: str) -> None:
         if self._stood:

@@ -23,9 +23,9 @@ from bench.faults.proxy import Proxy
 from sluice.settings import Settings
 from sluice.startup import LOOPBACK
 from supervisor.mesh import wait_until_serving
+from supervisor.model_processes import stub_pids
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton
-from supervisor.triton_stubs import stub_pids
 
 CLIENT_GATEWAY: Final = "client-gateway"
 GATEWAY_NATS: Final = "gateway-nats"

@@ -22,6 +22,7 @@ from gateway.shared.peers import Peers
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
 from gateway.streaming.stream import Stream
 from gateway.upstream.rows import RequestContext
+from sluice.background import BackgroundTasks
 from sluice.errors import Cancelled, DeadlinePassed, InvalidRequest, SluiceError
 from sluice.internal.v1.gateway_pb2 import GatewayAnswer, GatewayQuestion, KeyRecord
 from sluice.internal.v1.task_pb2 import Sampling
@@ -69,7 +70,7 @@ class AnswerCache:
         self._peers = peers
         self._memory = ReplayCache(ENTRIES_MAX, settings.max_age_s)
         self._computations: dict[str, _Computation] = {}
-        self._storing: set[asyncio.Task[None]] = set()
+        self._storing = BackgroundTasks()
         self._paused_until = 0.0
         peers.answer("clear_answers", self._on_clear)
 
@@ -138,8 +139,7 @@ class AnswerCache:
 
     async def close(self, timeout_s: float) -> None:
         """Returns when everything is stored, or after ``timeout_s`` seconds."""
-        if self._storing:
-            await asyncio.wait(self._storing, timeout=timeout_s)
+        await self._storing.settle(timeout_s)
 
     async def _lead(self, key: str, computation: _Computation) -> Replay | None:
         """This request computes the answer, unless another gateway has it."""
@@ -166,11 +166,8 @@ class AnswerCache:
         return None if found is None else found[0]
 
     def _store(self, key: str, record: KeyRecord) -> None:
-        if len(self._storing) >= STORING_MAX or time.monotonic() < self._paused_until:
-            return
-        task = asyncio.ensure_future(self._write(key, record))
-        self._storing.add(task)
-        task.add_done_callback(self._storing.discard)
+        if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:
+            self._storing.spawn(self._write(key, record))
 
     async def _write(self, key: str, record: KeyRecord) -> None:
         try:

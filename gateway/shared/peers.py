@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from sluice.background import BackgroundTasks
 from sluice.errors import SetupError
 from sluice.internal.v1.gateway_pb2 import (
     GatewayAnswer,
@@ -62,7 +63,7 @@ class Peers:
         self._known: dict[str, float] = {}
         """When each was heard last, by id."""
         self._client: Client | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering = BackgroundTasks()
 
     @property
     def known(self) -> list[str]:
@@ -174,9 +175,7 @@ class Peers:
         if question is None:
             return
         # A task: some answers take seconds, and others must not wait for them.
-        task = asyncio.ensure_future(self._reply(question, message.reply))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._answering.spawn(self._reply(question, message.reply))
 
     async def _reply(self, question: GatewayQuestion, reply: str) -> None:
         answer = self._answers.get(question.WhichOneof("question") or "")

@@ -1,6 +1,5 @@
 """The guard models of one request: starts the checks that are due beside the generation, and acts on their verdicts."""
 
-import asyncio
 import logging
 import time
 
@@ -15,6 +14,7 @@ from gateway.streaming.stream import Stream
 from gateway.upstream.guard_client import GuardClient, Question
 from gateway.upstream.rows import RequestContext
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
+from sluice.background import BackgroundTasks
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
 from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
@@ -36,7 +36,7 @@ class GuardRunner:
         self._registry = client.upstream.registry
         self._context = context
         self._turns = _turns(context.admitted.conversation)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks()
 
     def check_prompt(self, stream: Stream) -> None:
         """Starts the checks of the prompt; the row of the answer is on its way already."""
@@ -52,14 +52,11 @@ class GuardRunner:
     def close(self) -> None:
         """The request has ended: cancels the checks that run."""
         self.checks.close()
-        for task in self._running:
-            task.cancel()
+        self._running.cancel()
 
     def _start(self, stream: Stream, due: list[Check]) -> None:
         for check in due:
-            task = asyncio.ensure_future(self._run(stream, check))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.spawn(self._run(stream, check))
 
     async def _run(self, stream: Stream, check: Check) -> None:
         try:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.client import Client
@@ -16,6 +16,7 @@ from nats.js.errors import APIError, NotFoundError
 from gateway.admission.load_table import ModelLoadTable
 from gateway.streaming.dispatch import SentRow
 from gateway.streaming.registry import Registry
+from sluice.background import BackgroundTasks
 from sluice.errors import (
     MessageTooLarge,
     Overloaded,
@@ -68,12 +69,12 @@ class NatsTransport:
         self._registry = registry
         self._loads = loads
         self._client: Client | None = None
-        self._working: set[asyncio.Task[None]] = set()
+        self._working = BackgroundTasks()
         self._unstored_at: float | None = None
         self._told: dict[tuple[str, str], float] = {}
         """When batchers were told of the tasks of a model and tenant."""
         self._taking = False
-        registry.dispatch.on_first = lambda: self._spawn(self._flush())
+        registry.dispatch.on_first = lambda: self._working.spawn(self._flush())
 
     @property
     def connected(self) -> bool:
@@ -102,8 +103,7 @@ class NatsTransport:
         if self._client is None:
             return
         await self._flush()
-        if self._working:
-            await asyncio.wait(self._working, timeout=CLOSE_S)
+        await self._working.settle(CLOSE_S)
         await disconnect(self._client)
 
     def problem(self, priority_class: str, now: float) -> SluiceError | None:
@@ -121,11 +121,6 @@ class NatsTransport:
 
     # What goes out.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-
     async def _flush(self) -> None:
         outgoing = self._registry.dispatch.drain()
         for batcher, row in outgoing.tasks:
@@ -133,11 +128,11 @@ class NatsTransport:
         for batcher, message in outgoing.control:
             await self._send_control(batcher, message)
         for row in outgoing.stored:
-            self._spawn(self._store(row))
+            self._working.spawn(self._store(row))
         for queue in outgoing.lookups:
-            self._spawn(self._look_up(queue))
+            self._working.spawn(self._look_up(queue))
         for row, reason in outgoing.dead:
-            self._spawn(self._bury(row, reason))
+            self._working.spawn(self._bury(row, reason))
         if outgoing.questions:
             await self._prove_link()
 
@@ -251,7 +246,7 @@ class NatsTransport:
     async def _on_frames(self, bundle: FrameBundle) -> None:
         if self._registry.take(bundle, time.monotonic()) and not self._taking:
             self._taking = True
-            self._spawn(self._take_more())
+            self._working.spawn(self._take_more())
 
     async def _take_more(self) -> None:
         """Other work of the loop comes between the pieces."""

@@ -4,7 +4,6 @@ Shadows never delay an answer: they are rows of class bulk, sent after the calle
 be run cheaply is dropped and counted.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.upstream.rows import InternalRow, RequestContext, Upstream
+from sluice.background import BackgroundTasks
 from sluice.errors import SluiceError
 from sluice.internal.v1.outcome_pb2 import Outcome
 from sluice.telemetry import names
@@ -65,7 +65,7 @@ class ShadowRunner:
         self._upstream = upstream
         self._store = store
         self._drift = drift
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = BackgroundTasks()
 
     def ended(self, context: RequestContext, stream: Stream) -> None:
         """Keeps the outcome of a request that has just ended, and starts its shadows."""
@@ -78,10 +78,7 @@ class ShadowRunner:
         """Cancels the shadows in flight, and logs how many were dropped."""
         if self.dropped:
             _log.info("shadows dropped: %s", dict(self.dropped))
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._running.close()
 
     def _learn_from(self, context: RequestContext, stream: Stream) -> None:
         learning = context.admitted.plan.learning
@@ -106,9 +103,7 @@ class ShadowRunner:
         elif len(self._running) >= IN_FLIGHT_MAX:
             self._drop(shadow, IN_FLIGHT)
         else:
-            task = asyncio.ensure_future(self._run(shadow))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.spawn(self._run(shadow))
 
     async def _run(self, shadow: _Shadow) -> None:
         try:

@@ -11,7 +11,7 @@ from model_workers.deploy import render_repository
 from sluice.settings import ModelSettings, Settings
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import free_port
-from supervisor import triton, triton_stubs
+from supervisor import model_processes, triton
 from tests.support.triton import ready
 
 
@@ -93,7 +93,7 @@ class MortalTriton:
     def signal_stub(self, number: signal.Signals) -> None:
         """Sends a signal to the Python process; the server does not notice."""
         assert self._process is not None
-        (stub,) = triton_stubs.stub_pids(self._process.pid).values()
+        (stub,) = model_processes.stub_pids(self._process.pid).values()
         os.kill(stub, number)
 
     async def restart(self) -> None:

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from sluice.errors import SetupError
 from sluice.startup import LOOPBACK, free_port
 from supervisor.child import Child, ChildSpec
+from supervisor.model_processes import stub_pids, until_lost
 from supervisor.triton import (
     TritonConfig,
     find_libpython,
@@ -27,7 +28,6 @@ from supervisor.triton import (
     triton_environment,
     wait_for_triton,
 )
-from supervisor.triton_stubs import stub_pids, until_lost
 
 REPOSITORY = Path(__file__).with_name("repository")
 MODEL = "echo_probe"

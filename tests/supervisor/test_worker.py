@@ -14,11 +14,11 @@ from sluice.internal.v1 import worker_pb2
 from sluice.settings import Settings
 from sluice.startup import free_port
 from supervisor.mesh import running_worker, triton_watcher
+from supervisor.model_processes import stub_pids
 from supervisor.plan import plan_triton, triton_spec
 from supervisor.state import is_same_process
 from supervisor.supervisor import Supervisor
 from supervisor.triton import remove_shared_memory, wait_for_triton
-from supervisor.triton_stubs import stub_pids
 
 BOUND_S = 60.0
 

@@ -26,8 +26,8 @@ from sluice.settings import (
 )
 from sluice.settings.routing import CascadeRoute, RoutingPolicy, Selection
 from supervisor.mesh import Mesh, running_mesh
+from supervisor.model_processes import stub_pids
 from supervisor.plan import TRITON, is_worker
-from supervisor.triton_stubs import stub_pids
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
 START_S: Final = 120.0

@@ -16,8 +16,8 @@ from sluice.client import Client
 from sluice.settings import SettingsError
 from sluice.startup import free_port
 from supervisor.control import reload_mesh
+from supervisor.model_processes import stub_pids
 from supervisor.state import MeshState, StateDir
-from supervisor.triton_stubs import stub_pids
 
 BOUND_S = 90.0
 CONFIG = """

@@ -1,0 +1,47 @@
+"""Tasks that nobody awaits one by one: they are kept until they end, since the event loop itself holds no reference."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class BackgroundTasks:
+    """The tasks that one object has started and that have not ended.
+
+    ``on_fault`` gets the exception of a task that failed; without it asyncio logs the exception.
+    """
+
+    def __init__(self, on_fault: Callable[[Exception], None] | None = None) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+        self._on_fault = on_fault
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs ``work`` on the running loop."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Returns when the tasks that run now have ended, or after ``timeout_s`` seconds."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    def cancel(self) -> None:
+        """Cancels what runs."""
+        for task in self._running:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancels what runs, and returns when it has ended."""
+        self.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._on_fault is None or task.cancelled():
+            return
+        if isinstance(fault := task.exception(), Exception):
+            self._on_fault(fault)
