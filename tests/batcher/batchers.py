@@ -14,7 +14,7 @@ from batcher.app import new_id, serve
 from sluice.settings import BatcherSettings, ModelSettings, NatsSettings, Settings, TritonSettings
 from sluice.settings.routing import RoutingSettings
 
-STOP_S = 30.0
+STOP_S = 60.0
 
 ECHO = ModelSettings(
     name="echo",

@@ -14,7 +14,7 @@ def start(config: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (sys.executable, "-m", "batcher", "--config", str(path)),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 HEARTBEAT_S = 0.1
 SLOTS = 4
 

@@ -194,7 +194,7 @@ def test_gpu_file_adds_a_device_to_a_service_that_exists() -> None:
 def test_docker_compose_reads_it() -> None:
     if shutil.which("docker") is None:
         pytest.skip("no docker here")
-    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30).returncode:
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60).returncode:
         pytest.skip("docker has no compose here")
     files = [argument for name in COMPOSE_FILES for argument in ("--file", str(FOLDER / name))]
 

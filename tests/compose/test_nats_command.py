@@ -29,7 +29,7 @@ def test_command_starts_jetstream_and_the_health_check_sees_it(tmp_path: Path) -
     ) as process:
         try:
             asyncio.run(wait_for_nats(f"nats://127.0.0.1:{port}", START_S))
-            with urllib.request.urlopen(url, timeout=5) as response:
+            with urllib.request.urlopen(url, timeout=60) as response:
                 assert response.status == 200
         finally:
             end(process)

@@ -32,8 +32,8 @@ from tests.support.otlp import OtlpReceiver, otlp_receiver
 pytestmark = pytest.mark.mesh
 
 HEALTHY_S = 90.0
-STOP_S = 15.0
-CHECK_S = 10.0
+STOP_S = 60.0
+CHECK_S = 60.0
 SPANS_WAIT_S = 2.0
 """Triton sends a finished span after 0.5 s."""
 TRITON_TRIES = 8
@@ -166,7 +166,7 @@ async def ask(address: str, model: str) -> list[pb.GenerateResponse]:
     )
     async with grpc.aio.insecure_channel(address) as channel:
         return [
-            event async for event in InferenceServiceStub(channel).Generate(request, timeout=30)
+            event async for event in InferenceServiceStub(channel).Generate(request, timeout=60)
         ]
 
 

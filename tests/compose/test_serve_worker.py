@@ -16,7 +16,7 @@ from sluice.settings import load
 from supervisor.triton import RESTRICTED, TritonConfig, triton_command
 from tests.support.compose import FOLDER, ROOT
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def flags(arguments: tuple[str, ...]) -> list[str]:
@@ -146,7 +146,7 @@ def test_every_flag_is_known_to_triton(tmp_path: Path) -> None:
     arguments = triton_arguments(load(FOLDER / "sluice.yaml"), tmp_path, 8001, "s3cret")
     server = triton_command(TritonConfig("triton", tmp_path, (), tmp_path, 8001, "s3cret"))[0]
 
-    usage = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=30)
+    usage = subprocess.run([server, "--help"], capture_output=True, text=True, timeout=60)
 
     for argument in arguments[1:]:
         assert argument.split("=")[0] in usage.stdout + usage.stderr

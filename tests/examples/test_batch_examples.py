@@ -42,7 +42,7 @@ def test_the_units_are_valid() -> None:
     said = [line for line in ran.stderr.splitlines() if "sluice-batch" in line]
     assert not said, said
     calendar = ["systemd-analyze", "calendar", "*-*-* 02:00:00 UTC"]
-    assert subprocess.run(calendar, capture_output=True, timeout=30).returncode == 0
+    assert subprocess.run(calendar, capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -50,10 +50,10 @@ def test_make_submits_once_for_each_state_of_the_prompts(tmp_path: Path) -> None
     for name in ("Makefile", "prompts.jsonl"):
         shutil.copy(EXAMPLES / name, tmp_path)
     dry = ["make", "-n", "-C", str(tmp_path), "answers.jsonl"]
-    ran = subprocess.run(dry, capture_output=True, text=True, timeout=30, check=True)
+    ran = subprocess.run(dry, capture_output=True, text=True, timeout=60, check=True)
     assert "sluice batch submit prompts.jsonl --key" in ran.stdout
     (tmp_path / "answers.jsonl").touch()
-    ran = subprocess.run(dry, capture_output=True, text=True, timeout=30, check=True)
+    ran = subprocess.run(dry, capture_output=True, text=True, timeout=60, check=True)
     assert "up to date" in ran.stdout
 
 

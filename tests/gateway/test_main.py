@@ -24,7 +24,7 @@ from supervisor.certificates import Authority
 from tests.gateway.kit.batcher import wire_batcher
 from tests.gateway.kit.wire import MODELS, settings_for
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def config(tmp_path: Path, model_folder: Path, url: str | None, address: str) -> Path:

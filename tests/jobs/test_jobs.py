@@ -334,7 +334,7 @@ async def test_an_upload_that_no_job_uses_is_deleted(
     monkeypatch.setattr("jobs.scheduler.UNUSED_UPLOAD_MS", -1000)
     await processes.start("two")
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             kept = {upload async for upload, _ in store.uploads()}
             if unused not in kept:

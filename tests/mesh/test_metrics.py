@@ -12,7 +12,7 @@ from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 SEEN = {
     catalog.REQUESTS, catalog.TOKENS, catalog.FIRST_TOKEN, catalog.TOKEN_TIME, catalog.DURATION,
     catalog.ROUTES, catalog.RUNNING, catalog.QUEUED, catalog.OLDEST, catalog.QUEUE_WAIT, catalog.BATCHES,
@@ -26,7 +26,7 @@ SEEN = {
 def read(page: str | None) -> str:
     accept = {"Accept": "application/openmetrics-text"}
     request = urllib.request.Request(f"http://{page}/metrics", headers=accept)
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return str(response.read().decode())
 
 

@@ -13,7 +13,7 @@ from tests.support.mesh import RunningMesh
 
 pytestmark = pytest.mark.mesh
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 async def test_a_running_request_is_seen_and_cancelled_and_a_worker_is_drained(

@@ -23,7 +23,7 @@ from tests.support.nats import end
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
 WAIT_S = 60.0
-STOP_S = 10.0
+STOP_S = 60.0
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 def get(address: str, path: str, **parameters: str) -> Any:
     url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return json.load(response)["data"]
 
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTION = "Why?"
 MANY = 60
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 def model(name: str, server: OpenAIServer, api: str, **settings: Any) -> config.ModelSettings:

@@ -41,7 +41,7 @@ PARENTS: dict[Name, Name] = {
 }
 """Every span of a request but Triton's, by its parent."""
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 TRITON_WAIT_S = 2.0
 """Triton sends a finished span after 0.5 s."""
 TIMEOUT_S = 60.0

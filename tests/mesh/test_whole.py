@@ -16,7 +16,7 @@ from tests.support.spans import SpanRecord
 pytestmark = pytest.mark.mesh
 
 CALLERS = 32
-WAIT_S = 30.0
+WAIT_S = 60.0
 TIMEOUT_S = 60.0
 
 

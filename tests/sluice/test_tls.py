@@ -25,7 +25,7 @@ from sluice.tls import (
 from supervisor import certificates
 from supervisor.certificates import Authority
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 @pytest.fixture

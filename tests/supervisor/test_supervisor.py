@@ -14,7 +14,7 @@ from supervisor.child import Child, ChildSpec, log_tail
 from supervisor.orphans import OrphanReaper
 from supervisor.supervisor import Supervisor
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 SLEEPER = "import time; time.sleep(600)"
 STUBBORN = f"""
 import signal, sys

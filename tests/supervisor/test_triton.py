@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).with_name("repository")
 MODEL = "echo_probe"
 SECRET = "not-for-everybody"
 READY_S = 60.0
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import nats
 from sluice.startup import free_port
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 
-START_S: Final = 30.0
-STOP_S: Final = 15.0
+START_S: Final = 60.0
+STOP_S: Final = 60.0
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 WORDS = ("naïve ", "café", " 中文", "😀", "\n", "<|im_end|>", " e\u0301", "ﬁ", " the", " end.")
 
 CALL_PIECES = (

@@ -32,7 +32,7 @@ from tests.support.spans import SpanRecord, read_spans
 TRACES_PATH: Final = "/v1/traces"
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-_READ_TIMEOUT_S: Final = 10.0
+_READ_TIMEOUT_S: Final = 60.0
 _Request = trace_service_pb2.ExportTraceServiceRequest
 
 

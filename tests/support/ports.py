@@ -4,7 +4,7 @@ from threading import Condition
 
 from sluice.internal.v1 import frame_pb2, worker_pb2
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class FakePort:

@@ -48,7 +48,7 @@ def an_export(name: str) -> bytes:
 
 def post(url: str, body: bytes, **headers: str) -> int:
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return int(response.status)
 
 

@@ -21,7 +21,7 @@ from sluice.startup import free_port
 from supervisor import triton
 
 START_S = 60.0
-STOP_S = 20.0
+STOP_S = 60.0
 
 
 @dataclass(frozen=True)

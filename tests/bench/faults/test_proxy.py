@@ -9,7 +9,7 @@ import pytest
 from bench.faults.proxy import Proxy
 from sluice.startup import LOOPBACK, free_port
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -7,7 +7,7 @@ from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
 from sluice.errors import Overloaded, ShuttingDown
 from sluice.settings import CallShares
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 ALL_TO_ONE = CallShares(tenant=1.0)
 
 

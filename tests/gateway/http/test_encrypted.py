@@ -32,7 +32,7 @@ async def test_http_is_encrypted_and_asks_for_a_certificate_where_it_must(tmp_pa
 
     def get(scheme: str) -> bytes:
         url = f"{scheme}://{server.address}/"
-        with urllib.request.urlopen(url, timeout=20, context=trusting) as answer:
+        with urllib.request.urlopen(url, timeout=60, context=trusting) as answer:
             return bytes(answer.read())
 
     try:

@@ -69,7 +69,7 @@ async def test_embeddings_as_openai_reads_them(
 
 async def test_documents_by_score(http: Wire) -> None:
     body = {"model": "rank", "query": "w1", "documents": ["w2", {"text": "w3"}], "top_n": 1}
-    async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{http.http}", timeout=60) as client:
         asking = client.post("/v1/rerank", json={**body, "return_documents": True})
         found = (await answered(http, asking, "rank", (0.25,), (0.75,))).json()
     assert found["results"] == [{"index": 1, "relevance_score": 0.75, "document": {"text": "w3"}}]
@@ -106,7 +106,7 @@ async def test_headers_say_class_and_labels(http: Wire, openai: AsyncOpenAI) -> 
     ],
 )
 async def test_what_is_wrong_is_named(http: Wire, path: str, body: Any, words: str) -> None:
-    async with httpx.AsyncClient(base_url=f"http://{http.http}/v1", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{http.http}/v1", timeout=60) as client:
         answer = await client.post(f"/{path}", json=body)
     assert answer.status_code == 400
     assert re.search(words, json.loads(answer.text)["error"]["message"])
@@ -114,7 +114,7 @@ async def test_what_is_wrong_is_named(http: Wire, path: str, body: Any, words: s
 
 async def test_a_client_that_goes_cancels_its_rows(http: Wire) -> None:
     body = {"input": ["w1", "w2"]}
-    async with httpx.AsyncClient(base_url=f"http://{http.http}/v1", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{http.http}/v1", timeout=60) as client:
         asking = asyncio.ensure_future(client.post("/embeddings", json=body))
         tasks = [await http.batcher.task("embed") for _ in range(2)]
         asking.cancel()

@@ -35,7 +35,7 @@ from sluice.wire import subjects
 from sluice.wire.codec import pack, unpack
 from sluice.wire.connection import settle
 
-BOUND_S: Final = 30.0
+BOUND_S: Final = 60.0
 REPORT_S: Final = 1.0
 TIMINGS: Final = RowTimings(queue_ms=1, batch_ms=2, prefill_ms=3, decode_ms=4)
 

@@ -18,7 +18,7 @@ from sluice.v1.admin_pb2 import Grade, RequestRecord
 from sluice.wire import subjects
 from tests.support.nats import running_nats
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 def opened(**records: Any) -> RecordStore:

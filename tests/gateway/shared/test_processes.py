@@ -21,7 +21,7 @@ from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.gateway.kit.batcher import WireBatcher, frame, last, wire_batcher
 from tests.gateway.kit.wire import MODELS, prompt, settings_for
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 TEXT = "hello world, how are you?"
 
 

@@ -81,4 +81,4 @@ def test_logprobs_are_those_of_a_certain_answer() -> None:
 
 def test_no_torch_is_imported() -> None:
     code = "import sys, model_workers.engine.cacheless, model_workers.worker; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

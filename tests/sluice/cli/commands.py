@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 COMMAND: Final = (sys.executable, "-m", "sluice.cli")
-BOUND_S: Final = 20.0
+BOUND_S: Final = 60.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sluice.errors import InvalidRequest
 from sluice.startup import free_port
 from tests.support.scripted import Hold, Relay, ScriptedService, delta, finished, started
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 WHOLE = [started(), delta(0, "abc"), finished()]
 
 

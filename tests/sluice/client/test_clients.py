@@ -43,7 +43,7 @@ from tests.support.scripted import (
 
 QUICK = RetryPolicy(start_tries=3, resume_tries=4, first_wait_s=0.01, wait_s_max=0.05)
 Kind = Literal["async", "blocking"]
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 @pytest.fixture(params=["async", "blocking"])

@@ -29,7 +29,7 @@ def _no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(page: str, accept: str = "text/plain") -> str:
     request = urllib.request.Request(f"http://{page}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return str(response.read().decode())
 
 

@@ -13,7 +13,7 @@ from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
 from tests.support.nats import running_nats
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 def nothing() -> None:

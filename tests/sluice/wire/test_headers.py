@@ -8,7 +8,7 @@ import pytest
 from sluice.wire.codec import header_bytes
 
 HEADERS = {"Nats-Msg-Id": "req-1", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 @pytest.mark.parametrize(("over", "closed"), [(0, False), (1, True)])

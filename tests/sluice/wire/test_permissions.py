@@ -16,7 +16,7 @@ from sluice.wire.permissions import BATCHER, GATEWAY, JOBS, OPERATOR, inbox, per
 from supervisor.certificates import Authority
 from tests.support.certificates import connected, secured_nats
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 USERS = {
     "g1": (GATEWAY, "g1"),
     "g2": (GATEWAY, "g2"),
