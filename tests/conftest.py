@@ -7,9 +7,10 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -27,8 +28,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # those that tests start must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more about the machine than about the code.
-hypothesis_settings.register_profile("suite", deadline=None)
+# How long an example takes says more about the machine than about the code. A default run makes the same examples each
+# time; scripts/test --all makes new and more ones (--hypothesis-profile=search).
+_NOT_TIMED: Final[dict[str, Any]] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+hypothesis_settings.register_profile("search", **_NOT_TIMED)
+hypothesis_settings.register_profile(
+    "suite", derandomize=True, database=None, max_examples=40, **_NOT_TIMED
+)
 hypothesis_settings.load_profile("suite")
 
 

@@ -57,9 +57,7 @@ def test_a_truncated_file_is_refused(file: Path, kept: float) -> None:
         artefact.load(file)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_changed_byte_is_refused(file: Path, data: st.DataObject) -> None:
     whole = file.read_bytes()
