@@ -27,7 +27,7 @@ from sluice.internal.v1 import frame_pb2
 from sluice.internal.v1.control_pb2 import AskedRow, Cancel, ControlMessage, RowsQuery
 from sluice.internal.v1.task_pb2 import Task
 from sluice.wire.attempts import next_task_attempt, task_attempt
-from sluice.wire.subjects import QUEUED_CLASS, URGENT_CLASS
+from sluice.wire.subjects import QUEUED_CLASS
 
 RESENDS_MAX: Final = 5
 NO_BATCHER_S: Final = 30.0
@@ -179,11 +179,6 @@ class Dispatch:
     def __contains__(self, row_id: str) -> bool:
         """Whether the row is waited for."""
         return row_id in self._rows
-
-    def is_urgent(self, row_id: str) -> bool:
-        """Whether a person waits for the row."""
-        row = self._rows.get(row_id)
-        return row is not None and row.task.priority_class == URGENT_CLASS
 
     # Rows.
 

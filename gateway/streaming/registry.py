@@ -25,6 +25,7 @@ from sluice.errors import (
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, FrameBundle, RowTimings
 from sluice.internal.v1.gateway_pb2 import KeyRecord
 from sluice.v1.inference_pb2 import FinishReason
+from sluice.wire.subjects import URGENT_CLASS
 from sluice.wire.tokens import VisibleToken
 
 _log = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class Registry:
         for ref in bundle.unknown:
             dispatch.unknown(batcher, ref, now)
         for frame in bundle.frames:
-            if dispatch.is_urgent(frame.request_id):
+            if self._is_urgent(frame.request_id):
                 self._take_frame(batcher, frame, now)
             else:
                 self._later.append((batcher, frame))
@@ -215,6 +216,11 @@ class Registry:
         for _ in range(min(FRAMES_AT_A_TIME, len(self._later))):
             self._take_frame(*self._later.popleft(), now)
         return bool(self._later)
+
+    def _is_urgent(self, row_id: str) -> bool:
+        """Whether a person waits for the row's stream; its other rows, which only count, keep their order."""
+        stream = self._rows.get(row_id)
+        return stream is not None and stream.spec.priority_class == URGENT_CLASS
 
     def _take_frame(self, batcher: str, frame: Frame, now: float) -> None:
         if frame.final.end == ROW_END_RETURNED:

@@ -197,6 +197,7 @@ class GatewayProcess:
             deadline=now + request.timeout_s,
             with_logprobs=False,
             timings=RequestTimings(now),
+            priority_class=request.priority_class,
         )
         transcript = Transcript(_NoText(), (), frozenset(), lambda _: ".")
         attempt = ModelAttempt(

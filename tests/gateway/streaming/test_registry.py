@@ -81,6 +81,7 @@ class Bench:
             deadline=now + 10,
             with_logprobs=False,
             timings=RequestTimings(arrived_at=now),
+            priority_class=priority_class,
             key=key,
             fingerprint=b"f",
         )
@@ -114,6 +115,15 @@ def found(bench: Bench, stream: Stream, now: float) -> bool:
 
 def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
+
+
+def test_an_urgent_stream_takes_frames_of_rows_that_it_does_not_need_in_their_order() -> None:
+    bench = Bench()
+    bench.stream("urgent")
+    bench.dispatch.cancel("urgent")
+    sent = frame(0, ids("a"))
+    sent.request_id = "urgent"
+    assert not bench.registry.take(FrameBundle(batcher=BATCHER, frames=[sent]), 1.0)
 
 
 def test_urgent_frames_pass_those_of_a_full_batch_which_are_taken_in_pieces() -> None:
