@@ -1,4 +1,4 @@
-"""Reloads safety and routing policies while the gateway runs; requests in flight keep those they began with.
+"""Reloads policies, limits and identities while the gateway runs; requests in flight keep those they began with.
 
 A reload of one gateway is a reload of all. It asks every other one to load and compile the new policies; when one
 cannot, nothing changes. Then it writes them into JetStream, and all take what they have prepared. A gateway that missed
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from nats.errors import Error as NatsError
 
 from gateway.config.policies import load_policies_of
 from gateway.config.routers import load_router
+from gateway.identity.authenticator import Identities
 from gateway.models.catalog import Catalog
 from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies
@@ -42,12 +44,14 @@ TAKE_S: Final = 2.0
 """How long they may take to replace theirs, seconds."""
 _REPLACED_MAX: Final = 64
 _KEY: Final = "gateway"
+_LIVE: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
+"""Of the section `identity`; the key of the mesh is that of other processes too."""
 _OF_OTHERS: Final = frozenset({"batcher", "triton"})
 """Sections that a gateway does not use."""
 _FIXED: Final = [
     name
     for name in Settings.model_fields
-    if name not in TAKEN_WHILE_RUNNING["gateway"] | _OF_OTHERS
+    if name not in TAKEN_WHILE_RUNNING["gateway"] - {"identity"} | _OF_OTHERS
 ]
 
 
@@ -56,12 +60,13 @@ class _Loaded:
     """Policies that can be taken.
 
     Attributes:
-        compiled_digest: of all that decides, lists and learned routers included.
+        compiled_digest: of all that decides: lists, learned routers and files of keys included.
     """
 
     settings: Settings
     compiled: CompiledPolicies
     router: Router
+    identities: Identities
     compiled_digest: str
 
     @property
@@ -107,7 +112,7 @@ class GatewayReload:
             SettingsError: they are not valid, something else has changed, or another gateway cannot take them; the old
                 ones stay in use.
         """
-        refuse_changes(self._settings, settings, _FIXED)
+        _check(self._settings, settings)
         async with self._reloading:
             loaded = await self._load(settings, self._path)
             if loaded.compiled_digest != self._in_force:
@@ -116,12 +121,16 @@ class GatewayReload:
         await self._gateway.peers.ask_all(GatewayQuestion(take=TakeQuestion()), TAKE_S)
 
     async def _load(self, settings: Settings, path: Path | None) -> _Loaded:
-        """Loads and compiles in a thread."""
+        """Loads and compiles in a thread, and reads keys."""
+        try:
+            identities = await self._gateway.authenticator.prepare(settings.identity)
+        except (SluiceError, NatsError) as error:
+            raise SettingsError(f"identity: {error}") from error
         router = await asyncio.to_thread(load_router, settings, self._catalog.facts)
         compiled = await asyncio.to_thread(load_policies_of, settings, path)
         policies = sorted(one.policy.version for one in compiled.by_name.values())
-        digest = _digest([_sections_of(settings), policies, router.versions])
-        return _Loaded(settings, compiled, router, digest)
+        digest = _digest([_sections_of(settings), policies, router.versions, identities.digests])
+        return _Loaded(settings, compiled, router, identities, digest)
 
     async def _others(self, loaded: _Loaded) -> list[str]:
         """Asks the other gateways to prepare ``loaded``; returns the digests of what is in force there.
@@ -174,6 +183,7 @@ class GatewayReload:
         await self._gateway.use_routing(loaded.router, loaded.settings.routing)
         self._inspector.swap(loaded.compiled)
         self._gateway.use_limits(loaded.settings)
+        self._gateway.authenticator.use(loaded.identities)
         self._settings, self._in_force = loaded.settings, loaded.compiled_digest
         if tried is not None and tried is not self._inspector.dry_run:
             log.info("%s", tried)
@@ -186,7 +196,7 @@ class GatewayReload:
             return GatewayAnswer(problem=str(error))
         if loaded.compiled_digest != question.prepare.compiled:
             return GatewayAnswer(
-                problem="its word lists or learned routers differ; give every gateway the same files"
+                problem="its word lists, learned routers or files of keys differ; give every gateway the same files"
             )
         self._prepared = loaded
         return GatewayAnswer(policies=_digest_of(self._settings))
@@ -241,12 +251,29 @@ class GatewayReload:
 
     def _with(self, sections: str) -> Settings:
         """The settings of this gateway with the policies of ``sections``; raises SettingsError."""
-        values: dict[str, Any] = self._settings.model_dump(mode="json") | yaml.safe_load(sections)
-        return parse(values, "policies")
+        own: dict[str, Any] = self._settings.model_dump(mode="json")
+        try:
+            given: dict[str, Any] = yaml.safe_load(sections)
+            identity = own["identity"] | given["identity"]
+        except (yaml.YAMLError, TypeError, KeyError) as error:
+            raise SettingsError(
+                f"the policies are not those of this release: {type(error).__name__}"
+            ) from error
+        return parse(own | given | {"identity": identity}, "policies")
+
+
+def _check(before: Settings, after: Settings) -> None:
+    """Raises SettingsError when ``after`` changes what cannot be changed while running."""
+    refuse_changes(before, after, _FIXED, _LIVE)
+    if before.identity.enabled != after.identity.enabled:
+        raise SettingsError(
+            "identity: cannot be switched on or off while running; start again to change it"
+        )
 
 
 def _sections_of(settings: Settings) -> str:
     sections = settings.model_dump(mode="json", include=set(TAKEN_WHILE_RUNNING["gateway"]))
+    del sections["identity"]["mesh_key"]  # a secret, and the same at all of them
     return yaml.safe_dump(sections, sort_keys=True)
 
 

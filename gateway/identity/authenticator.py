@@ -2,6 +2,8 @@
 
 A credential that was accepted is remembered by its hash, so the next call with it costs a lookup. Everything that may
 make it invalid empties the memory: a change of the keys, other settings. A token's end is remembered with it.
+
+Other settings are taken in two steps: `prepare` reads their keys and may fail, `use` cannot.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from nats.aio.client import Client
@@ -30,6 +33,28 @@ KNOWN_MAX: Final = 16_384
 _FOREVER: Final = float("inf")
 
 
+@dataclass(frozen=True)
+class Identities:
+    """Settings with the keys that they name."""
+
+    settings: IdentitySettings
+    issuers: Mapping[str, IssuerKeys]
+    bucket: KeyBucket | None
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the files of keys; every gateway must have the same ones."""
+        return [one.digest for one in self.issuers.values() if not one.settings.is_url]
+
+    async def run(self) -> None:
+        """Keeps the keys up to date, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for issuer in self.issuers.values():
+                group.create_task(issuer.run())
+            if self.bucket is not None:
+                group.create_task(self.bucket.run())
+
+
 class Authenticator:
     """Attributes:
     on: whether calls must say who they are.
@@ -43,41 +68,74 @@ class Authenticator:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.on = settings.enabled
-        self._settings = settings
         self.mesh_key = settings.mesh_key
+        self._replicas = replicas
         self._time = unix_time
         self._known: dict[bytes, tuple[Caller, float]] = {}
-        forget = self._known.clear
-        self._bucket = KeyBucket(replicas, forget) if settings.api_keys else None
-        self._issuers = {
-            one.issuer: IssuerKeys(one, f"identity.jwt.{number}", forget)
-            for number, one in enumerate(settings.jwt)
-        }
+        self._client: Client | None = None
+        self._replaced = asyncio.Event()
+        self._identities = self._of(settings, {}, None)
 
     async def start(self, client: Client) -> None:
-        """Reads keys of all kinds.
+        """Reads keys of all kinds; raises as `prepare`."""
+        self._client = client
+        await self._read(self._identities)
+
+    async def prepare(self, settings: IdentitySettings) -> Identities:
+        """What `use` takes: keys of all kinds are read. Issuers that stay keep the keys that they have.
 
         Raises:
             SettingsError: a file of keys cannot be used.
             TransportUnavailable, nats.errors.Error: JetStream does not answer.
         """
-        for issuer in self._issuers.values():
-            await issuer.start()
-        if self._bucket is not None:
-            await self._bucket.start(client)
+        now = self._identities
+        prepared = self._of(settings, now.issuers, now.bucket)
+        await self._read(prepared)
+        return prepared
+
+    def use(self, identities: Identities) -> None:
+        """Later calls are authenticated by ``identities``."""
+        self._identities = identities
+        self._known.clear()
+        self._replaced.set()
 
     async def run(self) -> None:
         """Keeps the keys up to date, until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for issuer in self._issuers.values():
-                group.create_task(issuer.run())
-            if self._bucket is not None:
-                group.create_task(self._bucket.run())
+        while True:
+            self._replaced.clear()
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(self._identities.run())
+                await self._replaced.wait()
+                running.cancel()
+
+    def _of(
+        self,
+        settings: IdentitySettings,
+        issuers: Mapping[str, IssuerKeys],
+        bucket: KeyBucket | None,
+    ) -> Identities:
+        """The sources of ``settings``; those of ``issuers`` and ``bucket`` that are the same stay."""
+        forget, found = self._known.clear, dict[str, IssuerKeys]()
+        for number, one in enumerate(settings.jwt):
+            known = issuers.get(one.issuer)
+            same = known is not None and known.settings == one
+            found[one.issuer] = (
+                known if known and same else IssuerKeys(one, f"identity.jwt.{number}", forget)
+            )
+        if settings.api_keys:
+            bucket = bucket or KeyBucket(self._replicas, forget)
+        return Identities(settings, found, bucket if settings.api_keys else None)
+
+    async def _read(self, identities: Identities) -> None:
+        for issuer in identities.issuers.values():
+            await issuer.start()
+        if identities.bucket is not None and self._client is not None:
+            await identities.bucket.start(self._client)
 
     @property
     def takes_certificates(self) -> bool:
         """Whether `caller_of` needs the names in the client's certificate."""
-        return bool(self._settings.certificates)
+        return bool(self._identities.settings.certificates)
 
     async def caller_of(
         self, metadata: Mapping[str, str], certificate_names: Collection[str] = ()
@@ -122,12 +180,13 @@ class Authenticator:
     async def _verified(self, text: str) -> tuple[Caller, float]:
         """Whose credential it is, and until when it may be remembered."""
         if text.startswith(PREFIX):
-            records = {} if self._bucket is None else self._bucket.records
+            bucket = self._identities.bucket
+            records = {} if bucket is None else bucket.records
             now, key_id = self._time(), text[len(PREFIX) :][:12]
             caller = caller_of_key(text, records, now)
             expires_ms = records[key_id].expire_unix_ms
             return caller, expires_ms / 1000 if expires_ms else _FOREVER
-        issuer = self._issuers.get(issuer_of(text))
+        issuer = self._identities.issuers.get(issuer_of(text))
         if issuer is None:
             raise Unauthenticated.of(
                 "TOKEN_INVALID", "the token is of an issuer that is not trusted here"
@@ -150,7 +209,7 @@ class Authenticator:
 
     def _of_certificate(self, names: Collection[str]) -> Caller:
         for name in names:
-            found = self._settings.certificates.get(name)
+            found = self._identities.settings.certificates.get(name)
             if found is not None:
                 return Caller(found.tenant, frozenset(found.roles))
         if names and self.takes_certificates:

@@ -5,6 +5,7 @@ last good keys in force.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -51,7 +52,19 @@ class IssuerKeys:
         except SettingsError as error:
             if not self.settings.is_url:
                 raise
-            _log.error("%s; tokens of this issuer are refused until it answers", error)
+            _log.error("%s; %s", error, self._until_then)
+
+    @property
+    def _until_then(self) -> str:
+        """What a failure means."""
+        if self._keys is None:
+            return "tokens of this issuer are refused until it answers"
+        return "its last keys stay in force"
+
+    @property
+    def digest(self) -> str:
+        """Of the keys as they were read."""
+        return hashlib.sha256(self._payload).hexdigest()
 
     @property
     def keys(self) -> KeySet:
@@ -71,7 +84,7 @@ class IssuerKeys:
             try:
                 await self._read()
             except SettingsError as error:
-                _log.warning("%s; its last keys stay in force", error)
+                _log.warning("%s; %s", error, self._until_then)
 
     async def run(self) -> None:
         """Reads the keys again and again, until it is cancelled."""

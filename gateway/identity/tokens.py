@@ -1,6 +1,5 @@
 """JSON Web Tokens: whose call a token makes, by the keys of its issuer."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,6 +13,8 @@ from sluice.settings.identity import JwtSettings
 from sluice.wire.subjects import is_token
 
 TOKEN_CHARS_MAX: Final = 8192
+_TIME_MAX: Final = 1e12
+"""Thirty thousand years, seconds."""
 _KEY_TYPES: Final = ("RSA", "EC", "OKP")
 _BROKEN: Final = (PyJWTError, RecursionError)
 """PyJWT lets the second through for JSON that is nested deeply."""
@@ -120,7 +121,9 @@ def _verified(token: str, settings: JwtSettings, keys: KeySet) -> Mapping[str, A
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # NaN is not in the range, nor is a number that no float can hold.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_TIME_MAX <= value <= _TIME_MAX:
         raise _invalid(f"has a claim {name!r} that is no time")
     return float(value)
 

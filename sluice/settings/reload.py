@@ -22,7 +22,7 @@ Raises:
 """
 
 TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
-    "gateway": frozenset({"safety", "routing", "tenants", "limits"}),
+    "gateway": frozenset({"safety", "routing", "tenants", "limits", "identity"}),
     "batcher": frozenset({"batcher", "tenants"}),
 }
 """Processes that reload on SIGHUP, each with the sections that it reloads. The signal would end any other process."""

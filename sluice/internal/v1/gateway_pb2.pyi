@@ -197,7 +197,7 @@ Global___MinuteCosts: _TypeAlias = MinuteCosts  # noqa: Y015
 
 @_typing.final
 class PolicyRecord(_message.Message):
-    """The safety and routing policies that all gateways have taken with a reload; in the bucket SLUICE_POLICIES."""
+    """The policies, limits and identities that all gateways have taken with a reload; in the bucket SLUICE_POLICIES."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,7 +205,7 @@ class PolicyRecord(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
     sections: _builtins.str
-    """The sections "safety" and "routing" of the configuration, YAML."""
+    """The sections of the configuration that gateways reload, YAML."""
     digest: _builtins.str
     """Hash of the sections."""
     @_builtins.property

@@ -118,6 +118,6 @@ async def test_all_that_is_kept_of_a_tenant_is_deleted_and_nothing_of_others(
 
 
 def _knows(mesh: Secured, tenant: str) -> bool:
-    bucket = mesh.wire.gateway.authenticator._bucket
+    bucket = mesh.wire.gateway.authenticator._identities.bucket
     assert bucket is not None
     return any(record.tenant == tenant for record in bucket.records.values())

@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 
-from sluice.settings import Settings, SettingsError
+from sluice.internal.v1.gateway_pb2 import PolicyRecord
+from sluice.settings import IdentitySettings, Settings, SettingsError
+from sluice.v1.inference_pb2 import ListModelsRequest
 from sluice.v1.safety_pb2 import CheckTextRequest
+from tests.gateway.kit.issuer import Issuer, bearer
 from tests.gateway.kit.wire import Wire, open_wire
 
 
@@ -88,3 +93,54 @@ async def test_a_gateway_that_missed_a_reload_takes_it_with_the_next_hello(
     await one.gateway.peers.hello()
     await two.until(lambda: two.reload._revision == one.reload._revision)
     assert await version_at(two) == "2"
+
+
+def with_identity(wire: Wire, **changes: Any) -> Settings:
+    identity = wire.settings.identity.model_copy(update=changes)
+    return wire.settings.model_copy(update={"identity": identity})
+
+
+async def taken(wire: Wire, token: str) -> bool:
+    """Whether ``wire`` answers who shows ``token``."""
+    try:
+        await wire.stub.ListModels(ListModelsRequest(), metadata=bearer(token))
+    except AioRpcError as refused:
+        return refused.code() is not StatusCode.UNAUTHENTICATED
+    return True
+
+
+async def test_identities_are_reloaded_at_all_gateways_or_at_none(
+    nats_url: str, model_folder: Path, tmp_path: Path
+) -> None:
+    path, old, new = tmp_path / "jwks.json", Issuer("old"), Issuer("new")
+    jwt = (old.written(path),)
+    identity = IdentitySettings(jwt=jwt, mesh_key="0123456789abcdef")
+    async with (
+        open_wire(nats_url, model_folder, gateway_id="gw1", identity=identity) as one,
+        open_wire(nats_url, model_folder, gateway_id="gw2", identity=identity) as two,
+    ):
+        await one.until(lambda: one.gateway.peers.known == ["gw2"])
+
+        async def both_take(token: str) -> set[bool]:
+            return {await taken(wire, token) for wire in (one, two)}
+
+        path.write_text("{}")
+        with pytest.raises(SettingsError, match=r"identity\.jwt\.0\.jwks: .*jwks\.json"):
+            await one.reload(one.settings)
+        assert await both_take(old.token()) == {True}
+        # The settings are the same: the file that they name has other keys.
+        new.written(path)
+        await one.reload(one.settings)
+        assert await both_take(new.token()) == {True}
+        assert await both_take(old.token()) == {False}
+        # Another issuer in place of the first.
+        renamed = jwt[0].model_copy(update={"issuer": "https://other.example.org"})
+        await two.reload(with_identity(two, jwt=(renamed,)))
+        assert await both_take(new.token()) == {False}
+        assert await both_take(new.token(iss="https://other.example.org")) == {True}
+        found = await one.gateway.policies.read("gateway", PolicyRecord)
+        assert found is not None
+        assert "0123456789abcdef" not in str(found[0])
+        for update in ({"mesh_key": "another secret of it"}, {"jwt": ()}):
+            with pytest.raises(SettingsError, match=r"identity.*while running"):
+                await one.reload(with_identity(one, **update))

@@ -121,7 +121,7 @@ async def test_an_issuer_that_does_not_answer_leaves_its_last_keys(
     assert unavailable.value.retry_after_s is not None
 
     jwks_server.body = json.dumps(issuer.jwks()).encode()
-    first = next(iter(authenticator._issuers.values()))
+    first = next(iter(authenticator._identities.issuers.values()))
     await first.refresh()
     for status, body in ((500, b""), (302, b""), (200, b"x" * (jwks.BYTES_MAX + 1))):
         jwks_server.status, jwks_server.body = status, body
@@ -151,15 +151,15 @@ async def test_a_revoked_key_is_refused_and_nats_away_changes_nothing(
     running = asyncio.ensure_future(authenticator.run())
     key_id, text = await make_key(bucket, "acme")
     async with asyncio.timeout(BOUND_S):
-        while not authenticator._bucket or not authenticator._bucket.records:  # noqa: ASYNC110
+        while not authenticator._identities.bucket or not authenticator._identities.bucket.records:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (await called(authenticator, text)).key_id == key_id
 
-    record = authenticator._bucket.records[key_id]
+    record = authenticator._identities.bucket.records[key_id]
     record.revoke_unix_ms = 1
     await bucket.write(key_id, record)
     async with asyncio.timeout(BOUND_S):
-        while authenticator._bucket.records[key_id] is record:  # noqa: ASYNC110
+        while authenticator._identities.bucket.records[key_id] is record:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await problem(authenticator, text) == "KEY_REVOKED"
     await client.close()
