@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from batcher.core.frames import bundles
 from sluice.internal.v1 import control_pb2, frame_pb2
 from sluice.wire import subjects
-from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_report, unpack
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, read_control, read_report
 from sluice.wire.connection import settle
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class Gateways:
 
 def _take_control(message: Msg, events: GatewayEvents, *, broadcast: bool) -> None:
     try:
-        control = unpack(control_pb2.ControlMessage, message.data)
+        control = read_control(message.data)
     except MalformedMessage as error:
         log.warning("%s: %s", message.subject, error)
     else:

@@ -25,6 +25,8 @@ PREFIX_TOKENS: Final = 64
 """Prompts that begin with the same this many tokens go to the same worker if nothing speaks against it."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
 REQUEST_ID_CHARACTERS_MAX: Final = 128
+ATTEMPT_MAX: Final = 2**32 - 1 - ATTEMPTS_PER_TASK
+"""Of a task: those that a batcher counts on from there fit the wire."""
 
 
 class RowState(Enum):
@@ -193,4 +195,6 @@ def _problem(task: task_pb2.Task) -> str:
         return "prompt_token_ids: is empty"
     if task.sampling.max_tokens == 0:
         return "sampling.max_tokens: is 0"
+    if task.attempt > ATTEMPT_MAX:
+        return f"attempt: is above {ATTEMPT_MAX}"
     return ""

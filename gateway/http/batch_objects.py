@@ -123,7 +123,7 @@ def page_limit(text: str) -> int:
     Raises:
         InvalidRequest: ``text`` says none.
     """
-    if not (text.isdecimal() and 1 <= int(text) <= PAGE_MAX):
+    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= PAGE_MAX):
         raise InvalidRequest.of("limit", f"must be 1 to {PAGE_MAX}")
     return int(text)
 

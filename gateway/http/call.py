@@ -177,7 +177,7 @@ class HttpCall:
 
     async def _body(self) -> bytes:
         length = self.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
+        if length.isdecimal() and float(length) > self._max_body_bytes:
             raise self._too_large(length)
         body = bytearray()
         try:

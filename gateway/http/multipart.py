@@ -29,19 +29,22 @@ class FileForm:
         self.name = ""
         self.fields: dict[str, str] = {}
         self.has_file = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin_part,
-                "on_part_data": self._take_data,
-                "on_part_end": self._end_part,
-                "on_header_begin": self._begin_header,
-                "on_header_field": self._take_header_name,
-                "on_header_value": self._take_header_value,
-                "on_headers_finished": self._end_headers,
-                "on_end": self._end_form,
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_part_data": self._take_data,
+                    "on_part_end": self._end_part,
+                    "on_header_begin": self._begin_header,
+                    "on_header_field": self._take_header_name,
+                    "on_header_value": self._take_header_value,
+                    "on_headers_finished": self._end_headers,
+                    "on_end": self._end_form,
+                },
+            )
+        except FormParserError as error:
+            raise InvalidRequest.of("content-type", f"has no usable boundary: {error}") from None
         self._file = bytearray()
         self._disposition = bytearray()
         self._header = bytearray()

@@ -1,14 +1,13 @@
 """A body of OpenAI's API and its headers become a `GenerateRequest`, or an error that names the field."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gateway.http import headers as header_fields
 from gateway.http.response_requests import chat_of
 from sluice.errors import InvalidRequest
-from sluice.openai.fields import BadField
+from sluice.openai.fields import BadField, load_json
 from sluice.openai.requests import CHAT, request_of_body
 from sluice.v1.inference_pb2 import GenerateRequest
 
@@ -41,7 +40,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         InvalidRequest: it is none.
     """
     try:
-        value = json.loads(body.decode(), parse_constant=_no_constant)
+        value = load_json(body.decode())
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -59,10 +58,6 @@ def response_call(body: dict[str, Any], headers: Mapping[str, str]) -> GenerateC
     """
     asked = dict(body)
     options = asked.pop("stream_options", None) or {}
-    try:
-        json.dumps(body, ensure_ascii=False).encode()  # the answer repeats a part of it
-    except UnicodeEncodeError:
-        raise InvalidRequest("the body has halves of surrogate pairs") from None
     try:
         if options not in ({}, {"include_obfuscation": False}):
             raise BadField("stream_options: only include_obfuscation: false is served")
@@ -119,7 +114,3 @@ def _streaming(body: dict[str, Any]) -> tuple[bool, bool]:
         if name != "include_obfuscation" or value:
             raise BadField(f"stream_options.{name}: is not served, or not true or false")
     return streams, bool(options.get("include_usage"))
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")

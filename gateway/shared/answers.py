@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.shared.peers import Peers
-from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache
+from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
 from gateway.streaming.stream import Stream
 from gateway.upstream.rows import RequestContext
 from sluice.background import BackgroundTasks
@@ -163,7 +163,7 @@ class AnswerCache:
         except SluiceError as error:
             self._pause(error)
             return None
-        return None if found is None else found[0]
+        return None if found is None or not is_whole(found[0]) else found[0]
 
     def _store(self, key: str, record: KeyRecord) -> None:
         if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:

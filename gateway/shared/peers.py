@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from sluice.background import BackgroundTasks
-from sluice.errors import SetupError
+from sluice.errors import SetupError, SluiceError
 from sluice.internal.v1.gateway_pb2 import (
     GatewayAnswer,
     GatewayHello,
@@ -27,6 +27,7 @@ from sluice.internal.v1.gateway_pb2 import (
 )
 from sluice.wire import subjects
 from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
+from sluice.wire.subjects import is_token
 
 M = TypeVar("M", bound=Message)
 
@@ -154,7 +155,7 @@ class Peers:
 
     async def _on_hello(self, message: Msg) -> None:
         hello = _unpacked(GatewayHello, message)
-        if hello is None or hello.instance == self.instance:
+        if hello is None or hello.instance == self.instance or not is_token(hello.gateway):
             return
         if hello.gateway == self.gateway_id:
             self._on_namesake(hello)
@@ -184,6 +185,8 @@ class Peers:
         else:
             try:
                 response = await answer(question)
+            except SluiceError as error:
+                response = GatewayAnswer(problem=error.message)
             except Exception:  # its task would end silently, and the other gateway would wait
                 _log.exception("a question of another gateway failed")
                 response = GatewayAnswer(problem="it failed; its log has the reason")

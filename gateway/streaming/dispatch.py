@@ -44,7 +44,11 @@ QUESTIONS_MAX: Final = 4
 """A row that a batcher did not answer about this often is lost, although the batcher is alive."""
 TIMEOUT_MS_MAX: Final = 2**32 - 1
 QUERY_ROWS_MAX: Final = 4096
-"""Rows in one question."""
+"""Rows in one question, and in one cancel."""
+ROW_ID_CHARS_MAX: Final = 128
+"""A longer id is of no row of any gateway."""
+BATCHERS_MAX: Final = 1024
+"""Batchers of which it is known when they were heard of; those that were silent for longest are forgotten."""
 
 
 class Batchers(Protocol):
@@ -163,7 +167,7 @@ class Dispatch:
         self._stall_s = stall_s
         self._rows: dict[str, SentRow] = {}
         self._heard_at: dict[str, float] = {}
-        """When each batcher was heard of."""
+        """When each batcher was heard of, the one that was silent for longest first."""
         self._lost: set[str] = set()
         """Batchers that get no rows until they are heard of again."""
         self._avoided: dict[str, float] = {}
@@ -227,7 +231,10 @@ class Dispatch:
 
     def heard(self, batcher: str, now: float) -> None:
         """Something came from a batcher."""
+        self._heard_at.pop(batcher, None)
         self._heard_at[batcher] = now
+        if len(self._heard_at) > BATCHERS_MAX:
+            del self._heard_at[next(iter(self._heard_at))]
         self._lost.discard(batcher)
 
     def accepts(
@@ -238,7 +245,7 @@ class Dispatch:
         ``waits``: the row may be waiting there.
         """
         row = self._rows.get(row_id)
-        if row is None or task_attempt(attempt) < row.task.attempt or not self._owns(row, batcher):
+        if row is None or task_attempt(attempt) != row.task.attempt or not self._owns(row, batcher):
             self._cancel(batcher, row_id, attempt)
             return False
         if row.questions:
@@ -259,7 +266,7 @@ class Dispatch:
     def returned(self, batcher: str, frame: frame_pb2.Frame, now: float) -> None:
         """A batcher gives a row back: it goes elsewhere."""
         row = self._rows.get(frame.request_id)
-        if row is None or row.batcher != batcher or task_attempt(frame.attempt) < row.task.attempt:
+        if row is None or row.batcher != batcher or task_attempt(frame.attempt) != row.task.attempt:
             return
         self._avoided[batcher] = now + AVOID_S
         row.batcher = ""
@@ -323,8 +330,10 @@ class Dispatch:
             by_batcher[row.batcher].append(row)
         for batcher, rows in self._cancels.items():
             refs = [frame_pb2.RowRef(request_id=name, attempt=n) for name, n in rows.items()]
-            message = ControlMessage(gateway=self._gateway, cancel=Cancel(rows=refs))
-            outgoing.control.append((batcher, message))
+            for start in range(0, len(refs), QUERY_ROWS_MAX):
+                cancel = Cancel(rows=refs[start : start + QUERY_ROWS_MAX])
+                message = ControlMessage(gateway=self._gateway, cancel=cancel)
+                outgoing.control.append((batcher, message))
         for batcher, asked in by_batcher.items():
             outgoing.control.extend(self._queries(batcher, asked))
         outgoing.questions = bool(by_batcher)
@@ -434,6 +443,8 @@ class Dispatch:
         return row.batcher in ("", batcher)
 
     def _cancel(self, batcher: str, row_id: str, attempt: int) -> None:
+        if len(row_id) > ROW_ID_CHARS_MAX:
+            return
         self._schedule()
         self._cancels[batcher][row_id] = attempt
 

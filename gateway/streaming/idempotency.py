@@ -24,7 +24,7 @@ REPLAYS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Replay:
-    """A complete answer."""
+    """A complete answer; ``record`` `is_whole`."""
 
     def __init__(self, record: KeyRecord) -> None:
         assert record.HasField("answer"), "only complete answers are replayed"
@@ -119,6 +119,12 @@ class Replay:
         return any(one.model == model for one in self._stored.replaced)
 
 
+def is_whole(record: KeyRecord) -> bool:
+    """Whether a record that JetStream kept has an answer that can be replayed: every token has its text."""
+    answer = record.answer
+    return record.HasField("answer") and len(answer.text_lengths) == len(tokens_of(answer.delta))
+
+
 class ReplayCache:
     """Complete answers by key in the memory of one gateway, bounded in number, bytes and age; the oldest go first."""
 
@@ -185,9 +191,10 @@ def next_step(record: KeyRecord | None, gateway: str, fingerprint: bytes) -> Key
     if record is None:
         return KeyStep.CREATE
     check_fingerprint(record.fingerprint, fingerprint)
-    if record.HasField("answer"):
+    if is_whole(record):
         return KeyStep.REPLAY
-    return KeyStep.TAKE_OVER if record.gateway == gateway else KeyStep.ASK_OWNER
+    broken = record.HasField("answer")
+    return KeyStep.TAKE_OVER if broken or record.gateway == gateway else KeyStep.ASK_OWNER
 
 
 def check_fingerprint(stored: bytes, fingerprint: bytes) -> None:

@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
-from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -24,20 +22,17 @@ from sluice.errors import (
     TransportUnavailable,
 )
 from sluice.internal.v1.control_pb2 import Announce, ControlMessage
-from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
 from sluice.wire.codec import (
     MalformedMessage,
     OversizedMessage,
     header_bytes,
     pack,
+    read_bundle,
     read_report,
-    unpack,
 )
 from sluice.wire.connection import disconnect, settle
 from sluice.wire.dead_letters import store_dead_letter
-
-M = TypeVar("M", bound=Message)
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +86,12 @@ class NatsTransport:
         Frames can arrive as soon as this returns; core NATS drops messages without a subscription.
         """
         self._client = client
-        await self._subscribe(subjects.frames(self.gateway_id), FrameBundle, self._on_frames)
+        await client.subscribe(
+            subjects.frames(self.gateway_id),
+            cb=self._on_frames,
+            pending_msgs_limit=_PENDING_MESSAGES,
+            pending_bytes_limit=_PENDING_BYTES,
+        )
         await client.subscribe(subjects.ALL_REPORTS, cb=self._on_report)
         await client.subscribe(subjects.all_absent(self.gateway_id), cb=self._on_absent)
         announce = ControlMessage(gateway=self.gateway_id, announce=Announce())
@@ -223,27 +223,12 @@ class NatsTransport:
 
     # What comes in.
 
-    async def _subscribe(
-        self, subject: str, kind: type[M], handle: Callable[[M], Awaitable[None]]
-    ) -> None:
-        """Passes the messages of ``subject`` to ``handle``."""
-
-        async def on_message(msg: Msg) -> None:
-            try:
-                message = unpack(kind, msg.data)
-            except MalformedMessage as error:
-                _log.error("NATS: %s dropped: %s", kind.__name__, error)
-                return
-            await handle(message)
-
-        await self._nats.subscribe(
-            subject,
-            cb=on_message,
-            pending_msgs_limit=_PENDING_MESSAGES,
-            pending_bytes_limit=_PENDING_BYTES,
-        )
-
-    async def _on_frames(self, bundle: FrameBundle) -> None:
+    async def _on_frames(self, message: Msg) -> None:
+        try:
+            bundle = read_bundle(message.data)
+        except MalformedMessage as error:
+            _log.error("NATS: frames are dropped: %s", error)
+            return
         if self._registry.take(bundle, time.monotonic()) and not self._taking:
             self._taking = True
             self._working.spawn(self._take_more())

@@ -4,7 +4,6 @@ Memory holds one line and the hashes of the ids (`SeenIds`), whatever the size o
 file, and of that one row group of the columns in use.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +15,7 @@ from jobs.input.template import Template
 from jobs.items import BadLine, Item, Request
 from sluice.errors import InputInvalid
 from sluice.openai import embeddings, requests
-from sluice.openai.fields import BadField
+from sluice.openai.fields import BadField, load_json
 from sluice.v1 import inference_pb2 as pb
 
 LINE_BYTES_MAX: Final = 1 << 20
@@ -138,7 +137,7 @@ class ItemParser:
         if len(line) > self.line_bytes_max:
             return self.too_long(number)
         try:
-            value = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
+            value = load_json(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             return BadLine(number, None, "is not valid UTF-8")
         except (ValueError, RecursionError) as error:
@@ -243,7 +242,3 @@ def _rendered(template: Template, row: Mapping[str, Any]) -> str:
         if row.get(column) is None:
             raise BadField(f"{column}: the template needs it, and it is missing or null")
     return template.render(row)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")

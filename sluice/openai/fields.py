@@ -1,7 +1,9 @@
-"""Fields of a JSON body become those of a message, checked by type."""
+"""A JSON text that messages can carry, and its fields as those of a message, checked by type."""
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 
 class BadField(ValueError):
@@ -11,6 +13,30 @@ class BadField(ValueError):
 _KINDS: Final[Mapping[type, str]] = {
     str: "text", bool: "true or false", int: "a whole number", float: "a number"
 }  # fmt: skip
+
+
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""Begins one half of a surrogate pair; most often the other half follows."""
+
+
+def load_json(text: str) -> Any:
+    """The value of ``text``.
+
+    Raises:
+        ValueError: it is no JSON, has a number that JSON has not, or half a surrogate pair, which no message can carry.
+        RecursionError: it is nested too deeply.
+    """
+    value = json.loads(text, parse_constant=_no_constant)
+    if _HALF.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it has halves of surrogate pairs") from None
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
 
 
 def set_field(message: Any, name: str, value: Any, kind: type, path: str = "") -> None:

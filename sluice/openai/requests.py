@@ -216,7 +216,7 @@ def _set_input(request: pb.GenerateRequest, line: Mapping[str, Any]) -> None:
 def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> None:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise BadField("messages: is no list of objects")
-    if not (turns and _ROLES.get(turns[0].get("role")) == pb.ROLE_SYSTEM):
+    if not (turns and _ROLES.get(str(turns[0].get("role"))) == pb.ROLE_SYSTEM):
         chat.messages.extend(system)
     for at, turn in enumerate(turns):
         _set_turn(chat.messages.add(), turn, f"messages[{at}]")
@@ -228,7 +228,7 @@ def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> No
     if unknown := said - {"role", "content", own}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
     role = turn.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise BadField(f"{path}.role: {role!r} is none of {', '.join(_ROLES)}")
     message.role = _ROLES[role]
     if "tool_calls" in said:

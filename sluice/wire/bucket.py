@@ -1,5 +1,6 @@
 """A JetStream key-value bucket: the last message of each subject, and writes that name the revision they replace."""
 
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,9 +17,11 @@ from nats.js.errors import APIError, NotFoundError
 from sluice.errors import TransportUnavailable
 from sluice.settings import Settings
 from sluice.wire import jetstream, subjects
-from sluice.wire.codec import OversizedMessage, pack, unpack
+from sluice.wire.codec import MalformedMessage, OversizedMessage, pack, unpack
 
 M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """Longest wait for JetStream, seconds."""
@@ -88,7 +91,12 @@ class Bucket:
         except (TimeoutError, NatsError) as error:
             raise _unavailable(error) from error
         assert found.seq is not None, "stored messages have one"
-        return unpack(kind, found.data or b""), found.seq
+        try:
+            return unpack(kind, found.data or b""), found.seq
+        except MalformedMessage as error:
+            raise TransportUnavailable(
+                f"{self._stream}: {key} is damaged: {error}", retry_after_s=RETRY_AFTER_S
+            ) from error
 
     async def state(self) -> tuple[int, int]:
         """Differs from an earlier one when something was written or removed since."""
@@ -115,9 +123,12 @@ class Bucket:
             raise _unavailable(error) from error
 
     async def read_all(self, kind: type[M]) -> AsyncIterator[tuple[str, M]]:
-        """All messages with their keys."""
+        """All messages with their keys, but for those that are damaged."""
         async for key, payload in self.read_payloads():
-            yield key, unpack(kind, payload)
+            try:
+                yield key, unpack(kind, payload)
+            except MalformedMessage as error:
+                _log.error("%s: %s is damaged and left out: %s", self._stream, key, error)
 
     async def read_payloads(self, pattern: str = ">") -> AsyncIterator[tuple[str, bytes]]:
         """All messages whose keys match ``pattern``, packed, with their keys."""

@@ -9,6 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 _NANOS = 1_000_000_000
+_LONGEST_MS = 1e14
+"""Three thousand years: what a Duration holds is not much longer."""
 
 
 def unix_ms() -> int:
@@ -22,8 +24,8 @@ def timestamp(at_unix_ms: int) -> Timestamp:
 
 
 def duration(ms: float) -> Duration:
-    """The message of a span of time, not negative."""
-    seconds, nanos = divmod(round(ms * 1e6), _NANOS)
+    """The message of a span of time; 0 of one that is negative or cannot be, which another process may have sent."""
+    seconds, nanos = divmod(round(ms * 1e6) if 0 <= ms <= _LONGEST_MS else 0, _NANOS)
     return Duration(seconds=seconds, nanos=nanos)
 
 

@@ -5,7 +5,8 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from sluice.internal.v1.control_pb2 import BatcherReport
+from sluice.internal.v1.control_pb2 import BatcherReport, ControlMessage
+from sluice.internal.v1.frame_pb2 import FrameBundle
 from sluice.wire import subjects
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
@@ -71,3 +72,24 @@ def read_report(subject: str, payload: bytes) -> BatcherReport:
     if subject != f"{subjects.REPORTS}.{report.batcher}":
         raise MalformedMessage(f"a report of {report.batcher!r} on {subject}")
     return report
+
+
+def read_bundle(payload: bytes) -> FrameBundle:
+    """What a batcher tells a gateway.
+
+    Raises:
+        MalformedMessage: it is none, or names no batcher: nothing could be sent to it.
+    """
+    return _from_sender(unpack(FrameBundle, payload), "batcher")
+
+
+def read_control(payload: bytes) -> ControlMessage:
+    """What a gateway tells batchers; raises as `read_bundle`."""
+    return _from_sender(unpack(ControlMessage, payload), "gateway")
+
+
+def _from_sender(message: _M, field: str) -> _M:
+    sender = getattr(message, field)
+    if not subjects.is_token(sender):
+        raise MalformedMessage(f"a {type(message).__name__} of {field} {sender!r}")
+    return message

@@ -2,9 +2,10 @@ import itertools
 
 import pytest
 
-from batcher.core.row import LEGAL, Row, RowState
+from batcher.core.row import ATTEMPT_MAX, LEGAL, Row, RowState, checked_task
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.wire.attempts import next_task_attempt, task_attempt
+from sluice.wire.codec import MalformedMessage
 
 
 def new_row(attempt: int = 0) -> Row:
@@ -60,3 +61,21 @@ def test_timings_add_up_over_all_sends() -> None:
     timings = row.timings(frame_pb2.RowTimings(prefill_ms=5, decode_ms=6))
     assert (timings.queue_ms, timings.batch_ms) == (3000, 750)
     assert (timings.prefill_ms, timings.decode_ms) == (5, 6)
+
+
+def test_an_attempt_from_which_nobody_can_count_on_is_no_task() -> None:
+    task = task_pb2.Task(
+        request_id="r",
+        gateway="g",
+        priority_class="bulk",
+        prompt_token_ids=[1],
+        attempt=ATTEMPT_MAX,
+    )
+    task.sampling.max_tokens = 1
+    row = Row(checked_task(task.SerializeToString()), now=10.0)
+    for _ in range(5000):
+        row.next_attempt()
+    assert row.message("", 10.0).attempt == row.attempt
+    task.attempt += 1
+    with pytest.raises(MalformedMessage, match="attempt"):
+        checked_task(task.SerializeToString())

@@ -23,6 +23,9 @@ FORM = (
 )
 
 
+LONG = f"multipart/form-data; boundary={'x' * 300}"
+
+
 def form(body: bytes, size: int = 7) -> tuple[FileForm, bytes]:
     made = FileForm("multipart/form-data; boundary=x")
     file = b"".join(made.feed(body[at : at + size]) for at in range(0, len(body), size))
@@ -52,7 +55,13 @@ def test_what_is_no_form_with_a_file_says_why(body: bytes, says: str) -> None:
         form(body)
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain", "multipart/form-data"])
+@pytest.mark.parametrize("text", ["", "0", "101", "-1", "٣", "9" * 5000])
+def test_a_page_has_a_size(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="limit"):
+        objects.page_limit(text)
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "multipart/form-data", LONG])
 def test_a_form_has_a_type_and_a_boundary(content_type: str) -> None:
     with pytest.raises(InvalidRequest, match="content-type"):
         FileForm(content_type)

@@ -42,7 +42,10 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
     (chat(messages=[]), "messages", "1 to"),
     (chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "none of"),
     (chat(messages=[{"role": "user", "content": ""}]), "messages[0].content", "empty"),
-    (chat("\ud800"), "messages[0].content", "UTF-8"),
+    (chat(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role", "none of"),
+    (chat(messages=[{"role": {}, "content": "x"}]), "messages[0].role", "none of"),
+    (chat("\ud800"), None, "surrogate"),
+    ({**chat(), "\ud800": 1}, None, "surrogate"),
     (
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         "messages[0].content",

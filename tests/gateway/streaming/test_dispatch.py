@@ -4,10 +4,19 @@ import pytest
 
 from gateway.streaming.assembler import Assembler
 from gateway.streaming.attempt import ModelAttempt
-from gateway.streaming.dispatch import NO_BATCHER_S, RESENDS_MAX, Outgoing, SentRow
+from gateway.streaming.dispatch import (
+    BATCHERS_MAX,
+    NO_BATCHER_S,
+    QUERY_ROWS_MAX,
+    RESENDS_MAX,
+    ROW_ID_CHARS_MAX,
+    Outgoing,
+    SentRow,
+)
 from gateway.streaming.transcript import Transcript
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_RETURNED, Frame, RowError, RowRef
+from sluice.wire.codec import pack
 from tests.gateway.kit.rows import Batchers, dispatch_to, said, sent_row
 
 STALL_S = 0.75
@@ -305,3 +314,33 @@ def test_what_took_a_row_is_told_once(priority_class: str) -> None:
     desk.tokens(1)
     desk.dispatch.forget("r")
     assert taken == [1]
+
+
+def test_an_attempt_that_no_owner_can_have_is_not_the_owners() -> None:
+    desk = Desk()
+    desk.hold()
+    assert not desk.dispatch.accepts("b1", "r", 2**32 - 1, desk.now)
+    frame = Frame(request_id="r", attempt=2**32 - 1)
+    frame.final.end = ROW_END_RETURNED
+    desk.dispatch.drain()
+    desk.dispatch.returned("b1", frame, desk.now)
+    assert not desk.dispatch.drain().tasks
+
+
+def test_a_batcher_that_speaks_of_many_unknown_rows_is_told_in_messages_that_fit() -> None:
+    desk = Desk()
+    desk.dispatch.drain()
+    for number in range(2 * QUERY_ROWS_MAX + 1):
+        desk.dispatch.accepts("b3", f"{number:0{ROW_ID_CHARS_MAX}}", 1, desk.now)
+    desk.dispatch.accepts("b3", "x" * (ROW_ID_CHARS_MAX + 1), 1, desk.now)
+    messages = [pack(message) for _, message in desk.dispatch.drain().control]
+    assert len(messages) == 3
+
+
+def test_batchers_that_come_and_go_leave_nothing_behind() -> None:
+    desk = Desk()
+    for number in range(3 * BATCHERS_MAX):
+        desk.dispatch.heard(f"b{number}", desk.now)
+        desk.dispatch.heard("b1", desk.now)
+    assert len(desk.dispatch._heard_at) == BATCHERS_MAX
+    assert "b1" in desk.dispatch._heard_at

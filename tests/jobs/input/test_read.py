@@ -150,7 +150,9 @@ def test_what_openai_has_and_the_mesh_has_not_is_named(
     [
         (b"{", "is not JSON"),
         (b'{"prompt": "\xff"}', "UTF-8"),
-        (b'{"prompt": "\\ud800"}', "UTF-8"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "a", "\\ud800": 1}', "surrogate"),
+        (b'{"messages": [{"role": [], "content": "a"}]}', "role"),
         (b'{"prompt": NaN}', "NaN"),
         (b'{"prompt": ""}', "prompt: is empty"),
         (b'{"prompt": 5}', "prompt: is not text"),

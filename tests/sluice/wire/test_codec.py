@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.internal.v1 import frame_pb2, task_pb2
+from sluice.internal.v1 import control_pb2, frame_pb2, task_pb2
 from sluice.wire import codec
+from sluice.wire.clock import duration
 
 token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=200)
 
@@ -36,3 +37,16 @@ def test_a_truncated_message_is_malformed() -> None:
     whole = codec.pack(task_pb2.Task(request_id="req-1", model="small"))
     with pytest.raises(codec.MalformedMessage):
         codec.unpack(task_pb2.Task, whole[:-1])
+
+
+@pytest.mark.parametrize("sender", ["", "a b", "a.b", "*", "x\r\nPUB y 0", "é", "a" * 65])
+def test_whoever_could_not_be_answered_is_no_sender(sender: str) -> None:
+    with pytest.raises(codec.MalformedMessage, match="batcher"):
+        codec.read_bundle(frame_pb2.FrameBundle(batcher=sender).SerializeToString())
+    with pytest.raises(codec.MalformedMessage, match="gateway"):
+        codec.read_control(control_pb2.ControlMessage(gateway=sender).SerializeToString())
+
+
+@pytest.mark.parametrize("ms", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_time_that_cannot_be_is_none(ms: float) -> None:
+    assert not duration(ms).ToNanoseconds()

@@ -1,0 +1,71 @@
+"""A NATS without a server for fuzzing: what a process subscribes to can be called, what it publishes is passed on."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+from nats.js.errors import NotFoundError
+
+from sluice.wire.codec import MAX_MESSAGE_BYTES
+
+Handler = Callable[[Msg], Awaitable[None]]
+
+
+class MemoryNats:
+    """Stands for `nats.aio.client.Client` and its JetStream, which has nothing stored and stores everything.
+
+    Attributes:
+        handlers: by the subject of the subscription.
+        published: called with the subject and the payload of what is published.
+    """
+
+    is_connected: Final = True
+    is_closed: Final = False
+    max_payload: Final = MAX_MESSAGE_BYTES
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.published: Callable[[str, bytes], None] = lambda *_: None
+        self._sequence = itertools.count(1)
+
+    async def subscribe(self, subject: str, cb: Handler, **_: Any) -> "MemoryNats":
+        """Keeps the handler; it is the subscription too."""
+        self.handlers[subject] = cb
+        return self
+
+    async def unsubscribe(self) -> None:
+        """Nobody else calls the handler."""
+
+    async def feed(self, pattern: str, payload: bytes, subject: str = "") -> None:
+        """Gives a message to the handler of ``pattern``, as if it had come on ``subject``."""
+        message: Any = Msg(self, subject or pattern, "_INBOX.fuzz.1", payload, {})  # type: ignore[arg-type]
+        await self.handlers[pattern](message)
+
+    async def publish(self, subject: str, payload: bytes = b"", *_: Any, **__: Any) -> Any:
+        """Also JetStream's, whose answer is the sequence."""
+        self.published(subject, payload)
+        return SimpleNamespace(seq=next(self._sequence))
+
+    async def request(self, *_: Any, **__: Any) -> Any:
+        """Nobody is there."""
+        raise NoRespondersError
+
+    async def flush(self, *_: Any) -> None:
+        """All has been published."""
+
+    def jetstream(self, **_: Any) -> "MemoryNats":
+        """It is one object."""
+        return self
+
+    async def get_last_msg(self, *_: Any, **__: Any) -> Any:
+        """Nothing is stored."""
+        raise NotFoundError
+
+    async def purge_stream(self, *_: Any, **__: Any) -> bool:
+        """There is nothing."""
+        return True
+
+    consumer_info = stream_info = pull_subscribe = delete_msg = get_last_msg

@@ -1,0 +1,48 @@
+"""A slice of the fuzzing of bench/fuzz.py, which runs a million inputs."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from unittest.mock import patch
+
+import pytest
+
+from bench.fuzz import Run
+from bench.support.fuzz_targets import TARGETS, Fuzzed
+from bench.support.mutator import Mutator
+
+
+@pytest.mark.parametrize("name", TARGETS)
+async def test_a_slice_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(name, seed=18)
+    with patch("sluice.telemetry.exchange.GATHER_S", 0.0):
+        await run.blocks(0, 60)
+    assert not run.findings, capsys.readouterr().out
+    assert run.line["inputs"] == 60
+
+
+async def test_a_finding_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[list[int]] = []
+
+    async def fuzzed(draw: Mutator) -> str:
+        number = draw.number(0, 2**64)
+        drawn[-1].append(number)
+        if len(drawn[-1]) == 8:
+            raise ZeroDivisionError
+        return "taken"
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Fuzzed]:
+        drawn.append([])
+        yield fuzzed
+
+    with patch.dict("bench.fuzz.TARGETS", {"test": opened}):
+        for _ in range(2):
+            run = Run("test", seed=5)
+            await run.blocks(3, 10)
+            assert run.findings == 1
+    assert drawn[0] == drawn[1]
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert line["finding"] == "block 3, input 7"
+    assert line["replay"] == "--seed 5 --targets test"
+    assert line["error"][-1] == "ZeroDivisionError"
