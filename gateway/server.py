@@ -29,6 +29,7 @@ from gateway.api.job_forwarder import JOB_SERVICE, JobForwarder
 from gateway.api.reflection import add_reflection
 from gateway.api.safety_service import SAFETY_SERVICE, SafetyService
 from gateway.api.texts import TextCalls
+from gateway.audio.wav import BYTES_A_SECOND, HEAD_BYTES
 from gateway.http.app import make_app
 from gateway.http.server import HttpServer
 from gateway.identity.authenticator import Authenticator
@@ -233,7 +234,9 @@ class Gateway:
                 local_only=not (limits.allow_remote or self.authenticator.on),
             )
             self.http = HttpServer(settings.http.address, app, self._http_context())
-        self._server = self._make_server(limits.max_message_bytes)
+        hears = bool(catalog.hearing)
+        audio_max_bytes = int(limits.audio_max_s * BYTES_A_SECOND) + HEAD_BYTES if hears else 0
+        self._server = self._make_server(limits.max_message_bytes, audio_max_bytes)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -417,10 +420,11 @@ class Gateway:
         self.authenticator.mesh_key = await mesh_key(self._settings, self._secrets)
         await self.authenticator.start(client)
 
-    def _make_server(self, max_message_bytes: int) -> grpc.aio.Server:
+    def _make_server(self, max_message_bytes: int, audio_max_bytes: int) -> grpc.aio.Server:
+        callers = Callers(self.authenticator)
         server = grpc.aio.server(
             interceptors=[
-                ErrorInterceptor(max_message_bytes, self._limiter, Callers(self.authenticator))
+                ErrorInterceptor(max_message_bytes, self._limiter, callers, audio_max_bytes)
             ],
             options=[
                 ("grpc.so_reuseport", 0),
@@ -428,7 +432,7 @@ class Gateway:
                 # waits at its client, and not in front of the calls of others.
                 ("grpc.max_concurrent_streams", 2 * self._settings.gateway.max_concurrent_requests),
                 # Twice the limit: a message a little above it gets a typed error with both numbers.
-                ("grpc.max_receive_message_length", 2 * max_message_bytes),
+                ("grpc.max_receive_message_length", 2 * max_message_bytes + audio_max_bytes),
                 # A client connects again, and finds the gateways that were added since; streams go on to their end.
                 ("grpc.max_connection_age_ms", int(self._settings.gateway.connection_age_s * 1000)),
                 ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),

@@ -7,6 +7,7 @@ import math
 from typing import Final
 
 from model_workers.engine.protocol import (
+    AudioSpec,
     Refused,
     RowEnd,
     RowInvalid,
@@ -43,6 +44,7 @@ def row_spec(row: worker_pb2.Row, owner: str, now: float) -> RowSpec:
         rank=_rank(task.priority_class),
         gather_s=task.gather_ms / 1000,
         values=_values(task.values) if task.HasField("values") else None,
+        audio=_audio(task.audio) if task.HasField("audio") else None,
     )
 
 
@@ -53,6 +55,12 @@ def _values(values: task_pb2.Values) -> ValuesSpec:
         second_text=values.second_text,
         scored_token_ids=tuple(values.scored_token_ids),
     )
+
+
+def _audio(audio: task_pb2.Audio) -> AudioSpec:
+    _require(bool(audio.pcm), "audio.pcm is empty")
+    _require(len(audio.pcm) % 2 == 0, "audio.pcm has half a sample")
+    return AudioSpec(audio.pcm, tuple(audio.opening_token_ids))
 
 
 def _rank(priority_class: str) -> int:

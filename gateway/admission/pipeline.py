@@ -182,6 +182,8 @@ class Admission:
         decided = await self._decide(request, spans, timings, record, one_prompt=True)
         prompt, plan, reservation = decided.prompt, decided.plan, decided.reservation
         try:
+            if request.audio is not None:
+                _check_governed(plan, request.model)
             with _timed(spans, names.SPAN_TOKENIZE, timings, "tokenize_ms") as span:
                 first = await self._prepare(request, prompt, plan.model)
                 span.set_attribute(names.GEN_AI_INPUT_TOKENS, len(first.prompt_token_ids))
@@ -245,7 +247,7 @@ class Admission:
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         self._usage.limits.enter(current_caller())
-        models = self.catalog.answering if request.model is None else (request.model,)
+        models = self.catalog.reading if request.model is None else (request.model,)
         self._overload.refuse_hopeless(models, scheduling, time.monotonic())
         if one_prompt:
             texts = request.conversation.texts

@@ -4,18 +4,20 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.audio.chunks import chunks_of
 from gateway.models.catalog import ServedModel
 from gateway.models.tokenizer import TemplateRefused
 from gateway.safety.inspector import AnswerInspection
 from gateway.tools.grammar import grammar_of
 from gateway.tools.messages import function_of, messages_of
+from gateway.validation.audio import ValidAudio
 from gateway.validation.conversation import Conversation
 from gateway.validation.requests import ValidRequest, in_vocabulary
 from sluice.errors import FieldViolation, InvalidRequest, PromptTooLong
-from sluice.internal.v1.task_pb2 import Sampling, Values
+from sluice.internal.v1.task_pb2 import Audio, Sampling, Values
 from sluice.v1.inference_pb2 import SamplingParams
 
 LOOP_CHARS: Final = 8192
@@ -43,6 +45,10 @@ class PreparedPrompt:
     """The numbers that are wanted instead of an answer."""
     truncated: bool = False
     """Whether the text was cut to fit the context."""
+    audio: Audio | None = None
+    """What the model hears; the tokens are what its decoder begins with."""
+    chunks: tuple["PreparedPrompt", ...] = ()
+    """The rows whose answers together are the answer; the tokens are those of all of them. Empty: it is one row."""
 
 
 def is_long(texts: Sequence[str]) -> bool:
@@ -71,9 +77,54 @@ async def prepare(
     model: ServedModel,
     inspect: Callable[[], AnswerInspection | None] | None,
 ) -> PreparedPrompt:
-    """``conversation`` for ``model``; raises as `encode` and `fit`."""
+    """``conversation`` for ``model``; raises as `encode`, `fit` and `hear`."""
+    if request.audio is not None:
+        return hear(request, request.audio, conversation.turns[0].content, model, inspect)
+    if model.speech is not None:
+        raise InvalidRequest.of("input", f"{model.name} takes audio, and no prompts; set audio")
     token_ids = await encode(conversation, model)
     return PreparedPrompt(model, token_ids, fit(request, model, len(token_ids)), inspect)
+
+
+def hear(
+    request: ValidRequest,
+    audio: ValidAudio,
+    before: str,
+    model: ServedModel,
+    inspect: Callable[[], AnswerInspection | None] | None,
+) -> PreparedPrompt:
+    """``audio`` for ``model``, behind the text ``before``: a row, or one for each chunk; raises as `fit`.
+
+    Raises:
+        InvalidRequest: log-probabilities are wanted of chunks.
+    """
+    speech = model.speech
+    if speech is None:
+        raise InvalidRequest.of("audio", f"{model.name} takes no audio")
+    before_ids = model.tokenizer.bare(f" {before.strip()}") if before.strip() else []
+    prompt, opening = speech.begin(audio.language, translate=audio.translate, before=before_ids)
+    sampling = fit(request, model, len(prompt))
+    # The tokens that say the language are beside those that the caller counts.
+    found = 1 + len(opening) if opening else 0
+    room = model.context_tokens - len(prompt)
+    sampling.max_tokens = min(sampling.max_tokens + found, room)
+    chunks = [
+        PreparedPrompt(
+            model, prompt, sampling, None, audio=Audio(pcm=pcm, opening_token_ids=opening)
+        )
+        for pcm in chunks_of(audio.pcm, speech.chunk_s)
+    ]
+    if len(chunks) == 1:
+        return replace(chunks[0], inspect=inspect)
+    if sampling.logprobs:
+        raise InvalidRequest.of(
+            "sampling.logprobs", f"are there for up to {speech.chunk_s:g} s of audio; cut it"
+        )
+    whole = Sampling()
+    whole.CopyFrom(sampling)
+    if not request.sampling.max_tokens:
+        whole.max_tokens = len(chunks) * sampling.max_tokens
+    return PreparedPrompt(model, prompt * len(chunks), whole, inspect, chunks=tuple(chunks))
 
 
 async def encode(conversation: Conversation, model: ServedModel) -> list[int]:

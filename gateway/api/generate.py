@@ -38,6 +38,7 @@ from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans
 from gateway.tools.events import ToolCallEvents
 from gateway.tools.formats import ToolFormat
+from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.escalation import Escalation
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.guard_runner import GuardRunner
@@ -195,7 +196,9 @@ class _Call:
         timeout_s = min(timeout_s, settings.max_timeout_s)
         self._spans.describe(call_attributes, wire, tenant, self._request_id)
         about_request(self._request_id, self._spans.trace_id)
-        request = validate(wire, catalog, timeout_s, tenant, self._shared.resume_key)
+        request = validate(
+            wire, catalog, timeout_s, tenant, self._shared.resume_key, settings.audio_max_s
+        )
         self._spans.describe(request_attributes, request)
         return request
 
@@ -320,7 +323,7 @@ class _Call:
         request, admitted = context.request, context.admitted
         for score in admitted.plan.scores:
             self._shared.observers.drift.scored(score)
-        cascade = guards = None
+        cascade = guards = chunks = None
         if admitted.second is not None:
             cascade = Escalation(self._upstream, self._shared.escalations, context)
         if admitted.guards:
@@ -332,14 +335,18 @@ class _Call:
             request.resume,
             counts_prompt=request.answer_index == 0,
         )
-        on_end = partial(self._ended, context, answer_key, cascade, guards)
+        if admitted.first.chunks:
+            chunks = ChunkRows(self._upstream, context, first)
+        on_end = partial(self._ended, context, answer_key, cascade, guards, chunks)
         stream = self._registry.open(
             context.stream_spec(self._shared.resume_key), first, cascade, guards, on_end
         )
         reason = already_complete(admitted.first.sampling, first.transcript)
         if reason is not None:
             self._registry.finish(stream, reason, time.monotonic())
-        if not stream.row_ended:
+        if chunks is not None and not stream.row_ended:
+            chunks.start(stream)
+        elif not stream.row_ended:
             self._upstream.send(context, first, admitted.first)
             self._registry.start_backup(stream, time.monotonic())
         if guards is not None and not stream.ended:
@@ -352,10 +359,13 @@ class _Call:
         answer_key: str,
         cascade: Escalation | None,
         guards: GuardRunner | None,
+        chunks: ChunkRows | None,
         stream: Stream,
     ) -> None:
         if guards is not None:
             guards.close()
+        if chunks is not None:
+            chunks.close()
         now = time.monotonic()
         context.spans.end_attempts(partial(attempt_end, stream, now))
         used = self._upstream.usage.record_stream(context.request.tenant, stream, now)

@@ -21,6 +21,7 @@ from gateway.identity.authenticator import Authenticator
 from gateway.identity.caller import Caller, roles_for, set_caller
 from gateway.validation.requests import class_of
 from sluice.errors import InternalError, InvalidRequest, MessageTooLarge, SluiceError
+from sluice.v1.inference_pb2 import GenerateRequest
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +56,16 @@ class Callers:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates all calls; parses and counts requests of ``sluice.*``, and turns errors into statuses."""
 
-    def __init__(self, max_message_bytes: int, limiter: ClassLimiter, callers: Callers) -> None:
+    def __init__(
+        self,
+        max_message_bytes: int,
+        limiter: ClassLimiter,
+        callers: Callers,
+        audio_max_bytes: int = 0,
+    ) -> None:
+        """``audio_max_bytes``: what a message may have in addition, if that is audio."""
         self._max_message_bytes = max_message_bytes
+        self._audio_max_bytes = audio_max_bytes
         self._limiter = limiter
         self._callers = callers
         self._handlers: dict[str, Any] = {}
@@ -117,14 +126,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _deserializer(self, parse: Callable[[bytes], Message]) -> Callable[[bytes], Any]:
         def deserialize(payload: bytes) -> Message | SluiceError:
-            if len(payload) > self._max_message_bytes:
-                return _too_large(len(payload), self._max_message_bytes)
+            limit = self._max_message_bytes
+            if len(payload) > limit + self._audio_max_bytes:
+                return _too_large(len(payload), limit + self._audio_max_bytes)
             try:
-                return parse(payload)
+                message = parse(payload)
             except DecodeError:
                 return InvalidRequest(
                     "the bytes are no such message: a string is not UTF-8, or a field is broken"
                 )
+            if len(payload) > limit and len(payload) - _audio_bytes(message) > limit:
+                return _too_large(len(payload), limit)
+            return message
 
         return deserialize
 
@@ -172,6 +185,10 @@ def _certificate_names(context: Any) -> list[str]:
     """Subject alternative names of the client's certificate, which TLS has verified."""
     names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
     return [name.decode(errors="replace") for name in names]
+
+
+def _audio_bytes(message: Message) -> int:
+    return len(message.audio.data) if isinstance(message, GenerateRequest) else 0
 
 
 def _too_large(size: int, limit: int) -> MessageTooLarge:

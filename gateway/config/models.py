@@ -9,10 +9,11 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.models.speech import SpeechTokens, speech_tokens
 from gateway.models.tokenizer import ChatTemplate, ModelTokenizer
 from gateway.tools.formats import FORMATS, HERMES, ToolFormat, guess
 from sluice.settings import ModelSettings, Settings, SettingsError, resolve_model_path
-from sluice.settings.models import context_tokens_of, labels_of, language_config
+from sluice.settings.models import context_tokens_of, hears, labels_of, language_config
 from sluice.settings.sentence_folder import FILES, SentenceFolder, read_sentence_folder
 from sluice.wire.text_tokens import TEMPLATE, load_text_tokens
 
@@ -39,7 +40,7 @@ def load_catalog(settings: Settings) -> Catalog:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
     """
     models = {
-        m.name: ServedModel(m, load_tokenizer(m), version_of(m), sentence_of(m))
+        m.name: ServedModel(m, load_tokenizer(m), version_of(m), sentence_of(m), speech_of(m))
         for m in settings.models
     }
     return Catalog(models, settings.routing.default)
@@ -120,6 +121,21 @@ def sentence_of(model: ModelSettings) -> SentenceFolder | None:
     if model.engine not in _TEXT_ENGINES:
         return None
     return read_sentence_folder(model_folder(model.path, model.engine))
+
+
+def speech_of(model: ModelSettings) -> SpeechTokens | None:
+    """The control tokens of a model that takes audio; None for other models.
+
+    Raises:
+        SettingsError: a file of it is not what it should be.
+    """
+    if model.engine != "transformers":
+        return None
+    folder = model_folder(model.path)
+    config = read_json(folder / "config.json")
+    if not hears(config):
+        return None
+    return speech_tokens(config, read_json(folder / "generation_config.json"), _tokenizer(folder))
 
 
 def labels_for(model: ModelSettings) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from gateway.admission.load_table import ModelLoadTable
 from gateway.api.generate import Generator
 from gateway.api.job_forwarder import JobForwarder
 from gateway.api.texts import TextCalls
+from gateway.http.audio import TRANSCRIPTIONS, TRANSLATIONS, Audio
 from gateway.http.batches import Batches, Files
 from gateway.http.call import Behaviour, Endpoint
 from gateway.http.completions import Completions
@@ -85,6 +86,10 @@ def make_app(
                 for url in URLS
             ),
             route("POST", EMBEDDINGS, texts.embed, ASKS, class_of),
+            *(
+                route("POST", url, Audio(generator, catalog, url), ASKS, class_of)
+                for url in (TRANSCRIPTIONS, TRANSLATIONS)
+            ),
             *(route("POST", url, texts.rerank, ASKS, class_of) for url in RERANK),
             route("POST", "/v1/responses", Responses(generator), ASKS, class_of),
             route("GET", "/v1/models", models.list),

@@ -89,6 +89,9 @@ def field_name(path: str) -> str:
         return _NAMES[path]
     if path.startswith("texts"):  # of /v1/embeddings
         return "input" + path.removeprefix("texts")
+    if path == "audio.data":
+        return "file"
+    path = path.removeprefix("audio.")
     return path.removeprefix("sampling.").removeprefix("chat.").removeprefix("metadata.")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.models.speech import SpeechTokens
 from gateway.models.tokenizer import ModelTokenizer
 from gateway.routing.router import ModelFacts
 from sluice.defaults import AUTO
@@ -19,6 +20,8 @@ class ServedModel:
     version: str = ""
     """Changes with the files and settings of the model."""
     sentence: SentenceFolder | None = None
+    speech: SpeechTokens | None = None
+    """Of a model that takes audio, and no prompts."""
 
     @property
     def name(self) -> str:
@@ -42,7 +45,9 @@ class Catalog:
     Attributes:
         default: the model of "auto" when no rule applies.
         names: all of them.
-        answering: those that take prompts.
+        answering: those that draw tokens.
+        reading: of these, those that take prompts.
+        hearing: of these, those that take audio.
         callable: those that callers may ask for something; the others are classifiers.
     """
 
@@ -51,6 +56,8 @@ class Catalog:
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
+        self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
+        self.reading = tuple(name for name in self.answering if models[name].speech is None)
         self.callable = tuple(name for name, one in models.items() if not one.tokenizer.labels)
 
     def __getitem__(self, name: str) -> ServedModel:

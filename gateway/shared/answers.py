@@ -206,6 +206,9 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
     yield request.sampling.SerializeToString(deterministic=True)
     # All of it as the caller sent it: what an answer restores or hides depends on what the rules have replaced.
     yield repr((request.conversation, request.tools)).encode()
+    if request.audio is not None:
+        yield hashlib.sha256(request.audio.pcm).digest()
+        yield repr((request.audio.language, request.audio.translate)).encode()
     for prepared in (admitted.first, admitted.second):
         if prepared is not None:
             sampling = Sampling()

@@ -142,7 +142,13 @@ class Registry:
     def stored(self, row_id: str, sequence: int, now: float) -> None:
         """The task of a row is in JetStream."""
         self.dispatch.stored(row_id, sequence, now)
-        self._published(row_id)
+        self.published(row_id)
+
+    def published(self, row_id: str) -> None:
+        """A batcher or JetStream has the task of a row."""
+        stream = self._rows.get(row_id)
+        if stream is not None:
+            stream.published(row_id)
 
     def publish_failed(self, row_id: str, error: SluiceError, now: float) -> None:
         """The task of a row could not be sent, as far as is known."""
@@ -201,7 +207,7 @@ class Registry:
         dispatch.heard(batcher, now)
         for ref in bundle.held:
             if dispatch.accepts(batcher, ref.request_id, ref.attempt, now, waits=True):
-                self._published(ref.request_id)
+                self.published(ref.request_id)
         for ref in bundle.unknown:
             dispatch.unknown(batcher, ref, now)
         for frame in bundle.frames:
@@ -263,11 +269,6 @@ class Registry:
         else:
             self.dispatch.restart(now)
         self._replays.expire(now)
-
-    def _published(self, row_id: str) -> None:
-        stream = self._rows.get(row_id)
-        if stream is not None:
-            stream.published(row_id)
 
     def _is_live(self, stream: Stream) -> bool:
         return self._live.get(stream.request_id) is stream

@@ -164,6 +164,7 @@ class Upstream:
             workload=request.workload,
             gather_ms=request.gather_ms,
             values=prepared.values,
+            audio=prepared.audio,
         )
 
     def send(
@@ -175,20 +176,13 @@ class Upstream:
         watched = context.request.sampling.stop or context.admitted.second is not None
         if watched and task.gather_ms > WATCHED_GATHER_MS:
             task.gather_ms = WATCHED_GATHER_MS
-        attributes = {
-            names.GEN_AI_REQUEST_MODEL: attempt.model,
-            names.REQUEST_ID: attempt.row_id,
-            names.MESSAGING_SYSTEM: "nats",
-            names.MESSAGING_OPERATION: "send",
-            names.MESSAGING_DESTINATION: subjects.tasks(task.model, task.priority_class),
-        }
-        span = context.spans.start_attempt(attempt.row_id, attributes)
+        headers = attempt_headers(context, attempt)
 
         def on_taken() -> None:
             context.timings.publish_ms += (time.monotonic() - begun) * 1000
 
         self.admission.sent(prepared, context.request.priority_class)
-        self.send_row(SentRow(task, headers_of(span), attempt, context.deadline, on_taken=on_taken))
+        self.send_row(SentRow(task, headers, attempt, context.deadline, on_taken=on_taken))
 
     def send_row(self, row: SentRow) -> None:
         """Sends a row, or fails it at once when that is impossible."""
@@ -267,6 +261,18 @@ class InternalRow:
         """Cancels the row, unless it has ended."""
         no_reader = Cancelled("nobody waits for the answer any more")
         self._upstream.registry.fail(self.stream, no_reader)
+
+
+def attempt_headers(context: RequestContext, attempt: ModelAttempt) -> Mapping[str, str]:
+    """Begins the span of ``attempt``; what its tasks carry of it."""
+    attributes = {
+        names.GEN_AI_REQUEST_MODEL: attempt.model,
+        names.REQUEST_ID: attempt.row_id,
+        names.MESSAGING_SYSTEM: "nats",
+        names.MESSAGING_OPERATION: "send",
+        names.MESSAGING_DESTINATION: subjects.tasks(attempt.model, context.request.priority_class),
+    }
+    return headers_of(context.spans.start_attempt(attempt.row_id, attributes))
 
 
 def already_complete(sampling: Sampling, transcript: Transcript) -> "FinishReason.ValueType | None":

@@ -103,8 +103,10 @@ def conversation_of(
     if kind == "chat":
         found.check(not request.raw_prompt, "raw_prompt", "needs prompt, not chat")
         return _chat(request.chat.messages, found)
+    if isinstance(request, GenerateRequest) and kind == "audio":
+        return Conversation((Turn(USER, request.audio.prompt),), raw=True)
     if kind is None:
-        found.add("input", "set prompt or chat")
+        found.add("input", "set prompt, chat or audio")
     else:
         found.check(bool(request.prompt.strip()), "prompt", "must not be empty")
     return Conversation((Turn(USER, request.prompt),), raw=request.raw_prompt)

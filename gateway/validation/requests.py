@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from gateway.models.catalog import Catalog
 from gateway.streaming.resume_token import ResumeKey
 from gateway.tools.tool import ToolUse
+from gateway.validation.audio import ValidAudio, audio_of, hearing_model
 from gateway.validation.conversation import Conversation, conversation_of
 from gateway.validation.sampling import sampling_of
 from gateway.validation.tools import tool_use_of, tools_of
@@ -75,6 +76,8 @@ class ValidRequest:
     """The model that those tokens came from; empty: not named."""
     tools: ToolUse | None = None
     """What the answer may call; None: nothing."""
+    audio: ValidAudio | None = None
+    """What the model hears; the conversation is the text that comes before it."""
     answer_index: int = 0
     """Which of several answers to the caller's request it is for."""
     route_key: str = ""
@@ -100,6 +103,7 @@ def validate(
     timeout_s: float,
     tenant: str,
     resume_key: ResumeKey,
+    audio_max_s: float = 0.0,
 ) -> ValidRequest:
     """Checks all of ``request``, which may take ``timeout_s`` from now on.
 
@@ -112,6 +116,7 @@ def validate(
         raise DeadlinePassed("the deadline passed before the request arrived")
     found = FieldViolations()
     conversation = conversation_of(request, found)
+    audio = audio_of(request, catalog, audio_max_s, found)
     tools = tool_use_of(request, found)
     if tools is not None:
         conversation = replace(conversation, tools=tools.tools)
@@ -130,7 +135,8 @@ def validate(
         "resume",
         "continues one answer, not n: ask again without it",
     )
-    model = _model(request.model, catalog, found)
+    choose = _model if audio is None else hearing_model
+    model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
     if resume:
         _check_issued(request, resume, sampling, fingerprint, resume_key)
@@ -147,11 +153,12 @@ def validate(
         resume=resume,
         timeout_s=timeout_s,
         tenant=tenant,
-        allow_degraded=request.allow_degraded,
+        allow_degraded=request.allow_degraded and audio is None,
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
         tools=tools,
+        audio=audio,
     )
 
 
@@ -228,10 +235,13 @@ def in_vocabulary(token_ids: Iterable[VisibleToken], size: int) -> bool:
 
 def _model(name: str, catalog: Catalog, found: FieldViolations) -> str | None:
     """The named model, None for "auto". The last check: raises what was found."""
-    if not catalog.answering:
+    if name in catalog.hearing:
+        found.add("model", f"{name} takes audio, and no prompts; set audio")
+        found.raise_if_any()
+    if not catalog.reading:
         raise UnknownModel("no model of this mesh takes prompts", metadata={"models": ""})
-    if name not in ("", AUTO, *catalog.answering):
-        known = ", ".join(catalog.answering)
+    if name not in ("", AUTO, *catalog.reading):
+        known = ", ".join(catalog.reading)
         message = f'there is no model of that name; known: {known}, or "{AUTO}"'
         if not found:
             raise UnknownModel(message, metadata={"models": known})

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,21 @@ from model_workers.engine.checkpoint import find_constraints
 from model_workers.engine.devices import find_device
 from model_workers.engine.forward.encoder import PaddedTexts, Text
 from model_workers.engine.forward.load import find_dtype
-from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep, RowTooLong, Sampling
+from model_workers.engine.protocol import (
+    AudioSpec,
+    RowEnd,
+    RowInvalid,
+    RowSpec,
+    RowStep,
+    RowTooLong,
+    Sampling,
+)
 from model_workers.engine.rows import Row, RowLimits, RowState
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 from sluice.settings.models import SideLimits, side_limits
 
-FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus")
+FAMILIES: Final = ("t5", "mt5", "umt5", "bart", "marian", "pegasus", "whisper")
 """Values of ``model_type``."""
 COLUMNS: Final = 32
 """Columns for tokens that a buffer has at least beside those in use."""
@@ -107,9 +115,11 @@ class Batch:
         rows: in the order of the buffers.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, text_max: int) -> None:
+        """``text_max``: the longest that a text can be."""
         self.rows: list[Row] = []
         self._slots = slots
+        self._text_max = text_max
         self._lengths: list[int] = []
         """Of the answers, with the tokens before them."""
         self._sizes: list[int] = []
@@ -201,8 +211,9 @@ class Batch:
     def _make_text_room(self, size: int) -> None:
         columns = self._texts[0].keys.shape[2]
         if size > columns:
+            width = max(size, min(2 * size, self._text_max))
             self._texts = [
-                self._moved(buffer, slice(0, columns), columns, 2 * size) for buffer in self._texts
+                self._moved(buffer, slice(0, columns), columns, width) for buffer in self._texts
             ]
 
     def _moved(self, old: Buffer, columns: slice, end: int, width: int) -> Buffer:
@@ -220,7 +231,14 @@ class EncoderDecoder:
     Attributes:
         prefix: the tokens that begin every answer and are no part of it.
         vocab_size: tokens.
+        places_max: most places that the encoder makes of a row; 0: as many as a prompt has tokens.
+        begins_max: most rows that it begins in one step.
+        trial: what a row hears that warms the model up.
     """
+
+    begins_max: ClassVar[int] = 1024
+    trial: ClassVar[AudioSpec | None] = None
+    places_max: int = 0
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -236,23 +254,41 @@ class EncoderDecoder:
             first = model.config.decoder_start_token_id
         if first is None:
             raise SettingsError("config.json: set decoder_start_token_id")
-        self.prefix = (first,) if forced is None else (first, forced)
+        self.prefix: tuple[int, ...] = (first,) if forced is None else (first, forced)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self._never = _never(generation)
 
     def begin(self, rows: Sequence[Row], batch: Batch) -> Iterator[tuple[Sequence[Row], Tensor]]:
         """Adds new rows to ``batch``; yields them in groups with the logits of their next tokens."""
-        states = dict(zip(rows, self._encode([Text(row.spec.prompt) for row in rows]), strict=True))
-        for _, group in groupby(sorted(rows, key=_order), key=lambda row: row.answered):
+        states = dict(zip(rows, self._states(rows), strict=True))
+        for _, group in groupby(sorted(rows, key=_order), key=lambda row: len(self._said(row))):
             members = list(group)
             yield members, self._begin(members, [states[row] for row in members], batch)
+
+    def check(self, row: RowSpec) -> None:
+        """Raises RowInvalid for what the encoder does not take."""
+        if row.audio is not None:
+            raise RowInvalid("this model takes text and no audio")
+
+    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """Rules tokens out of ``logits``, [rows, vocabulary]."""
+        if self._never:
+            logits[:, self._never] = -torch.inf
+
+    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+        """What the encoder makes of each row, [places, size]."""
+        return self._encode([Text(row.spec.prompt) for row in rows])
+
+    def _said(self, row: Row) -> list[int]:
+        """The decoder's tokens so far."""
+        return [*self.prefix, *row.tokens[len(row.spec.prompt) :]]
 
     def _begin(self, rows: Sequence[Row], states: Sequence[Tensor], batch: Batch) -> Tensor:
         sizes = [len(state) for state in states]
         device = self._model.device
         padded = [functional.pad(one, (0, 0, 0, max(sizes) - len(one))) for one in states]
         mask = (torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]).long()
-        tokens = [[*self.prefix, *row.tokens[len(row.spec.prompt) :]] for row in rows]
+        tokens = [self._said(row) for row in rows]
         length = len(tokens[0])
         places = torch.arange(length).expand(len(rows), -1)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -293,8 +329,6 @@ class EncoderDecoder:
             use_cache=True,
         )
         logits: Tensor = output.logits[:, -1].float()
-        if self._never:
-            logits[:, self._never] = -torch.inf
         return logits
 
 
@@ -319,12 +353,13 @@ class EncoderDecoderEngine(CachelessEngine):
         self._model = model
         self._sampler = sampler
         self._sides = sides
-        self._batch = Batch(limits.slots)
+        self._batch = Batch(limits.slots, model.places_max or sides.prompt)
 
     def add(self, row: RowSpec, now: float) -> None:
         """See `Engine.add`."""
         if row.values is not None:
             raise RowInvalid("this model gives answers, and no embeddings or scores")
+        self._model.check(row)
         if max((*row.prompt, *row.produced), default=0) >= self._model.vocab_size:
             raise RowInvalid(f"a token is not one of the model's {self._model.vocab_size}")
         if len(row.prompt) > self._sides.prompt:
@@ -355,7 +390,7 @@ class EncoderDecoderEngine(CachelessEngine):
                 self._scheduler.advance(row, count)
         if decoding:
             steps += self._draw(tuple(self._batch.rows), self._model.next(self._batch))
-        if new:
+        if new := new[: self._model.begins_max]:  # the others are planned again
             for rows, logits in self._model.begin(new, self._batch):
                 steps += self._draw(rows, logits)
         self._batch.keep({row for row in self._batch.rows if row.state is RowState.RUNNING})
@@ -371,6 +406,7 @@ class EncoderDecoderEngine(CachelessEngine):
         for row in rows:
             assert row.sampling is not None
             requests.append(DrawRequest(row.sampling))
+        self._model.restrict(rows, logits)
         steps = []
         for row, drawn in zip(rows, self._sampler.draw(logits, requests), strict=True):
             pending = row.pending
@@ -414,8 +450,7 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine:
             raise SettingsError("set context_tokens, the model names none")
         device = find_device(settings.device)
         dtype = find_dtype(settings.dtype, device)
-        loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(path, dtype=dtype).to(device).eval()
-        model = EncoderDecoder(loaded)
+        model = _load_model(path, config.model_type, dtype, device)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
     except (ValueError, OSError) as error:
@@ -425,7 +460,8 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine:
         settings.slots, settings.max_waiting_rows, sides.context, settings.prefill_tokens
     )
     engine = EncoderDecoderEngine(model, Sampler(find_constraints(path)), limits, sides)
-    engine.add(RowSpec("warm-up", "", 0, (1, 1), (), Sampling(max_tokens=2)), 0.0)
+    trial = RowSpec("warm-up", "", 0, (1, 1), (), Sampling(max_tokens=2), audio=model.trial)
+    engine.add(trial, 0.0)
     while engine.has_rows():
         engine.step(0.0)
     log.info(
@@ -433,3 +469,12 @@ def load_encoder_decoder(settings: ModelSettings) -> EncoderDecoderEngine:
         settings.name, dtype, device, sides.prompt, sides.answer,
     )  # fmt: skip
     return engine
+
+
+def _load_model(path: str, kind: str, dtype: torch.dtype, device: torch.device) -> EncoderDecoder:
+    if kind == "whisper":
+        from model_workers.engine.speech import load_speech_model
+
+        return load_speech_model(path, dtype, device)
+    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(path, dtype=dtype)
+    return EncoderDecoder(loaded.to(device).eval())

@@ -66,6 +66,14 @@ class ValuesSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioSpec:
+    """What a row hears. Fields as in the wire's ``Audio``."""
+
+    pcm: bytes
+    opening: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RowSpec:
     """One row to compute.
 
@@ -90,6 +98,8 @@ class RowSpec:
     """How long its tokens may wait for more before they are sent, seconds."""
     values: ValuesSpec | None = None
     """None: tokens are wanted."""
+    audio: AudioSpec | None = None
+    """What it hears; the prompt is what its decoder begins with. None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

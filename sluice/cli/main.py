@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "generate": ("generate", "generate", ""),
     "chat": ("chat", "chat", ""),
     "embed": ("embed", "embed", ""),
+    "transcribe": ("transcribe", "transcribe", ""),
     "models": ("mesh", "models", ""),
     "explain": ("explain", "explain", ""),
     "trace": ("trace", "trace", ""),

@@ -47,6 +47,7 @@ from sluice.client.lookups import (
     TokenCount,
 )
 from sluice.client.request import (
+    Audio,
     GenerateOptions,
     Message,
     PriorityName,
@@ -72,6 +73,7 @@ __all__ = [
     "AnswerStream",
     "AsyncAnswerStream",
     "AsyncClient",
+    "Audio",
     "Client",
     "ConnectionLost",
     "Delta",

@@ -131,7 +131,7 @@ class Client(Caller):
         self._safety = SafetyServiceStub(self._channel)
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AnswerStream:
-        """Asks for an answer to `prompt`, a text or a conversation; `GenerateOptions` says what else can be set.
+        """Asks for an answer to `prompt`: text, a conversation or speech. `GenerateOptions` says what else can be set.
 
         A stream that breaks is resumed where it was, a few times and within the deadline. The current OpenTelemetry
         span becomes the parent of the request's spans.

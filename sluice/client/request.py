@@ -49,8 +49,30 @@ class Tool:
     strict: bool = False
 
 
-Prompt = str | Sequence[Message]
-"""The text of a single user turn, or a conversation whose last turn is the user's."""
+AudioTaskName = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Speech, whose text is the answer of a model that takes audio.
+
+    Attributes:
+        data: a WAV file of 16 kHz, one channel, 16 bits.
+        language: that is spoken, such as "en"; empty: the model finds it.
+        prompt: text that comes before, in the style and spelling that is wanted.
+        task: "translate" is into English.
+        pcm: ``data`` is the samples alone, signed 16 bit, little-endian.
+    """
+
+    data: bytes
+    language: str = ""
+    prompt: str = ""
+    task: AudioTaskName = "transcribe"
+    pcm: bool = False
+
+
+Prompt = str | Sequence[Message] | Audio
+"""The text of a single user turn, a conversation whose last turn is the user's, or speech."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -179,6 +201,11 @@ def set_prompt(
     if isinstance(prompt, str):
         set_field(request, "prompt", prompt)
         return
+    if isinstance(prompt, Audio):
+        if not isinstance(request, pb.GenerateRequest):
+            raise InvalidRequest.of("input", "must be text here, not audio")
+        _set_audio(request.audio, prompt)
+        return
     request.chat.SetInParent()
     for i, turn in enumerate(prompt):
         message = request.chat.messages.add()
@@ -192,6 +219,17 @@ def set_prompt(
         for call in turn.tool_calls:
             with _Field(f"chat.messages[{i}].tool_calls"):
                 message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+
+
+def _set_audio(message: pb.AudioInput, audio: Audio) -> None:
+    with _Field("audio.data"):
+        message.data = audio.data
+    message.format = pb.AUDIO_FORMAT_PCM if audio.pcm else pb.AUDIO_FORMAT_WAV
+    set_field(message, "language", audio.language, "audio.")
+    set_field(message, "prompt", audio.prompt, "audio.")
+    if audio.task not in get_args(AudioTaskName):
+        raise InvalidRequest.of("audio.task", f"{audio.task!r} is none of the known tasks")
+    message.task = value_of(pb.AudioTask, audio.task)
 
 
 def _set_tools(request: pb.GenerateRequest, options: GenerateOptions) -> None:

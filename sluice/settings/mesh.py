@@ -53,6 +53,8 @@ class GatewaySettings(Section):
     allow_remote_outcomes: bool = False
     """Callers on other machines may read outcomes, which have the prompts of tenants (docs/security.md)."""
     max_message_bytes: int = Field(1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    audio_max_s: float = Field(900.0, gt=0, le=7200)
+    """The longest audio of a request, seconds, where a model takes audio: messages may have its bytes in addition."""
     max_concurrent_requests: int = Field(1024, ge=1)
     """Calls that are answered at the same time, of all methods."""
     shares: CallShares = CallShares()

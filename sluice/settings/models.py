@@ -211,14 +211,30 @@ class SideLimits:
 def side_limits(config: Mapping[str, Any], context_tokens: int | None) -> SideLimits | None:
     """The limits of an encoder-decoder, by its configuration and the setting; None where neither says any.
 
-    Models with absolute positions have as many for each side; the others take what ``context_tokens`` says.
+    Models that take audio have those of their decoder. Others with absolute positions have as many for each side; the
+    rest take what ``context_tokens`` says.
     """
+    if hears(config):
+        # What the encoder hears has no tokens: prompt and answer are both the decoder's.
+        most = int(config.get("max_target_positions") or 448)
+        context = min(context_tokens or most, most)
+        return SideLimits(context - 1, context, context)
     positions = config.get("max_position_embeddings") or 0
     context = context_tokens or 2 * (positions or config.get("n_positions") or 0)
     if not context:
         return None
     most = min(positions or context, context)
     return SideLimits(most, most, context)
+
+
+def hears(config: Mapping[str, Any]) -> bool:
+    """Whether a model takes audio, by its configuration."""
+    return config.get("model_type") == "whisper"
+
+
+def chunk_s(config: Mapping[str, Any]) -> float:
+    """How much a model that takes audio hears at once, seconds: Whisper's encoder has 50 positions for each."""
+    return int(config.get("max_source_positions") or 1500) / 50
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

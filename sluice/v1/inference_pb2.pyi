@@ -26,6 +26,54 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AudioFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AudioFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AudioFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIO_FORMAT_UNSPECIFIED: _AudioFormat.ValueType  # 0
+    """A WAV file."""
+    AUDIO_FORMAT_WAV: _AudioFormat.ValueType  # 1
+    """A WAV file of signed 16 bit samples."""
+    AUDIO_FORMAT_PCM: _AudioFormat.ValueType  # 2
+    """Samples alone: signed 16 bit, little-endian."""
+
+class AudioFormat(_AudioFormat, metaclass=_AudioFormatEnumTypeWrapper):
+    """How sound is written."""
+
+AUDIO_FORMAT_UNSPECIFIED: AudioFormat.ValueType  # 0
+"""A WAV file."""
+AUDIO_FORMAT_WAV: AudioFormat.ValueType  # 1
+"""A WAV file of signed 16 bit samples."""
+AUDIO_FORMAT_PCM: AudioFormat.ValueType  # 2
+"""Samples alone: signed 16 bit, little-endian."""
+Global___AudioFormat: _TypeAlias = AudioFormat  # noqa: Y015
+
+class _AudioTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AudioTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AudioTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIO_TASK_UNSPECIFIED: _AudioTask.ValueType  # 0
+    """To write it down."""
+    AUDIO_TASK_TRANSCRIBE: _AudioTask.ValueType  # 1
+    """To write it down."""
+    AUDIO_TASK_TRANSLATE: _AudioTask.ValueType  # 2
+    """To translate it into English."""
+
+class AudioTask(_AudioTask, metaclass=_AudioTaskEnumTypeWrapper):
+    """What to do with speech."""
+
+AUDIO_TASK_UNSPECIFIED: AudioTask.ValueType  # 0
+"""To write it down."""
+AUDIO_TASK_TRANSCRIBE: AudioTask.ValueType  # 1
+"""To write it down."""
+AUDIO_TASK_TRANSLATE: AudioTask.ValueType  # 2
+"""To translate it into English."""
+Global___AudioTask: _TypeAlias = AudioTask  # noqa: Y015
+
 class _ToolChoiceMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -262,6 +310,7 @@ class GenerateRequest(_message.Message):
 
     PROMPT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
@@ -307,6 +356,10 @@ class GenerateRequest(_message.Message):
         """A conversation; the last message must be the user's."""
 
     @_builtins.property
+    def audio(self) -> Global___AudioInput:
+        """Speech, whose text is the answer; for models that take audio (Whisper). With "auto" the only one of them answers."""
+
+    @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """Sampling parameters and stop conditions."""
 
@@ -341,6 +394,7 @@ class GenerateRequest(_message.Message):
         *,
         prompt: _builtins.str = ...,
         chat: Global___ChatInput | None = ...,
+        audio: Global___AudioInput | None = ...,
         model: _builtins.str = ...,
         priority: Global___Priority.ValueType = ...,
         sampling: Global___SamplingParams | None = ...,
@@ -356,13 +410,13 @@ class GenerateRequest(_message.Message):
         parallel_tool_calls: _builtins.bool | None = ...,
         idempotency_key_generated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "audio", b"audio", "chat", b"chat", "gather", b"gather", "input", b"input", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "accept_replace", b"accept_replace", "allow_degraded", b"allow_degraded", "audio", b"audio", "chat", b"chat", "gather", b"gather", "idempotency_key", b"idempotency_key", "idempotency_key_generated", b"idempotency_key_generated", "input", b"input", "labels", b"labels", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "raw_prompt", b"raw_prompt", "resume", b"resume", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "audio"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
@@ -370,6 +424,46 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class AudioInput(_message.Message):
+    """Speech to be written down. Longer audio than the model hears at once (30 s) is cut into chunks that overlap; their
+    texts are joined where they agree, and come in order.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The sound, 16,000 samples a second, one channel; at most gateway.audio_max_s of it."""
+    format: Global___AudioFormat.ValueType
+    """What `data` is."""
+    language: _builtins.str
+    """The language that is spoken, as the model names it ("en"). Empty: the model finds it, for each chunk by itself."""
+    prompt: _builtins.str
+    """Text that comes before, in the style and spelling that is wanted. The model reads the end of it."""
+    task: Global___AudioTask.ValueType
+    """What is wanted."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        format: Global___AudioFormat.ValueType = ...,
+        language: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        task: Global___AudioTask.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "format", b"format", "language", b"language", "prompt", b"prompt", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AudioInput: _TypeAlias = AudioInput  # noqa: Y015
 
 @_typing.final
 class ChatInput(_message.Message):

@@ -40,6 +40,7 @@ class Task(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway, unique."""
     gateway: _builtins.str
@@ -76,6 +77,10 @@ class Task(_message.Message):
     def values(self) -> Global___Values:
         """Numbers are wanted of the prompt, and no answer; they come in Final.values."""
 
+    @_builtins.property
+    def audio(self) -> Global___Audio:
+        """What the model hears. The prompt is what its decoder begins with then."""
+
     def __init__(
         self,
         *,
@@ -92,16 +97,47 @@ class Task(_message.Message):
         attempt: _builtins.int = ...,
         gather_ms: _builtins.int | None = ...,
         values: Global___Values | None = ...,
+        audio: Global___Audio | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "gather_ms", b"gather_ms", "sampling", b"sampling", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "audio", b"audio", "gather_ms", b"gather_ms", "sampling", b"sampling", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms", "attempt", b"attempt", "audio", b"audio", "gateway", b"gateway", "gather_ms", b"gather_ms", "model", b"model", "priority_class", b"priority_class", "produced_token_ids", b"produced_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "values", b"values", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gather_ms: _TypeAlias = _typing.Literal["gather_ms"]  # noqa: Y015
     _WhichOneofArgType__gather_ms: _TypeAlias = _typing.Literal["_gather_ms", b"_gather_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gather_ms) -> _WhichOneofReturnType__gather_ms | None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class Audio(_message.Message):
+    """Sound for a model that takes audio: at most as much as it hears at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PCM_FIELD_NUMBER: _builtins.int
+    OPENING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    pcm: _builtins.bytes
+    """16,000 samples a second, one channel, signed 16 bit, little-endian."""
+    @_builtins.property
+    def opening_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The answer begins with the token of the language, which the model finds, and then has these. Empty: the prompt has
+        them all.
+        """
+
+    def __init__(
+        self,
+        *,
+        pcm: _builtins.bytes = ...,
+        opening_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["opening_token_ids", b"opening_token_ids", "pcm", b"pcm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audio: _TypeAlias = Audio  # noqa: Y015
 
 @_typing.final
 class Values(_message.Message):

@@ -1,0 +1,128 @@
+"""The rows of long audio: one for each chunk, a few at a time. Their joined tokens are the answer.
+
+The stream of the request waits for a row that no batcher has: its frames are made here, in order, from what the rows of
+the chunks say. Those are rows as any other, recovered by themselves when a worker is lost. A stream that continues an
+earlier one gets all frames again, and drops what its caller has.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from gateway.audio.chunks import JoinedTexts
+from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.stream import Stream
+from gateway.upstream.rows import InternalRow, RequestContext, Upstream, attempt_headers
+from sluice.errors import InternalError, SluiceError
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
+from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
+
+AT_ONCE: Final = 8
+"""Chunks of a request that are computed at a time: each is almost a megabyte in NATS, batcher and worker."""
+
+_log = logging.getLogger(__name__)
+
+
+class ChunkRows:
+    """Those of one request."""
+
+    def __init__(self, upstream: Upstream, context: RequestContext, attempt: ModelAttempt) -> None:
+        self._upstream = upstream
+        self._context = context
+        self._attempt = attempt
+        self._prepared = context.admitted.first
+        # Stop strings are those of the joined text.
+        self._request = replace(context.request, sampling=SamplingParams())
+        self._joined = JoinedTexts()
+        self._sent = 0
+        self._recoveries = 0
+        self._cut = False
+        """Whether a chunk's text was longer than the decoder has room for."""
+        self._work: asyncio.Task[None] | None = None
+
+    def start(self, stream: Stream) -> None:
+        """Sends the rows of the first chunks; the others follow as these end."""
+        self._attempt.sent = True
+        self._work = asyncio.ensure_future(self._run(stream))
+        self._upstream.registry.published(self._attempt.row_id)
+
+    def close(self) -> None:
+        """The request has ended: cancels its rows."""
+        if self._work is not None:
+            self._work.cancel()
+
+    async def _run(self, stream: Stream) -> None:
+        try:
+            await self._answer(attempt_headers(self._context, self._attempt))
+        except SluiceError as error:
+            self._upstream.registry.fail(stream, error)
+        except Exception:  # the task would die silently
+            _log.exception("request %s: its chunks failed", stream.request_id)
+            failed = InternalError("the chunks of the audio could not be put together")
+            self._upstream.registry.fail(stream, failed)
+
+    async def _answer(self, headers: Mapping[str, str]) -> None:
+        numbers = iter(range(len(self._prepared.chunks)))
+        running: deque[asyncio.Task[InternalRow]] = deque()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in islice(numbers, AT_ONCE):
+                    running.append(group.create_task(self._chunk(number, headers)))
+                while running:
+                    self._take(await running.popleft())
+                    for number in islice(numbers, 1):
+                        running.append(group.create_task(self._chunk(number, headers)))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        self._frame(self._joined.end(), ended=True)
+
+    async def _chunk(self, number: int, headers: Mapping[str, str]) -> InternalRow:
+        row_id = f"{self._context.request_id}-c{number}"
+        row = InternalRow(
+            *(self._upstream, self._request, self._prepared.chunks[number], row_id),
+            self._context.deadline,
+        )
+        await row.answer(headers)
+        return row
+
+    def _take(self, row: InternalRow) -> None:
+        """The next chunk in order is complete."""
+        speech = self._prepared.model.speech
+        assert speech is not None, "it takes audio"
+        said = row.attempt.transcript.token_ids
+        finished = row.stream.finished
+        self._cut |= finished is not None and finished.reason == FINISH_REASON_LENGTH
+        self._recoveries += row.attempt.assembler.recoveries
+        if not self._sent:
+            # The language, which others may have found otherwise, begins the answer of one chunk too.
+            self._frame(said[: self._opening])
+        words = [token for token in said[self._opening :] if token not in speech.control]
+        self._frame(self._joined.add(words))
+
+    @property
+    def _opening(self) -> int:
+        """Tokens of a chunk's answer before its text."""
+        audio = self._prepared.chunks[0].audio
+        assert audio is not None
+        return 1 + len(audio.opening_token_ids) if audio.opening_token_ids else 0
+
+    def _frame(self, token_ids: list[int], *, ended: bool = False) -> None:
+        room = self._prepared.sampling.max_tokens - self._sent
+        full = len(token_ids) >= room
+        # A higher attempt tells the caller that another process has continued.
+        frame = Frame(
+            request_id=self._attempt.row_id,
+            attempt=self._recoveries,
+            start_index=self._sent,
+            token_ids=token_ids[:room],
+        )
+        if ended or full:
+            frame.final.end = ROW_END_LENGTH if full or self._cut else ROW_END_STOP
+        self._sent += len(frame.token_ids)
+        if frame.token_ids or ended:
+            self._upstream.registry.accept(frame, time.monotonic())

@@ -1,0 +1,118 @@
+"""Whisper: speech in, text out; the rest of its engine is that of every encoder-decoder.
+
+A row's audio becomes log-mel features here, by transformers' own feature extractor, and the encoder hears a few rows at
+a time: each costs as much as the longest, so a step must not wait for many. The prompt is what the decoder begins with
+(start, language, task), as the gateway has chosen it; where the language is to be found, the answer begins with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from model_workers.engine.encoder_decoder import EncoderDecoder
+from model_workers.engine.protocol import AudioSpec, RowInvalid, RowSpec
+from model_workers.engine.rows import Row
+from sluice.settings import SettingsError
+
+SAMPLES_A_SECOND: Final = 16_000
+_LOUDEST: Final = 32_768.0
+"""Of a sample of 16 bits."""
+
+
+class SpeechModel(EncoderDecoder):
+    """The model with its feature extractor; see `EncoderDecoder`."""
+
+    begins_max: ClassVar[int] = 8
+    trial: ClassVar[AudioSpec | None] = AudioSpec(bytes(2))
+
+    def __init__(self, model: Any, extractor: Any) -> None:
+        super().__init__(model)
+        self._extractor = extractor
+        generation = model.generation_config
+        self.prefix = ()
+        self.places_max = int(model.config.max_source_positions)
+        self._languages: list[int] = sorted(
+            (getattr(generation, "lang_to_id", None) or {}).values()
+        )
+        self._not_first = list(generation.begin_suppress_tokens or ())
+
+    def check(self, row: RowSpec) -> None:
+        """See `EncoderDecoder.check`."""
+        if row.audio is None:
+            raise RowInvalid("this model takes audio, and no text alone")
+        if len(row.audio.pcm) > 2 * self._extractor.n_samples:
+            raise RowInvalid(f"the audio is longer than {self._extractor.chunk_length} s")
+        if row.audio.opening and not self._languages:
+            raise RowInvalid("generation_config.json has no lang_to_id: no language can be found")
+
+    def restrict(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """See `EncoderDecoder.restrict`: the language and what must follow it come before all else."""
+        chosen = {
+            place: self._opening(row, logits[place])
+            for place, row in enumerate(rows)
+            if row.answered < _opening_length(row)
+        }
+        super().restrict(rows, logits)
+        for place, row in enumerate(rows):
+            if place in chosen:
+                logits[place] = -torch.inf
+                logits[place, chosen[place]] = 0.0
+            elif row.answered == _opening_length(row):
+                logits[place, self._not_first] = -torch.inf
+
+    def _opening(self, row: Row, logits: Tensor) -> int:
+        """The token of the answer's opening that is next."""
+        assert row.spec.audio is not None
+        if row.answered:
+            return row.spec.audio.opening[row.answered - 1]
+        languages = torch.tensor(self._languages, device=logits.device)
+        return self._languages[int(logits[languages].argmax())]
+
+    def _states(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+        features = self._features([row.spec.audio.pcm for row in rows if row.spec.audio])
+        features = features.to(self._model.device, self._model.dtype)
+        states: Tensor = self._model.get_encoder()(features).last_hidden_state
+        return states.float().unbind()
+
+    def _said(self, row: Row) -> list[int]:
+        return row.tokens
+
+    def _features(self, heard: Sequence[bytes]) -> Tensor:
+        waves = [np.frombuffer(pcm, "<i2").astype(np.float32) / _LOUDEST for pcm in heard]
+        found = self._extractor(waves, sampling_rate=SAMPLES_A_SECOND, return_tensors="pt")
+        features: Tensor = found.input_features
+        return features
+
+
+def _opening_length(row: Row) -> int:
+    """Tokens of the answer that are no text: the language that is to be found, and those behind it."""
+    assert row.spec.audio is not None
+    return 1 + len(row.spec.audio.opening) if row.spec.audio.opening else 0
+
+
+def load_speech_model(path: str, dtype: torch.dtype, device: torch.device) -> SpeechModel:
+    """The model of a folder or hub id.
+
+    Raises:
+        SettingsError: its features are of another kind.
+        ValueError, OSError: it cannot be read.
+    """
+    model: Any = WhisperForConditionalGeneration.from_pretrained(path, dtype=dtype)
+    try:
+        extractor: Any = WhisperFeatureExtractor.from_pretrained(path)
+    except OSError:
+        make: Any = WhisperFeatureExtractor
+        extractor = make(feature_size=model.config.num_mel_bins)
+    config = model.config
+    wanted = (config.num_mel_bins, 2 * config.max_source_positions, SAMPLES_A_SECOND)
+    found = (extractor.feature_size, extractor.nb_max_frames, extractor.sampling_rate)
+    if wanted != found:
+        raise SettingsError(
+            "preprocessor_config.json: (feature_size, frames, sampling_rate) are "
+            f"{found}, the model takes {wanted}"
+        )
+    return SpeechModel(model.to(device).eval(), extractor)

@@ -1,0 +1,309 @@
+"""Speech: one row for what a model hears at once, a row for each chunk of what is longer. The test is the batcher."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.upstream import chunk_rows
+from sluice.errors import InvalidRequest, MessageTooLarge, UnknownModel
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
+from sluice.internal.v1.task_pb2 import Task
+from sluice.settings import CacheSettings
+from sluice.v1 import inference_pb2 as pb
+from tests.gateway.kit.batcher import frame
+from tests.gateway.kit.speech import MODEL, heard, say, speech_model
+from tests.gateway.kit.wire import Wire, error_of, events_of, open_wire, prompt, text_of, tokens_of
+from tests.support.sounds import sound, wav
+from tests.support.tiny_whisper import (
+    END,
+    LANGUAGES,
+    NO_TIMESTAMPS,
+    POSITIONS,
+    PREVIOUS,
+    START,
+    TASKS,
+)
+
+SHORT = sound(1.5)
+LONG = sound(4.5, seed=3)
+"""Three chunks: they begin 0, 1.33 and 2.67 s in."""
+ENGLISH = [START, LANGUAGES["<|en|>"], TASKS["transcribe"], NO_TIMESTAMPS]
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return speech_model(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture
+async def ears(nats_url: str, model_folder: Path, speech: Any) -> AsyncIterator[Wire]:
+    async with open_wire(nats_url, model_folder, more_models=[speech], audio_max_s=60.0) as wire:
+        yield wire
+
+
+async def tasks_of(wire: Wire, count: int) -> list[Task]:
+    """The next tasks, in the order of their rows."""
+    tasks = [await wire.batcher.task(MODEL) for _ in range(count)]
+    return sorted(tasks, key=lambda task: task.request_id)
+
+
+async def test_what_is_heard_at_once_is_a_row(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(SHORT))
+    task = await ears.batcher.task(MODEL)
+    assert task.audio.pcm == SHORT
+    assert not task.audio.opening_token_ids
+    assert list(task.prompt_token_ids) == ENGLISH
+    assert task.sampling.max_tokens == POSITIONS - 4
+    assert list(task.sampling.stop_token_ids) == [END]
+    await ears.batcher.send(task, frame(0, [5]))
+    await say(ears, task, 5, 6)
+    events = await events_of(call)
+    assert text_of(events) == " w5 w6"
+    assert events[0].started.prompt_tokens == 4
+    assert events[-1].finished.reason == pb.FINISH_REASON_STOP
+    assert events[-1].finished.usage.completion_tokens == 3
+
+
+async def test_a_wav_file_a_language_to_find_and_the_text_before(ears: Wire) -> None:
+    request = pb.GenerateRequest(audio=pb.AudioInput(data=wav(SHORT), prompt="w8 w9"))
+    request.audio.task = pb.AUDIO_TASK_TRANSLATE
+    request.sampling.max_tokens = 7
+    call = ears.stub.GenerateText(request)
+    task = await ears.batcher.task(MODEL)
+    assert task.audio.pcm == SHORT
+    assert list(task.prompt_token_ids) == [PREVIOUS, 8, 9, START]
+    assert list(task.audio.opening_token_ids) == [TASKS["translate"], NO_TIMESTAMPS]
+    assert task.sampling.max_tokens == 10  # three tokens are no text
+    await say(ears, task, LANGUAGES["<|de|>"], TASKS["translate"], NO_TIMESTAMPS, 5)
+    answer = await call
+    assert (answer.text, answer.started.model) == (" w5", MODEL)
+    assert answer.token_ids[0] == LANGUAGES["<|de|>"]
+
+
+async def test_long_audio_is_a_row_a_chunk_and_one_text(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    assert [len(task.audio.pcm) for task in tasks[:2]] == [64_000, 64_000]
+    assert all(list(task.prompt_token_ids) == ENGLISH for task in tasks)
+    # Two words of each chunk are in the next one too; the texts come in any order.
+    await say(ears, tasks[2], 13, 14, 15)
+    await say(ears, tasks[1], 11, 12, 13, 14)
+    await say(ears, tasks[0], 9, 10, 11, 12)
+    events = await events_of(call)
+    assert tokens_of(events) == [9, 10, 11, 12, 13, 14, 15]
+    assert events[0].started.prompt_tokens == 12
+    assert events[-1].finished.reason == pb.FINISH_REASON_STOP
+    assert events[-1].finished.usage.prompt_tokens == 12
+    assert len(ears.gateway.registry) == 0
+
+
+async def test_the_text_of_a_chunk_is_sent_when_the_next_one_is_known(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    assert (await call.read()).HasField("started")
+    await say(ears, tasks[0], 9, 10, 11, 12)
+    await say(ears, tasks[1], 11, 12, 13, 14)
+    assert (await call.read()).delta.text == " w9 w10 w11"
+    await say(ears, tasks[2], 13, 14, 15)
+    assert text_of(await events_of(call)) == " w12 w13 w14 w15"
+
+
+async def test_few_chunks_are_computed_at_a_time(
+    ears: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_rows, "AT_ONCE", 2)
+    call = ears.stub.GenerateText(heard(LONG))
+    first, second = await tasks_of(ears, 2)
+    await say(ears, second, 2, 3)
+    assert len(ears.gateway.registry.dispatch._rows) <= 2
+    await say(ears, first, 1, 2)
+    (third,) = await tasks_of(ears, 1)
+    assert third.request_id > second.request_id
+    await say(ears, third, 3, 4)
+    assert (await call).text == " w1 w2 w2 w3 w3 w4"
+
+
+async def test_languages_that_are_found_are_no_text(ears: Wire) -> None:
+    call = ears.stub.GenerateText(heard(LONG, language=""))
+    opening = (TASKS["transcribe"], NO_TIMESTAMPS)
+    for place, task in enumerate(await tasks_of(ears, 3)):
+        language = LANGUAGES["<|en|>" if place == 1 else "<|de|>"]
+        await say(ears, task, language, *opening, *range(2 * place, 2 * place + 4))
+    answer = await call
+    assert answer.text == "".join(f" w{number}" for number in range(8))
+    assert answer.token_ids[0] == LANGUAGES["<|de|>"]
+
+
+async def test_an_answer_of_chunks_ends_at_max_tokens(ears: Wire) -> None:
+    params = pb.SamplingParams(max_tokens=3)
+    call = ears.stub.GenerateText(heard(LONG, sampling=params))
+    tasks = await tasks_of(ears, 3)
+    await say(ears, tasks[0], 9, 10, 11)
+    await say(ears, tasks[1], 19, 20, 21)
+    answer = await call
+    assert answer.text == " w9 w10 w11"
+    assert answer.finished.reason == pb.FINISH_REASON_LENGTH
+    await ears.batcher.cancelled(tasks[2])
+
+
+async def test_a_stop_string_ends_the_joined_text(ears: Wire) -> None:
+    params = pb.SamplingParams(stop=["w11 w12"])
+    call = ears.stub.GenerateText(heard(LONG, sampling=params))
+    tasks = await tasks_of(ears, 3)
+    await say(ears, tasks[0], 9, 10, 11)
+    await say(ears, tasks[1], 12, 13)
+    await say(ears, tasks[2], 14, 15)
+    answer = await call
+    assert answer.text == " w9 w10 "
+    assert answer.finished.reason == pb.FINISH_REASON_STOP_SEQUENCE
+
+
+async def test_a_caller_that_goes_cancels_all_chunks(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    call.cancel()
+    for task in tasks:
+        await ears.batcher.cancelled(task)
+        await ears.forgotten(task)
+    assert len(ears.gateway.registry) == 0
+
+
+async def test_a_chunk_that_fails_ends_the_answer_and_the_other_rows(ears: Wire) -> None:
+    call = ears.stub.GenerateText(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    error = RowError(reason="ENGINE_FAILED", message="no number")
+    await ears.batcher.send(tasks[1], frame(0, end=ROW_END_FAILED, error=error))
+    code, failed = await error_of(call)
+    assert (code, failed.message) == (grpc.StatusCode.INTERNAL, "no number")
+    await ears.batcher.cancelled(tasks[0])
+    await ears.batcher.cancelled(tasks[2])
+
+
+async def test_a_chunk_that_was_lost_is_sent_again_with_its_audio(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    await ears.batcher.send(tasks[2], frame(0, [12]))
+    await ears.until(lambda: _has_tokens(ears, tasks[2]))
+    await ears.batcher.forget(tasks[2])
+    again = await ears.batcher.task(MODEL)
+    assert again.request_id == tasks[2].request_id
+    assert list(again.produced_token_ids) == [12]
+    assert again.audio == tasks[2].audio
+    await say(ears, tasks[0], 9, 10, 11, 12)
+    await say(ears, tasks[1], 11, 12, 13)
+    await ears.batcher.send(again, frame(1, [13, 14, END], end=ROW_END_STOP))
+    events = await events_of(call)
+    assert text_of(events) == " w9 w10 w11 w12 w13 w14"
+    kinds = [event.notice.kind for event in events if event.HasField("notice")]
+    assert kinds == [pb.NOTICE_KIND_RECOVERED]
+
+
+def _has_tokens(wire: Wire, task: Task) -> bool:
+    row = wire.gateway.registry.dispatch._rows.get(task.request_id)
+    return row is not None and row.has_tokens
+
+
+async def test_a_repeated_request_gets_the_same_answer(ears: Wire) -> None:
+    request = heard(LONG, idempotency_key="k")
+    call = ears.stub.GenerateText(request)
+    for number, task in enumerate(await tasks_of(ears, 3)):
+        await say(ears, task, number, 20, 21)
+    first = await call
+    again = await ears.stub.GenerateText(request)
+    assert (again.text, again.notices[0].kind) == (first.text, pb.NOTICE_KIND_REPLAYED)
+
+
+async def test_a_pattern_over_two_chunks_is_hidden(
+    nats_url: str, model_folder: Path, speech: Any
+) -> None:
+    rule = {"name": "pair", "pattern": "w11 w12", "action": "redact", "must_match": ["w11 w12"]}
+    safety = {"rules": [rule]}
+    async with open_wire(nats_url, model_folder, more_models=[speech], safety=safety) as wire:
+        call = wire.stub.GenerateText(heard(LONG))
+        tasks = await tasks_of(wire, 3)
+        for task, words in zip(tasks, ([9, 10, 11], [12, 13], [14, 15]), strict=True):
+            await say(wire, task, *words)
+        assert (await call).text == " w9 w10 <PAIR_1> w13 w14 w15"
+
+
+async def test_a_kept_answer_is_that_to_the_same_audio(
+    nats_url: str, model_folder: Path, speech: Any
+) -> None:
+    cache = CacheSettings(enabled=True)
+    async with open_wire(nats_url, model_folder, more_models=[speech], cache=cache) as wire:
+        for number, request in enumerate((heard(SHORT), heard(LONG[: len(SHORT)]))):
+            call = wire.stub.GenerateText(request)
+            await say(wire, await wire.batcher.task(MODEL), 5 + number)
+            assert (await call).text == f" w{5 + number}"
+        assert (await wire.stub.GenerateText(heard(SHORT))).text == " w5"
+
+
+def audio(**fields: Any) -> pb.GenerateRequest:
+    given = {"data": SHORT, "format": pb.AUDIO_FORMAT_PCM, **fields}
+    return pb.GenerateRequest(audio=pb.AudioInput(**given), model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (audio(data=b"abc"), "audio.data", "half a sample"),
+        (audio(data=b""), "audio.data", "no samples"),
+        (audio(data=b"abcd", format=pb.AUDIO_FORMAT_WAV), "audio.data", "ffmpeg"),
+        (audio(data=wav(SHORT, rate=8000), format=0), "audio.data", "8000 Hz"),
+        (audio(data=bytes(2 * 16_000 * 61)), "audio.data", "has 61.0 s, the limit is 60 s"),
+        (audio(format=9), "audio.format", "known formats"),
+        (audio(task=9), "audio.task", "known tasks"),
+        (audio(language="xx"), "audio.language", "known: de, en, fr"),
+        (heard(SHORT, sampling=pb.SamplingParams(regex="a")), "sampling.regex", "not audio"),
+        (heard(SHORT, raw_prompt=True), "raw_prompt", "not audio"),
+        (heard(SHORT, tools=[pb.Tool(name="f")]), "tools", "not audio"),
+        (heard(LONG, sampling=pb.SamplingParams(logprobs=1)), "sampling.logprobs", "2 s"),
+        (prompt("w1", model=MODEL), "model", "takes audio"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named(
+    ears: Wire, request_: pb.GenerateRequest, field: str, words: str
+) -> None:
+    code, error = await error_of(ears.stub.GenerateText(request_))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(error, InvalidRequest)
+    assert field in [violation.field for violation in error.violations]
+    assert words in error.message
+
+
+async def test_audio_to_a_model_that_takes_none(ears: Wire) -> None:
+    request = heard(SHORT)
+    request.model = "small"
+    code, error = await error_of(ears.stub.GenerateText(request))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"small takes no audio; name one that does: {MODEL}" in error.message
+    request.model = "nobody"
+    _, error = await error_of(ears.stub.GenerateText(request))
+    assert isinstance(error, UnknownModel)
+
+
+async def test_audio_to_a_mesh_that_takes_none(wire: Wire) -> None:
+    request = heard(SHORT)
+    request.model = ""
+    _, error = await error_of(wire.stub.GenerateText(request))
+    assert isinstance(error, UnknownModel)
+    assert error.message == "no model of this mesh takes audio"
+
+
+async def test_audio_may_be_larger_than_a_message_and_text_not(ears: Wire) -> None:
+    call = ears.stub.Generate(heard(bytes(2 * 16_000 * 40)))
+    assert (await call.read()).HasField("started")
+    call.cancel()
+    _, error = await error_of(ears.stub.GenerateText(prompt("w1 " * 500_000)))
+    assert isinstance(error, MessageTooLarge)
+
+
+async def test_text_is_never_routed_to_a_model_that_hears(ears: Wire) -> None:
+    call = asyncio.ensure_future(ears.stub.GenerateText(prompt("hello", model="auto")))
+    task = await ears.batcher.task("small")
+    assert not task.HasField("audio")
+    call.cancel()
