@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -181,8 +181,9 @@ class StagePass:
         if self._complete:
             return
         self.read = skipped
-        await self._fill_cache()
-        loops = [self._feed(blocks), self._send(), self._calls.run(), self._write()]
+        await self._fill_cache(await self._logs_of_others())
+        own = self._fill_cache([(self._key[0], one) for one in range(self._key[2] + 1)])
+        loops = [own, self._feed(blocks), self._send(), self._calls.run(), self._write()]
         tasks = [asyncio.ensure_future(loop) for loop in loops]
         try:
             await _first_end(tasks, tasks[-1])
@@ -249,18 +250,24 @@ class StagePass:
                 " `sluice batch dead-letters` shows them; submit a mended file, or resume the job with a higher share",
             )
 
-    async def _fill_cache(self) -> None:
-        """With the answers of the log, for later items that are identical."""
-        spec, (job, stage, round_) = self._context.record.job.spec, self._key
-        if spec.dedupe.disabled or stage:
-            return
-        logs = [(job, one) for one in range(round_ + 1)]
-        for other in spec.dedupe.reuse_job_ids:
+    async def _logs_of_others(self) -> list[tuple[str, int]]:
+        """Jobs and rounds whose answers may be taken."""
+        logs = []
+        for other in self._context.record.job.spec.dedupe.reuse_job_ids:
             record, _ = await self._context.store.read(other)
             if record.job.tenant == self._context.record.job.tenant:
                 logs += [(other, one) for one in range(record.round + 1)]
-        for name, one in logs:
-            async for outcome in OrderedLog(self._context.store, name, 0, one).everything():
+        return logs
+
+    async def _fill_cache(self, logs: Sequence[tuple[str, int]]) -> None:
+        """With the answers of jobs and rounds, for later items that are identical.
+
+        A job that goes on does not wait for those of its own log: what they would have saved meanwhile is less.
+        """
+        if self._context.record.job.spec.dedupe.disabled or self._context.stage:
+            return
+        for job, round_ in logs:
+            async for outcome in OrderedLog(self._context.store, job, 0, round_).everything():
                 if outcome.input_hash and outcome.result.HasField("answer"):
                     self._cache.put(outcome.input_hash, outcome.result.answer)
 

@@ -35,7 +35,7 @@ LINKS: Final = (CLIENT_GATEWAY, GATEWAY_NATS, BATCHER_NATS, BATCHER_TRITON)
 ROUTES: Final = "nats-nats"
 """The routes between the servers of a cluster."""
 
-START_S: Final = 60.0
+START_S: Final = 240.0
 ECHO_TOKENS: Final = 8
 POISON_SEED: Final = 666_666
 _DISK_FILE_BYTES: Final = 1024 * 1024
