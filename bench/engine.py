@@ -170,6 +170,24 @@ async def graphs_vs_none(setup: Setup) -> Figure:
         return await against(setup, "graphs_vs_none", ours, peer, work)
 
 
+async def overlap_vs_none(setup: Setup) -> Figure:
+    """Tokens per second of the whole batch, the next step begun while one runs, against one after the other."""
+    with setup.engine() as ours, setup.engine(overlap=False) as peer:
+        return await against(setup, "overlap_vs_none", ours, peer, setup.batch)
+
+
+async def fp8_vs_bf16(setup: Setup) -> Figure:
+    """Tokens per second of the whole batch with weights in 8 bits."""
+    with setup.engine(quantization="fp8") as ours, setup.engine() as peer:
+        return await against(setup, "fp8_vs_bf16", ours, peer, setup.batch)
+
+
+async def fp8_cache_vs_bf16(setup: Setup) -> Figure:
+    """Tokens per second of the whole batch with the KV cache in 8 bits, which holds twice the tokens."""
+    with setup.engine(kv_cache_dtype="fp8") as ours, setup.engine() as peer:
+        return await against(setup, "fp8_cache_vs_bf16", ours, peer, setup.batch)
+
+
 FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "engine_vs_transformers_cb": vs_transformers_cb,
     "engine_vs_transformers_cb_defaults": vs_transformers_cb_defaults,
@@ -179,13 +197,19 @@ FIGURES: Final[Mapping[str, Callable[[Setup], Awaitable[Figure]]]] = {
     "prefix_cache_ttft_gain": prefix_cache_gain,
     "decode_vs_memory_floor": decode_vs_memory_floor,
     "graphs_vs_none": graphs_vs_none,
+    "overlap_vs_none": overlap_vs_none,
+    "fp8_vs_bf16": fp8_vs_bf16,
+    "fp8_cache_vs_bf16": fp8_cache_vs_bf16,
 }
 CPU_FIGURES: Final = tuple(FIGURES)[:6]
 CUDA_FIGURES: Final = (
     "decode_vs_memory_floor",
     "graphs_vs_none",
-    "prefix_cache_ttft_gain",
     "engine_vs_transformers_cb",
+    "fp8_vs_bf16",
+    "prefix_cache_ttft_gain",
+    "overlap_vs_none",
+    "fp8_cache_vs_bf16",
 )
 
 

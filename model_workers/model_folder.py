@@ -31,6 +31,8 @@ EMBEDDINGS: Final = (
     "embed_in.weight",
 )
 """How the names of embedding tables end in the families of transformers."""
+QUANTIZED: Final = frozenset({"fp8", "torchao"})
+"""Kinds of quantized weights (``quant_method``) that are computed: transformers loads them without others' kernels."""
 ELSEWHERE: Final = "serve it with vLLM behind `engine: openai` (docs/remote-models.md)"
 """What to do with a model that the engine does not compute."""
 
@@ -86,10 +88,11 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
     quantized = config.get("quantization_config") or config.get("compression_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-        raise SettingsError(
-            f"{where}: holds quantized weights ({method or 'quantization_config'}), which this engine does not "
-            f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
-        )
+        if method not in QUANTIZED:
+            raise SettingsError(
+                f"{where}: holds quantized weights ({method or 'quantization_config'}), which this engine does not "
+                f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
+            )
     experts = [config.get(name) for name in EXPERTS]
     if any(isinstance(count, int) and count > 1 for count in experts):
         raise SettingsError(

@@ -28,6 +28,7 @@ class OurEngine:
         dtype: str,
         threads: int,
         graphs: bool = True,
+        overlap: bool = True,
         **options: Any,
     ) -> None:
         limit_threads(threads)
@@ -44,10 +45,14 @@ class OurEngine:
         if not graphs:
             # No setting: nobody needs to serve without them.
             self._engine._runner.model._graphs = None  # type: ignore[attr-defined]
+        if not overlap:
+            self._engine._overlap = False
         self._vocab = vocab
         self._names = count()
         told = [f"{name}={value}" for name, value in options.items()]
-        self.about = ", ".join(["our engine", *told, *([] if graphs else ["without graphs"])])
+        told += [] if graphs else ["without graphs"]
+        told += [] if overlap else ["without overlap"]
+        self.about = ", ".join(["our engine", *told])
 
     def run(self, prompts: Prompts, new_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds and answers."""

@@ -74,6 +74,8 @@ def load_engine(
         prefix_cache=settings.prefix_cache,
         speculator=None if draft is None else _speculator(settings, draft, model, sampler, clock),
         device=loaded.device,
+        # On a CPU the host is the device; ranks get their tokens from the host.
+        overlap=loaded.device.type == "cuda" and followers is None,
     )
     _warm_up(engine)
     log.info(
@@ -125,6 +127,7 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
             dtype=settings.dtype,
             context_tokens=settings.context_tokens,
             quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
             ranks=settings.tensor_parallel,
         )
     except SettingsError as error:
@@ -146,6 +149,7 @@ def _load_draft(settings: ModelSettings, path: str, loaded: LoadedModel) -> Load
             device=settings.device,
             dtype=settings.dtype,
             quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
         )
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: draft: {error}") from error

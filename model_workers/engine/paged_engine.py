@@ -1,4 +1,13 @@
-"""Continuous batching over a paged model; docs/engine.md walks through a step."""
+"""Continuous batching over a paged model; docs/engine.md walks through a step.
+
+With ``overlap`` the host plans and begins a step while the device still computes the one before, whose draws are read
+after that (asynchronous scheduling, as vLLM and SGLang call it). The tokens of those draws are fed from draw to step on
+the device (`PagedModel.feed`); the host does not know them when it plans, so:
+
+- A row that ends with a stop token is computed once more, in vain. What that step draws for it is dropped.
+- A row whose draw depends on its tokens (penalties, constraints, drafts), or that wants log-probabilities, has its
+  step read at once.
+"""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -13,8 +22,14 @@ from torch import Tensor
 from model_workers.engine.blocks import BlockManager
 from model_workers.engine.paged_model import Fault, FaultIsolator, PagedModel, RowChunk
 from model_workers.engine.protocol import RowEnd, RowInvalid, RowSpec, RowStep
-from model_workers.engine.rows import Row, RowLimits
-from model_workers.engine.sampling.sampler import NO_DISTRIBUTION, DrawRequest, DrawResult, Sampler
+from model_workers.engine.rows import Row, RowLimits, RowState
+from model_workers.engine.sampling.sampler import (
+    NO_DISTRIBUTION,
+    DrawRequest,
+    DrawResult,
+    PendingDraw,
+    Sampler,
+)
 from model_workers.engine.scheduler import Scheduler
 from model_workers.engine.speculation import Speculator
 from sluice.internal.v1 import worker_pb2
@@ -60,6 +75,31 @@ class PlannedRow:
         return DrawRequest(self.row.sampling, self.drafted)
 
 
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step whose draws are not read yet.
+
+    Attributes:
+        broken: rows that could not be computed.
+        computed: the others that draw or have more to compute.
+        drawing: those of them that draw, in the order of ``drawn``.
+        scored: rows that want log-probabilities, and the logits of these.
+    """
+
+    broken: Sequence[tuple[Row, Fault]]
+    computed: Sequence[PlannedRow]
+    drawing: Sequence[PlannedRow]
+    drawn: PendingDraw | None
+    scored: Sequence[tuple[PlannedRow, Tensor]]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it must be read before the next step is planned."""
+        return bool(self.scored) or any(
+            item.row.sampling is None or item.row.sampling.reads_tokens for item in self.drawing
+        )
+
+
 class PagedEngine:
     """See `Engine`. The scheduler decides, the model computes, the sampler draws."""
 
@@ -74,7 +114,13 @@ class PagedEngine:
         prefix_cache: bool = True,
         speculator: Speculator | None = None,
         device: torch.device = CPU,
+        overlap: bool = False,
     ) -> None:
+        """Makes one without rows.
+
+        Args:
+            overlap: begins a step before the draws of the one before are read; not with a speculator.
+        """
         blocks = BlockManager(model.num_blocks, model.block_tokens, prefix_cache=prefix_cache)
         limits = RowLimits(slots, max_waiting, model.context_tokens, prefill_tokens)
         self._scheduler = Scheduler(blocks, limits)
@@ -84,6 +130,8 @@ class PagedEngine:
         self._vocabulary = model.vocab_size
         # A thread's current device is the first one, and pinned memory, streams and libraries follow it.
         self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        self._overlap = overlap and speculator is None
+        self._begun: BegunStep | None = None
         self._steps = 0
 
     def add(self, row: RowSpec, now: float) -> None:
@@ -107,7 +155,7 @@ class PagedEngine:
         swept = self._scheduler.sweep(now)
         steps = [row.end_step(end) for row, end in swept]
         planned = self._scheduler.schedule()
-        if not planned:
+        if not planned and self._begun is None:
             return steps
         with self._on_device:
             if self._speculator is not None:
@@ -116,6 +164,7 @@ class PagedEngine:
 
     def abort(self, message: str) -> list[RowStep]:
         """See `Engine.abort`."""
+        self._begun = None
         return [self._fail(row, Fault(message)) for row in self._scheduler.rows()]
 
     def has_rows(self) -> bool:
@@ -151,35 +200,56 @@ class PagedEngine:
         return steps
 
     def _compute(self, work: Sequence[PlannedRow]) -> list[RowStep]:
-        if self._scheduler.copies:
-            self._runner.model.copy_blocks(self._scheduler.copies)
-        logits, broken = self._runner.forward([item.chunk() for item in work])
-        steps = [self._fail(work[place].row, fault) for place, fault in broken.items()]
-        whole = [item for place, item in enumerate(work) if place not in broken]
-        if any(item.row.scored for item in whole):
-            logits, scored = self._score(logits, whole)
-            steps += scored
-            whole = [item for item in whole if not item.row.scored]
-        drawing = [item for item in whole if item.count == item.row.pending]
-        for item in whole:
-            if item.count < item.row.pending:
+        """Begins a step, then reads the draws of the one before; its own too, unless they are read with the next."""
+        before, self._begun = self._begun, None
+        begun = self._begin(work) if work else None
+        steps = self._end(before) if before is not None else []
+        if begun is None:
+            return steps
+        for item in begun.computed:
+            if item.row.state is RowState.RUNNING:
                 self._scheduler.advance(item.row, item.count)
-        if drawing:
-            drawn = self._sampler.draw(logits, [item.draw_request() for item in drawing])
-            steps += [self._take(*pair) for pair in zip(drawing, drawn, strict=True)]
+        if not self._overlap or begun.waits:
+            return steps + self._end(begun)
+        for place, item in enumerate(begun.drawing):
+            if item.row.state is RowState.RUNNING:
+                item.row.expect(place)
+        self._begun = begun
         return steps
 
-    def _score(self, logits: Tensor, work: Sequence[PlannedRow]) -> tuple[Tensor, list[RowStep]]:
-        """The logits of the rows that draw, and the ends of rows whose log-probabilities are complete now."""
-        steps: list[RowStep] = []
-        drawing: list[Tensor] = []
-        parts = torch.split(logits, [item.wanted for item in work])
-        for item, part in zip(work, parts, strict=True):
-            if item.row.scored:
-                steps += self._take_scores(item, part)
-            else:
-                drawing.append(part)
-        return torch.cat(drawing) if drawing else logits[:0], steps
+    def _begin(self, work: Sequence[PlannedRow]) -> BegunStep:
+        model = self._runner.model
+        if self._scheduler.copies:
+            model.copy_blocks(self._scheduler.copies)
+        logits, faults = self._runner.forward([item.chunk() for item in work])
+        broken = [(work[place].row, fault) for place, fault in faults.items()]
+        whole = [item for place, item in enumerate(work) if place not in faults]
+        scored: list[tuple[PlannedRow, Tensor]] = []
+        if any(item.row.scored for item in whole):
+            logits, scored = _split(logits, whole)
+            whole = [item for item in whole if not item.row.scored]
+        drawing = [item for item in whole if item.count == item.row.pending]
+        drawn = None
+        if drawing:
+            drawn = self._sampler.begin(logits, [item.draw_request() for item in drawing])
+        begun = BegunStep(broken, whole, drawing, drawn, scored)
+        if drawn is not None and self._overlap and not begun.waits:
+            model.feed(drawn.tokens)
+        return begun
+
+    def _end(self, begun: BegunStep) -> list[RowStep]:
+        """Reads the draws of a step. Rows that have ended since it was begun get nothing of it."""
+        steps = [self._fail(*pair) for pair in begun.broken if pair[0].state is not RowState.ENDED]
+        for item, logits in begun.scored:
+            steps += self._take_scores(item, logits)
+        if begun.drawn is not None:
+            pairs = zip(begun.drawing, begun.drawn.read(), strict=True)
+            steps += [
+                self._take(item, drawn)
+                for item, drawn in pairs
+                if item.row.state is not RowState.ENDED
+            ]
+        return steps
 
     def _take_scores(self, item: PlannedRow, logits: Tensor) -> list[RowStep]:
         row = item.row
@@ -202,7 +272,8 @@ class PagedEngine:
         if drawn.error:
             return self._fail(row, Fault(drawn.error, of_row=True), drawn)
         step = row.take(drawn.token_ids, drawn.logprobs)
-        self._scheduler.advance(row, item.count + len(drawn.token_ids) - 1)
+        if item.drafted:
+            self._scheduler.advance(row, len(drawn.token_ids) - 1)
         if self._speculator is not None:
             self._speculator.accept(row, len(item.drafted), len(drawn.token_ids))
         if step.end is not None:
@@ -212,13 +283,25 @@ class PagedEngine:
     def _fail(self, row: Row, fault: Fault, drawn: DrawResult = NO_TOKENS) -> RowStep:
         """Ends a row. What it left in the cache may be anything, so its blocks are cleared and not shared."""
         log.warning("request %s failed: %s", row.spec.request_id, fault.message)
+        freed = self._scheduler.discard(row)
         step = row.take(drawn.token_ids, drawn.logprobs)
-        if freed := self._scheduler.discard(row):
+        if freed:
             self._runner.model.clear_blocks(freed)
             if self._speculator is not None:
                 self._speculator.clear(freed)
         end = RowEnd.FAILED if fault.of_row else RowEnd.RETURNED
         return replace(step, end=end, error=fault.message)
+
+
+def _split(
+    logits: Tensor, work: Sequence[PlannedRow]
+) -> tuple[Tensor, list[tuple[PlannedRow, Tensor]]]:
+    """The logits of the rows that draw; and the rows that want log-probabilities, with theirs."""
+    parts = torch.split(logits, [item.wanted for item in work])
+    pairs = list(zip(work, parts, strict=True))
+    drawing = [part for item, part in pairs if not item.row.scored]
+    scored = [(item, part) for item, part in pairs if item.row.scored]
+    return torch.cat(drawing) if drawing else logits[:0], scored
 
 
 def _check_scored(token_ids: Sequence[int], prompt_tokens: int, vocabulary: int) -> None:

@@ -14,7 +14,7 @@ class RowChunk:
     """Consecutive tokens of one row.
 
     Attributes:
-        tokens: at least one.
+        tokens: at least one. Those below 0 stand for tokens that only the device knows; see `PagedModel.feed`.
         start: position of the first of them in the row; all positions before it are in the cache.
         blocks: the row's block table: block ``i`` holds positions ``i * block_tokens`` to
             ``(i + 1) * block_tokens - 1``. Long enough for ``start + len(tokens)`` positions, may be longer.
@@ -50,6 +50,10 @@ class PagedModel(Protocol):
             float32 logits, shape (sum of ``chunk.logits``, vocab_size), in the order of the chunks, on the model's
             device. Valid until the next call.
         """
+
+    def feed(self, drawn: Tensor) -> None:
+        """Keeps tokens that were drawn, on the model's device: in the next step -1 stands for the first, -2 for the
+        second of them, and so on. So the host need not have them to begin that step."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, (from, to), in all layers: copy on write."""

@@ -52,6 +52,7 @@ class Row:
         sampling: the sampler's state of the row; None in an engine that does not sample.
         cached_tokens: tokens of the prompt that were in the prefix cache when the row first joined a step.
         cancelled: by the caller.
+        expecting: the last of `tokens` is being drawn: until `take` its place in the draw stands for it.
         scored: tokens whose log-probabilities are wanted: those after the last positions of the prompt.
         scores: of these, as far as they are computed.
     """
@@ -67,6 +68,7 @@ class Row:
         self.sampling: SamplingState | None = None
         self.cached_tokens: int | None = None
         self.cancelled = False
+        self.expecting = False
         self.scored = () if spec.values is None else spec.values.scored_token_ids
         self.scores = [0.0] * len(self.scored)
         self._prompt_tokens = len(spec.prompt)
@@ -83,9 +85,14 @@ class Row:
         return self._tokens_max - len(self.tokens)
 
     @property
+    def full(self) -> bool:
+        """Whether the token that is being drawn is the last one there is room for."""
+        return self.expecting and self.room <= 0
+
+    @property
     def answered(self) -> int:
-        """Tokens of the answer so far: the index of the next one."""
-        return len(self.tokens) - self._prompt_tokens
+        """Tokens of the answer that are known: the index of the next one."""
+        return len(self.tokens) - self._prompt_tokens - self.expecting
 
     @property
     def scored_from(self) -> int:
@@ -117,12 +124,23 @@ class Row:
 
     def end_by_tokens(self) -> RowEnd | None:
         """Why the answer so far is complete, if so: also of a resumed row that lacks only its end."""
+        if self.expecting:
+            return None
         if self.answered and self.tokens[-1] in self.spec.sampling.stop_token_ids:
             return RowEnd.STOP
         return RowEnd.LENGTH if self.room <= 0 else None
 
+    def expect(self, place: int) -> None:
+        """A token is being drawn, the one at ``place`` of its draw; see `PagedModel.feed`."""
+        assert not self.expecting
+        self.tokens.append(-1 - place)
+        self.expecting = True
+
     def take(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> RowStep:
         """Appends the tokens of a step, and reports them."""
+        if self.expecting:
+            self.tokens.pop()
+            self.expecting = False
         index = self.answered
         self.tokens.extend(token_ids)
         return self._step(index, token_ids, logprobs, self.end_by_tokens(), "")

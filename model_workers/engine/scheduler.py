@@ -17,6 +17,9 @@ and hold no blocks; RUNNING rows hold blocks for all their tokens. A step is pla
    log-probabilities, `SCORED_TOKENS` positions are computed in a step. For a row of a more urgent rank,
    running rows of less urgent ranks are preempted. No row joins before the head of the queue.
 
+A step may be planned while the one before is computed: then the last token of a row may be one that is being drawn
+(`Row.expect`). Such a row decodes as if it were known, unless it is the last one it has room for.
+
 Every row ends: the most urgent running row is never preempted for a less urgent one, and a row alone always fits,
 because the cache holds at least one row as long as the context.
 """
@@ -79,7 +82,8 @@ class Scheduler:
         self.copies = []
         self._computing.clear()
         for row in tuple(self._running):
-            if row.pending == 1 and row.state is RowState.RUNNING and self._make_room(row):
+            decodes = row.pending == 1 and not row.full
+            if decodes and row.state is RowState.RUNNING and self._make_room(row):
                 self._plan[row] = 1
         self._plan_prompts()
         plan, self._plan = self._plan, {}
@@ -160,7 +164,7 @@ class Scheduler:
         """Spends the budget on prompts, most urgent first."""
         budget = self.limits.prefill_tokens
         self._scored_left = SCORED_TOKENS
-        begun = [row for row in self._running if row not in self._plan]
+        begun = [row for row in self._running if row not in self._plan and not row.full]
         queue_moves = True
         while budget > 0:
             row = next((row for row in begun if row.state is RowState.RUNNING), None)
@@ -192,6 +196,8 @@ class Scheduler:
 
     def _join(self, row: Row) -> bool:
         """Starts the head of the queue, preempting less urgent ranks if need be; False when it does not fit."""
+        if row.expecting:
+            return False  # its blocks are found by its tokens: it joins when the last one is known
         if self.blocks.missing(row.table, row.sharable) in self._computing:
             return False  # another row computes the same block in this step: it is shared one step later
         while (copies := self._open(row)) is None:

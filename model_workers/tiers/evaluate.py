@@ -1,6 +1,6 @@
 """Measure a model folder on the held-out tasks: `python -m model_workers.tiers.evaluate DIR`.
 
-Runs transformers in bfloat16, or with --served the worker's engine (--dtype, --quantization).
+Runs transformers in bfloat16, or with --served the worker's engine (--dtype, --quantization, --kv-cache-dtype).
 """
 
 import argparse
@@ -23,8 +23,22 @@ BLOCK_TOKENS = 32
 class ServedModel:
     """A model folder on a CPU."""
 
-    def __init__(self, folder: Path, *, dtype: str, quantization: str, rows: int = 64) -> None:
-        loaded = load_model(str(folder), device="cpu", dtype=dtype, quantization=quantization)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        quantization: str,
+        kv_cache_dtype: str = "auto",
+        rows: int = 64,
+    ) -> None:
+        loaded = load_model(
+            str(folder),
+            device="cpu",
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+        )
         self._row_blocks = -(-loaded.context_tokens // BLOCK_TOKENS)
         self._model = loaded.paged(rows * self._row_blocks, BLOCK_TOKENS)
         self._rows = rows
@@ -138,13 +152,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--served", action="store_true", help="as a worker computes it")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--quantization", choices=["none", "int8"], default="none")
+    parser.add_argument("--quantization", choices=["none", "int8", "fp8"], default="none")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     args = parser.parse_args()
     examples = heldout(args.n, args.seed)
     model, tokenizer = load(args.folder)
     began = time.monotonic()
     if args.served:
-        served = ServedModel(args.folder, dtype=args.dtype, quantization=args.quantization)
+        served = ServedModel(
+            args.folder,
+            dtype=args.dtype,
+            quantization=args.quantization,
+            kv_cache_dtype=args.kv_cache_dtype,
+        )
         scores = score_answers(lambda group: served.answers(tokenizer, group), examples)
     else:
         scores = score(model, tokenizer, examples)

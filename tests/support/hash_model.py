@@ -46,6 +46,10 @@ class HashModel:
 
     def __post_init__(self) -> None:
         self.cells: dict[tuple[int, int], bytes] = {}
+        self.fed: list[int] = []
+
+    def feed(self, drawn: Tensor) -> None:
+        self.fed = drawn.tolist()
 
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         tokens = [len(chunk.tokens) for chunk in chunks]
@@ -61,7 +65,7 @@ class HashModel:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
-            self.clear_blocks([target])
+            HashModel.clear_blocks(self, [target])
             for place in range(self.block_tokens):
                 if (source, place) in self.cells:
                     self.cells[target, place] = self.cells[source, place]
@@ -79,7 +83,7 @@ class HashModel:
         state = self.cells[self._cell(chunk, chunk.start - 1)] if chunk.start else b""
         states = []
         for position, token in enumerate(chunk.tokens, chunk.start):
-            state = _next(state, token)
+            state = _next(state, token if token >= 0 else max(self.fed[-1 - token], 0))
             cell = self._cell(chunk, position)
             assert written.get(cell, state) == state, "two rows write into one cell"
             written[cell] = state
@@ -130,16 +134,19 @@ def hash_engine(
     prefill_tokens: int = 16,
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
+    overlap: bool = False,
+    sampler: Sampler | None = None,
 ) -> PagedEngine:
     """An engine over ``model``, or over one with a large cache."""
     return PagedEngine(
         model or HashModel(),
-        Sampler(),
+        sampler or Sampler(),
         slots=slots,
         max_waiting=max_waiting,
         prefill_tokens=prefill_tokens,
         prefix_cache=prefix_cache,
         speculator=speculator,
+        overlap=overlap,
     )
 
 

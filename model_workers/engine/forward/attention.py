@@ -20,12 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_workers.engine.forward.kv_cache import KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
 from model_workers.engine.forward.packing import Ints, PackedChunk, pack
 from model_workers.engine.paged_model import RowChunk
 
 PIECE_TOKENS: Final = 128
 """Most queries of a piece in prefill."""
+DRAWN_MAX: Final = 1024
+"""Most tokens of a draw: as many as rows can run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ class PrefillAttention:
             first = max(0, chunk.start - shape.window + 1) // block_tokens
         blocks = list(chunk.blocks[first : -(-end // block_tokens)])
         self._blocks = torch.tensor(blocks, device=cache.device)
+        self._reads = chunk.start > 0 or cache.rounds
         # Positions of the first key and of the first query, counted from the first gathered block.
         self._queries_from = chunk.start - first * block_tokens
         masks = (self._mask(piece, cache.dtype) for piece in self._pieces())
@@ -214,7 +217,7 @@ class PrefillAttention:
         self, key: Tensor, value: Tensor, layer_cache: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Keys [kv heads, size, tokens] and values [kv heads, tokens, size] from the first that is seen."""
-        if self.chunk.start == 0:
+        if not self._reads:
             return key.permute(1, 2, 0).contiguous(), value.transpose(0, 1).contiguous()
         keys, values = (table.index_select(0, self._blocks) for table in layer_cache)
         return keys.permute(1, 2, 0, 3).flatten(2), values.transpose(0, 1).flatten(1, 2)
@@ -241,7 +244,11 @@ class PagedAttention:
 
     def begin(self, chunks: Sequence[RowChunk]) -> ModelInputs:
         """See `Attention.begin`."""
-        self._step = step = pack(chunks, self.cache.block_tokens)
+        step = pack(chunks, self.cache.block_tokens)
+        if isinstance(self.cache, Fp8KvCache):
+            used, step = step.compact()
+            self._used = self._tensor(used)
+        self._step = step
         self._blocks, self._offsets = self._tensor(step.blocks), self._tensor(step.offsets)
         self._visible: dict[int | None, VisibleBlocks] = {}
         self._short: dict[LayerShape, PagedDecodeAttention] = {}
@@ -261,7 +268,7 @@ class PagedAttention:
     ) -> Tensor:
         """See `Attention.attend`."""
         self.cache.write(layer, self._blocks, self._offsets, key, value)
-        layer_cache, shape = self.cache.of(layer), self.cache.shapes[layer]
+        layer_cache, shape = self._layer_cache(layer), self.cache.shapes[layer]
         query = query * scaling
         parts = []
         if self._step.short:
@@ -271,6 +278,12 @@ class PagedAttention:
             part = slice(prompt.chunk.first, prompt.chunk.first + prompt.chunk.count)
             parts.append(prompt.attend(query[part], key[part], value[part], layer_cache))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _layer_cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.cache, Fp8KvCache):
+            return self.cache.of(layer)
+        keys, values = self.cache.read(layer, self._used)
+        return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, device=self.cache.device)
@@ -299,6 +312,15 @@ class CachedModel:
         self.context_tokens = context_tokens
         self.vocab_size = vocab_size
         self._attention = attention
+        # On CUDA from the start, because graphs read it.
+        self._drawn = self._no_tokens() if attention.cache.device.type == "cuda" else None
+
+    def feed(self, drawn: Tensor) -> None:
+        """See `PagedModel.feed`."""
+        if self._drawn is None:
+            self._drawn = self._no_tokens()
+        # A row without a distribution has no token; what is computed for it is dropped.
+        self._drawn[: len(drawn)] = drawn.clamp_min(0)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `PagedModel.copy_blocks`."""
@@ -309,3 +331,13 @@ class CachedModel:
         """See `PagedModel.clear_blocks`."""
         if blocks:
             self._attention.cache.clear(blocks)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens with those that `feed` has kept in their places."""
+        if self._drawn is None:
+            return tokens
+        fed = self._drawn.index_select(0, (-1 - tokens).clamp_min_(0))
+        return torch.where(tokens < 0, fed, tokens)
+
+    def _no_tokens(self) -> Tensor:
+        return torch.zeros(DRAWN_MAX, dtype=torch.long, device=self._attention.cache.device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -42,7 +42,27 @@ def read_config(path: str) -> Any:
     if others:
         raise SettingsError(f"{path}: layers of kind {', '.join(sorted(others))} cannot be served")
     check_supported(path, config.to_dict())
+    if _is_fp8(config):
+        # Blocks of weights with a scale each: transformers has their kernels from the hub alone.
+        config.quantization_config["dequantize"] = True
     return config
+
+
+def _is_fp8(config: Any) -> bool:
+    return _method(config) == "fp8"
+
+
+def _method(config: Any) -> str | None:
+    """The kind of quantized weights that a checkpoint holds."""
+    quantized = getattr(config, "quantization_config", None)
+    return quantized["quant_method"] if quantized else None
+
+
+def _check_dtype(path: str, config: Any, dtype: torch.dtype) -> None:
+    """Tensors of torchao compute in what they were quantized from."""
+    stored = str(config.dtype).removeprefix("torch.")
+    if _method(config) == "torchao" and stored != str(dtype).removeprefix("torch."):
+        raise SettingsError(f"{path}: its weights were quantized from {stored}: set dtype to that")
 
 
 def read_weights(
@@ -58,6 +78,7 @@ def read_weights(
     Raises:
         SettingsError: the model does not use transformers' attention interface.
     """
+    _check_dtype(path, config, dtype)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -68,7 +89,11 @@ def read_weights(
         )
     except KeyError as error:
         raise SettingsError(f"{path}: a {config.model_type} has attention of its own") from error
+    except ImportError as error:
+        raise SettingsError(f"{path}: {str(error).splitlines()[0]}") from error
     model = model.to(device).eval()
+    if dtype is torch.float32 and _is_fp8(config):
+        model = model.float()  # was made wide to bfloat16, whatever was asked for
     shapes = tuple(layer_shapes(model))
     # The layers of a rank sum over all ranks, and stay as they are.
     if ranks == 1 and not is_fused(model):
@@ -186,11 +211,14 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 
 
 def replace_linear_layers(model: Any, quantization: str) -> None:
-    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized."""
+    """Replaces a model's linear layers by ours (`make_linear`), in place. The output layer is never quantized.
+
+    Layers whose weights are quantized already, by a library of tensors, stay as they are.
+    """
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, Conv1D):
+            if type(child) in (nn.Linear, Conv1D) and type(child.weight) is nn.Parameter:
                 weight = child.weight.T if type(child) is Conv1D else child.weight
                 kind = "none" if child is head else quantization
                 setattr(parent, name, make_linear(weight, child.bias, kind))
@@ -207,6 +235,7 @@ class HubModel(CachedModel):
     def forward(self, chunks: Sequence[RowChunk]) -> Tensor:
         """See `PagedModel.forward`."""
         inputs = self._attention.begin(chunks)
+        inputs = replace(inputs, tokens=self._known(inputs.tokens))
         return run(self._model, self._attend, inputs).float()
 
     def _attend(self, call: AttentionCall) -> Tensor:

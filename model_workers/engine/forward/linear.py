@@ -1,4 +1,4 @@
-"""Linear layers: plain, packed for oneDNN on CPUs, and 8-bit quantized.
+"""Linear layers: plain, packed for oneDNN on CPUs, and quantized to 8-bit integers or floats.
 
 On a CPU the weight is laid out for oneDNN once, at load: 1.3 to 2.5 times faster than a plain product, and a row's
 result does not depend on how many rows are computed with it (docs/decisions/engine-numerics.md). The operators are
@@ -15,6 +15,12 @@ from torch.nn import functional
 LAYOUT_ROWS: Final = 32
 """For how many rows the layout is chosen; it holds for any number."""
 INT8_MAX: Final = 127
+FP8: Final = torch.float8_e4m3fn
+FP8_MAX: Final = torch.finfo(FP8).max
+FP8_MULTIPLE: Final = 16
+"""The kernels for 8-bit floats take inputs and outputs of multiples of this."""
+FP8_CAPABILITY: Final = (8, 9)
+"""The least compute capability of CUDA devices that multiply 8-bit floats: Ada, Hopper, and newer."""
 INT8_ROWS: Final = 8
 """Up to so many rows torch's 8-bit product is faster than a plain one with the weight made wide (measured)."""
 
@@ -81,10 +87,47 @@ class Int8Linear(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
 
+class Fp8Linear(Linear):
+    """The same with the weight in 8-bit floats (e4m3) and one scale per output, multiplied as such: each row of the
+    input is rounded to 8 bits too, with a scale of its own.
+
+    The numbers are those of torchao's `Float8DynamicActivationFloat8WeightConfig` with `PerRow`, and so is the kernel,
+    which torch has itself; docs/decisions/engine-numerics.md says why torchao is not asked.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        rounded, scales = _in_fp8(weight.detach())
+        super().__init__(rounded, bias)
+        self.scales = scales.T.contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear.forward`."""
+        rows, scales = _in_fp8(x.reshape(-1, x.shape[-1]))
+        product = functional.scaled_mm(
+            rows,
+            self.weight.T,
+            *(scales, functional.ScalingType.RowWise, self.scales, functional.ScalingType.RowWise),
+            # The kernel gives nothing else on CUDA.
+            output_dtype=torch.bfloat16 if x.is_cuda else x.dtype,
+        )
+        product = product.to(x.dtype).view(*x.shape[:-1], -1)
+        return product if self.bias is None else product.add_(self.bias)
+
+
+def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in 8 bits, and the scale of each, [rows, 1]."""
+    largest = rows.abs().amax(1, keepdim=True).float()
+    scales = largest.clamp_min(torch.finfo(torch.float32).tiny * FP8_MAX) / FP8_MAX
+    # What rounding takes above the largest number would become NaN.
+    return (rows / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None, quantization: str = "none") -> Linear:
-    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8" or to "none"."""
+    """The fastest layer for a weight [outputs, inputs] where it lies, quantized to "int8", "fp8" or "none"."""
     if quantization == "int8":
         return Int8Linear(weight, bias)
+    if quantization == "fp8" and not any(size % FP8_MULTIPLE for size in weight.shape):
+        return Fp8Linear(weight, bias)
     if weight.device.type == "cpu" and can_pack():
         return PackedLinear(weight, bias)
     return Linear(weight.detach(), bias)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from model_workers.engine.forward.attention import Attention, CachedModel, ModelInputs
@@ -20,8 +20,14 @@ from model_workers.engine.paged_model import RowChunk
 
 def is_fused(model: Any) -> bool:
     """Whether a `FusedFolder`, or a model of transformers, can be computed here."""
-    kind = type(model).__name__
-    return isinstance(model, FusedFolder) or (kind in FUSED and model.config.hidden_act == "silu")
+    if isinstance(model, FusedFolder):
+        return True
+    # What a library keeps quantized in tensors of its own cannot be joined.
+    return (
+        type(model).__name__ in FUSED
+        and model.config.hidden_act == "silu"
+        and all(type(weight) is nn.Parameter for weight in model.parameters())
+    )
 
 
 class RotaryEmbedding:
@@ -99,7 +105,7 @@ class FusedModel(CachedModel):
         self._layers = [FusedLayer(layer, quantization) for layer in model.model.layers]
         self._norm = RmsNorm(model.model.norm)
         self._graphs: DecodeGraphs | None = None
-        if isinstance(attention, FlashAttention):
+        if isinstance(attention, FlashAttention) and not attention.cache.rounds:
             self._graphs = DecodeGraphs(attention, self._compute, context_tokens)
 
     @torch.inference_mode()
@@ -116,7 +122,7 @@ class FusedModel(CachedModel):
             self._graphs.capture(tokens)
 
     def _compute(self, inputs: ModelInputs) -> Tensor:
-        tokens, positions = inputs.tokens, inputs.positions
+        tokens, positions = self._known(inputs.tokens), inputs.positions
         count = len(tokens)
         if count == 1 and isinstance(self._head, PackedLinear):
             # Such layers compute a single row twice (see linear.py); doubling it once is cheaper.

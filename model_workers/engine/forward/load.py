@@ -16,7 +16,8 @@ from model_workers.engine.forward.flash import (
     flash_fits,
 )
 from model_workers.engine.forward.fused_folder import read_config, read_folder
-from model_workers.engine.forward.kv_cache import KvCache, LayerShape, bytes_per_block
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.linear import FP8_CAPABILITY
 from model_workers.engine.forward.llama import FusedModel, is_fused
 from model_workers.engine.paged_model import PagedModel
 from sluice.settings import SettingsError
@@ -32,6 +33,7 @@ class LoadedModel:
 
     Attributes:
         context_tokens: the longest row.
+        fp8_cache: keys and values are kept in 8 bits.
     """
 
     path: str
@@ -39,13 +41,15 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     quantization: str
+    fp8_cache: bool
     ranks: int
     _model: Any
     _shapes: tuple[LayerShape, ...]
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Memory of a cache block in all layers."""
-        return bytes_per_block(self._shapes, block_tokens, self.dtype)
+        kind = Fp8KvCache if self.fp8_cache else KvCache
+        return kind.bytes_per_block(self._shapes, block_tokens, self.dtype)
 
     def paged(self, num_blocks: int, block_tokens: int, step_tokens: int = 0) -> PagedModel:
         """The model on an empty cache. Only once: the weights are re-arranged for it, and not kept twice.
@@ -75,9 +79,11 @@ class LoadedModel:
         return FLASH_BLOCK_TOKENS if self._has_flash() else CPU_BLOCK_TOKENS
 
     def _attention(self, num_blocks: int, block_tokens: int) -> Attention:
-        kind = FlashKvCache if self._has_flash() else KvCache
-        if kind is FlashKvCache and block_tokens % FLASH_BLOCK_TOKENS:
+        flash = self._has_flash()
+        if flash and block_tokens % FLASH_BLOCK_TOKENS:
             raise SettingsError(f"block_tokens: on this device a multiple of {FLASH_BLOCK_TOKENS}")
+        plain = FlashKvCache if flash else KvCache
+        kind = Fp8KvCache if self.fp8_cache else plain
         cache = kind(
             self._shapes,
             num_blocks=num_blocks,
@@ -85,7 +91,9 @@ class LoadedModel:
             dtype=self.dtype,
             device=self.device,
         )
-        return FlashAttention(cache) if isinstance(cache, FlashKvCache) else PagedAttention(cache)
+        if flash and isinstance(cache, FlashKvCache | Fp8KvCache):
+            return FlashAttention(cache)
+        return PagedAttention(cache)
 
     def _has_flash(self) -> bool:
         return flash_fits(self._shapes, self.dtype, self.device)
@@ -98,13 +106,15 @@ def load_model(
     dtype: str = "auto",
     context_tokens: int | None = None,
     quantization: str = "none",
+    kv_cache_dtype: str = "auto",
     ranks: int = 1,
 ) -> LoadedModel:
     """The model in a folder, or of a hub id.
 
     Args:
         dtype: "float32", "bfloat16" or "auto" (`find_dtype`).
-        quantization: "none", or "int8" for the weights of linear layers.
+        quantization: "none", or "int8" or "fp8" for the weights of linear layers.
+        kv_cache_dtype: "auto" for the model's own, or "fp8".
         ranks: how many processes of the current process group have a part of it each.
 
     Raises:
@@ -113,23 +123,39 @@ def load_model(
     """
     where = find_device(device)
     number = find_dtype(dtype, where)
-    if quantization == "int8" and where.type != "cpu":
-        raise SettingsError(
-            "quantization: int8 is for CPUs, on other devices it would be slower than without; leave it out"
-        )
+    _check_quantization(quantization, where)
     known = read_config(path) if ranks == 1 else None
     if known is not None:
         context = find_context(path, SimpleNamespace(**known), context_tokens)
         folder = read_folder(path, known, number, where)
         if folder is not None:
-            return LoadedModel(path, context, where, number, quantization, 1, folder, folder.shapes)
+            return LoadedModel(
+                *(path, context, where, number, quantization, kv_cache_dtype == "fp8", 1),
+                *(folder, folder.shapes),
+            )
     # Imported here: a worker that needs no code of transformers starts in a third of the time.
     from model_workers.engine.forward import hub
 
     config = hub.read_config(path)
     context = find_context(path, config, context_tokens)
     model, shapes = hub.read_weights(path, config, number, where, quantization, ranks)
-    return LoadedModel(path, context, where, number, quantization, ranks, model, shapes)
+    return LoadedModel(
+        path, context, where, number, quantization, kv_cache_dtype == "fp8", ranks, model, shapes
+    )
+
+
+def _check_quantization(quantization: str, device: torch.device) -> None:
+    if quantization == "int8" and device.type != "cpu":
+        raise SettingsError(
+            "quantization: int8 is for CPUs, on other devices it is slower than without; take fp8, or leave it out"
+        )
+    if quantization == "fp8" and device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        if found < FP8_CAPABILITY:
+            raise SettingsError(
+                f"quantization: fp8 needs a device of compute capability {'.'.join(map(str, FP8_CAPABILITY))}, "
+                f"{device} has {'.'.join(map(str, found))}; leave it out"
+            )
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ different ways. Everything is computed on the host, before the first layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -22,7 +22,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackedChunk:
-    """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``."""
+    """A chunk in the packed order: tokens ``first`` to ``first + count - 1``, the first at position ``start``;
+    ``blocks`` are those up to its end."""
 
     first: int
     count: int
@@ -51,6 +52,17 @@ class PackedStep:
     long: tuple[PackedChunk, ...]
     short_tokens: int
 
+    def compact(self) -> "tuple[Ints, PackedStep]":
+        """The blocks that the step reads or writes, and the same step with their places among these as numbers of
+        blocks in its chunks. `blocks` stay as they are."""
+        seen = [b for span in (*self.short, *self.long) for b in span.blocks]
+        used = np.unique(np.fromiter(seen, dtype=np.int64))
+        short, long = (
+            tuple(replace(s, blocks=np.searchsorted(used, s.blocks).tolist()) for s in spans)
+            for spans in (self.short, self.long)
+        )
+        return used, replace(self, short=short, long=long)
+
 
 def pack(chunks: Sequence[RowChunk], block_tokens: int) -> PackedStep:
     """Packs chunks; at least one."""
@@ -59,8 +71,10 @@ def pack(chunks: Sequence[RowChunk], block_tokens: int) -> PackedStep:
     first = 0
     for index in order:
         chunk = chunks[index]
-        spans[index] = PackedChunk(first, len(chunk.tokens), chunk.start, chunk.blocks)
-        first += len(chunk.tokens)
+        count = len(chunk.tokens)
+        blocks = chunk.blocks[: -(-(chunk.start + count) // block_tokens)]
+        spans[index] = PackedChunk(first, count, chunk.start, blocks)
+        first += count
     packed = [spans[index] for index in order]
     positions = _positions(packed)
     short = tuple(span for span in packed if span.count <= SHORT_TOKENS)

@@ -43,6 +43,11 @@ class LeadRank:
             self._followers.lost()
             raise
 
+    def feed(self, drawn: Tensor) -> None:
+        """See `PagedModel.feed`. Waits for the device: the other ranks get the tokens from the host."""
+        self._followers.send("feed", drawn.cpu())
+        self._model.feed(drawn)
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `PagedModel.copy_blocks`."""
         self._followers.send("copy_blocks", pairs)

@@ -32,8 +32,8 @@ TOP_K_FAST: Final = 1024
 
 def draw_shaped(
     logits: Tensor, tokens: Tensor, positions: Sequence[SamplingPosition], shaped: Sequence[int]
-) -> list[Token]:
-    """The tokens of all positions, drawn from their distributions where ``shaped`` says.
+) -> tuple[Tensor, Tensor]:
+    """The tokens of all positions, drawn from their distributions where ``shaped`` says; and what `unpack` reads.
 
     Args:
         tokens: the most probable ones, or `NO_TOKEN`.
@@ -43,7 +43,7 @@ def draw_shaped(
     scores = _tempered(_ruled(logits[rows], chosen), chosen)
     drawn = torch.where(tokens[rows] == NO_TOKEN, NO_TOKEN, _drawn(scores, chosen))
     tokens = tokens.index_copy(0, rows, drawn)
-    return _read(tokens, scores, drawn, positions, shaped)
+    return tokens, _packed(tokens, scores, drawn, positions, shaped)
 
 
 def _ruled(scores: Tensor, positions: Sequence[SamplingPosition]) -> Tensor:
@@ -241,25 +241,33 @@ def _mixed(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _read(
+def _packed(
     tokens: Tensor,
     scores: Tensor,
     drawn: Tensor,
     positions: Sequence[SamplingPosition],
     shaped: Sequence[int],
-) -> list[Token]:
-    """Tokens and log-probabilities on the host, in one copy."""
+) -> Tensor:
+    """Tokens and log-probabilities in one tensor, to reach the host in one copy."""
     wanted = [i for i, place in enumerate(shaped) if positions[place].sampling.logprobs]
     if not wanted:
-        return [(token_id, None) for token_id in tokens.tolist()]
+        return tokens
     tops = [positions[shaped[i]].sampling.top_logprobs for i in wanted]
     rows = _on_device(np.array(wanted), scores.device)
     pack = _pack_logprobs(scores[rows], drawn[rows], min(max(tops), scores.shape[-1]))
-    values = torch.cat([tokens.double(), pack.flatten()]).tolist()
+    return torch.cat([tokens.double(), pack.flatten()])
+
+
+def unpack(values: Sequence[float], positions: Sequence[SamplingPosition]) -> list[Token]:
+    """The tokens of positions, and log-probabilities where they are wanted, of what `draw_shaped` has packed."""
     found: list[Token] = [(int(token_id), None) for token_id in values[: len(positions)]]
-    for start, i, top in zip(count(len(positions), pack.shape[-1]), wanted, tops, strict=False):
-        logprobs = _unpack_logprobs(values[start : start + pack.shape[-1]], top)
-        found[shaped[i]] = (found[shaped[i]][0], logprobs)
+    wanted = [i for i, position in enumerate(positions) if position.sampling.logprobs]
+    if wanted:
+        width = (len(values) - len(positions)) // len(wanted)
+        for start, i in zip(count(len(positions), width), wanted, strict=False):
+            top = positions[i].sampling.top_logprobs
+            logprobs = _unpack_logprobs(values[start : start + width], top)
+            found[i] = (found[i][0], logprobs)
     return found
 
 

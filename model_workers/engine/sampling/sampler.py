@@ -1,20 +1,21 @@
 """Draws the next tokens of rows, all rows of a step together.
 
 Positions that need only the most probable token are one argmax over the logits; `distribution` computes the others. The
-host waits for the device once, when all is drawn.
+host waits for the device once, when all is drawn (`PendingDraw.read`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from model_workers.engine.protocol import RowInvalid, RowSpec, TokenLogprobs
 from model_workers.engine.sampling.constraints import ConstraintCompiler, MatcherError
-from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped
+from model_workers.engine.sampling.distribution import NO_TOKEN, Token, draw_shaped, unpack
 from model_workers.engine.sampling.state import SamplingPosition, SamplingState
 
 NO_DISTRIBUTION: Final = "the model's output is not a number"
@@ -49,6 +50,40 @@ class DrawResult:
     error: str = ""
 
 
+class HostCopy:
+    """Values on their way to the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        # Into pinned memory, without waiting.
+        self._values = values.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> list[Any]:
+        """Waits for them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDraw:
+    """Draws that the device may still compute.
+
+    Attributes:
+        tokens: of every position, on the device; `NO_TOKEN` where there is no distribution.
+    """
+
+    tokens: Tensor
+    _copy: HostCopy
+    _take: Callable[[list[Any]], list[DrawResult]]
+
+    def read(self) -> list[DrawResult]:
+        """Waits for the draws, and appends what was drawn to the rows' states; once. See `Sampler.draw`."""
+        return self._take(self._copy.read())
+
+
 class Sampler:
     """Draws for the rows of one engine. Not thread-safe. Holds no rows: each has its `SamplingState`."""
 
@@ -74,7 +109,6 @@ class Sampler:
             raise RowInvalid("the tokens produced so far do not match the constraint")
         return SamplingState(row, matcher)
 
-    @torch.inference_mode()
     def draw(self, logits: Tensor, requests: Sequence[DrawRequest]) -> list[DrawResult]:
         """Draws for each request, and appends what was drawn to its row's state.
 
@@ -85,20 +119,25 @@ class Sampler:
         Returns:
             One for each request. A row whose logits are no distribution has an error, and does not affect the others.
         """
-        if all(request.row.is_plain and not request.drafted for request in requests):
-            tokens = _most_probable(logits).tolist()
-            return [
-                _greedy(request.row, token) for request, token in zip(requests, tokens, strict=True)
-            ]
-        return self._draw(logits, requests)
+        return self.begin(logits, requests).read()
 
-    def _draw(self, logits: Tensor, requests: Sequence[DrawRequest]) -> list[DrawResult]:
-        places = [list(request.row.positions(request.drafted)) for request in requests]
-        tokens = iter(_tokens(logits, [position for row in places for position in row]))
-        return [
-            _taken(request, row, list(islice(tokens, len(row))))
-            for request, row in zip(requests, places, strict=True)
-        ]
+    @torch.inference_mode()
+    def begin(self, logits: Tensor, requests: Sequence[DrawRequest]) -> PendingDraw:
+        """Begins to draw; as `draw`, but does not wait for the device.
+
+        Rows without drafts whose states do not read tokens (`SamplingState.reads_tokens`) may begin their next draw
+        before this one is read.
+        """
+        if all(request.row.is_plain and not request.drafted for request in requests):
+            tokens = values = _most_probable(logits)
+            take = partial(_greedy, requests)
+        else:
+            places = [list(request.row.positions(request.drafted)) for request in requests]
+            tokens, values = _tokens(logits, list(chain.from_iterable(places)))
+            take = partial(_shaped, requests, places)
+        for request in requests:
+            request.row.begin()
+        return PendingDraw(tokens, HostCopy(values), take)
 
 
 def _most_probable(logits: Tensor) -> Tensor:
@@ -107,20 +146,34 @@ def _most_probable(logits: Tensor) -> Tensor:
     return torch.where(highest.isfinite(), tokens, NO_TOKEN)
 
 
-def _greedy(row: SamplingState, token_id: int) -> DrawResult:
+def _greedy(requests: Sequence[DrawRequest], tokens: Sequence[int]) -> list[DrawResult]:
+    return [_one(request.row, token) for request, token in zip(requests, tokens, strict=True)]
+
+
+def _one(row: SamplingState, token_id: int) -> DrawResult:
     if token_id == NO_TOKEN:
         return DrawResult(error=NO_DISTRIBUTION)
     row.take((token_id,))
     return DrawResult((token_id,))
 
 
-def _tokens(logits: Tensor, positions: Sequence[SamplingPosition]) -> list[Token]:
-    """The token of every position."""
+def _tokens(logits: Tensor, positions: Sequence[SamplingPosition]) -> tuple[Tensor, Tensor]:
+    """The token of every position, and what `unpack` reads."""
     tokens = _most_probable(logits)
     shaped = [i for i, position in enumerate(positions) if not position.plain]
-    if shaped:
-        return draw_shaped(logits, tokens, positions, shaped)
-    return [(token_id, None) for token_id in tokens.tolist()]
+    return draw_shaped(logits, tokens, positions, shaped) if shaped else (tokens, tokens)
+
+
+def _shaped(
+    requests: Sequence[DrawRequest],
+    places: Sequence[Sequence[SamplingPosition]],
+    values: Sequence[float],
+) -> list[DrawResult]:
+    tokens = iter(unpack(values, list(chain.from_iterable(places))))
+    return [
+        _taken(request, row, list(islice(tokens, len(row))))
+        for request, row in zip(requests, places, strict=True)
+    ]
 
 
 def _taken(

@@ -119,6 +119,11 @@ class SamplingState:
         return self._sampling.stop_token_ids
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether a draw depends on the tokens drawn before, and not only on how many they are."""
+        return self._matcher is not None or self._token_counts is not None
+
+    @property
     def is_plain(self) -> bool:
         """Whether only the most probable token is needed next."""
         return self._always_plain and self._index >= self._sampling.min_tokens
@@ -132,13 +137,17 @@ class SamplingState:
             counts = self._token_counts and self._token_counts.after(drafted[:i])
             yield SamplingPosition(self._sampling, self._index + i, False, counts, allowed, error)
 
+    def begin(self) -> None:
+        """A token is being drawn, or several with drafts: the next draw may begin before `take`."""
+        self._index += 1
+
     def take(self, token_ids: Sequence[int]) -> None:
-        """Appends ``token_ids``.
+        """Appends ``token_ids``, which one draw gave.
 
         Raises:
             MatcherError: what follows them cannot be constrained; the row ends there.
         """
-        self._index += len(token_ids)
+        self._index += len(token_ids) - 1
         if self._token_counts is not None:
             self._token_counts.add(token_ids)
         if self._matcher is not None:

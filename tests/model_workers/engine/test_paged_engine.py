@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +27,7 @@ from tests.support.hash_model import (
     hash_engine,
     rows,
 )
+from tests.support.lazy_device import LazyModel, LazySampler, Stream
 from tests.support.rows import Answers, drive, row_spec
 
 
@@ -42,6 +45,7 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     st.integers(1, 5),
     st.integers(1, 30),
     st.booleans(),
+    st.booleans(),
     st.sampled_from((2, 4)),
     st.randoms(use_true_random=False),
 )
@@ -51,33 +55,121 @@ def test_any_schedule_gives_every_row_the_tokens_it_has_alone(
     slots: int,
     prefill_tokens: int,
     prefix_cache: bool,
+    overlap: bool,
     share_tokens: int,
     numbers: random.Random,
 ) -> None:
-    model = HashModel(num_blocks)
+    model = LazyModel(num_blocks) if overlap else HashModel(num_blocks)
     with patch.object(blocks, "SHARE_TOKENS", share_tokens):
         engine = hash_engine(
-            model, slots=slots, prefill_tokens=prefill_tokens, prefix_cache=prefix_cache
+            model,
+            sampler=LazySampler(model.stream) if isinstance(model, LazyModel) else None,
+            slots=slots,
+            prefill_tokens=prefill_tokens,
+            prefix_cache=prefix_cache,
+            overlap=overlap,
         )
-    waiting, answers, cancelled, steps = list(specs), Answers(), set(), 0
+    late = {spec.request_id for spec in specs if numbers.random() < 0.1}
+    waiting = [
+        replace(spec, deadline=numbers.randrange(30)) if spec.request_id in late else spec
+        for spec in specs
+    ]
+    answers, cancelled, steps = Answers(), set(), 0
     while waiting or busy(engine):
         while waiting and numbers.random() < 0.4:
-            engine.add(waiting.pop(), 0.0)
+            engine.add(waiting.pop(), float(steps))
         if numbers.random() < 0.05:
             cancelled.add(numbers.choice(specs).request_id)
             engine.cancel(cancelled)
-        answers.take(engine.step(0.0))
+        answers.take(engine.step(float(steps)))
         steps += 1
         assert steps < 5000, "the engine does not come to an end"
     assert model.largest_prefill <= prefill_tokens
     for spec in specs:
         name, expected = spec.request_id, alone(spec)
         tokens = answers.tokens[name]
-        if answers.ends[name] is RowEnd.CANCELLED:
-            assert name in cancelled
+        if answers.ends[name] in (RowEnd.CANCELLED, RowEnd.DEADLINE):
+            assert name in (cancelled if answers.ends[name] is RowEnd.CANCELLED else late)
             assert tokens == expected.tokens[name][: len(tokens)]
         else:
             assert (tokens, answers.ends[name]) == (expected.tokens[name], expected.ends[name])
+
+
+def lazy_engine(**limits: Any) -> tuple[PagedEngine, Stream]:
+    """An engine that begins steps before their results are there."""
+    model = LazyModel()
+    sampler = LazySampler(model.stream)
+    return hash_engine(model, sampler=sampler, overlap=True, **limits), model.stream
+
+
+def test_a_step_is_begun_before_the_one_before_is_read() -> None:
+    engine, stream = lazy_engine()
+    prompt = [5, 6, 7, 8, 9]
+    assert drive(engine, row_spec("r", prompt, Sampling(4))).tokens["r"] == greedy(prompt, 4)
+    # The last step is not begun: the row has no room for what it would draw.
+    assert stream.events == ["begin", *["begin", "read"] * 3, "read"]
+
+
+def test_a_row_that_stops_is_computed_once_in_vain() -> None:
+    engine, stream = lazy_engine()
+    prompt = [5, 6, 7, 8, 9]
+    expected = greedy(prompt, 9)
+    stop = next(token for token in expected[2:] if token not in expected[:2])
+    sampling = Sampling(9, stop_token_ids=frozenset({stop}))
+    answers = drive(engine, row_spec("r", prompt, sampling))
+    assert answers.tokens["r"] == expected[: expected.index(stop) + 1]
+    assert answers.ends["r"] is RowEnd.STOP
+    assert stream.events.count("begin") == len(answers.tokens["r"]) + 1
+    assert not busy(engine)
+
+
+def test_a_row_whose_draws_need_its_tokens_has_its_steps_read_at_once() -> None:
+    engine, stream = lazy_engine()
+    row = row_spec("r", [5, 6, 7], Sampling(4, repetition_penalty=1.3))
+    assert drive(engine, row).tokens["r"] == alone(row).tokens["r"]
+    assert stream.events == ["begin", "read"] * 4
+
+
+def test_cancelled_and_late_rows_end_with_the_tokens_that_were_read() -> None:
+    engine, _ = lazy_engine()
+    engine.add(row_spec("cancelled", [5, 6, 7], Sampling(9)), 0.0)
+    engine.add(row_spec("late", [6, 7, 8], Sampling(9), deadline=5.0), 0.0)
+    answers = Answers()
+    for _ in range(3):
+        answers.take(engine.step(0.0))
+    engine.cancel(["cancelled"])
+    ends = engine.step(6.0)
+    assert {end.request_id: (end.start_index, end.end) for end in ends} == {
+        "cancelled": (2, RowEnd.CANCELLED),
+        "late": (2, RowEnd.DEADLINE),
+    }
+    assert answers.tokens == {"cancelled": greedy([5, 6, 7], 2), "late": greedy([6, 7, 8], 2)}
+    assert not busy(engine)
+    # Nothing of the step that was under way is taken for another row's.
+    again = drive(engine, row_spec("late", [1, 2], Sampling(5), attempt=1), now=7.0)
+    assert again.tokens["late"] == greedy([1, 2], 5)
+
+
+def test_an_engine_that_is_emptied_forgets_the_step_under_way() -> None:
+    engine, _ = lazy_engine()
+    engine.add(row_spec("r", [5, 6, 7], Sampling(9)), 0.0)
+    engine.step(0.0)
+    assert [(step.start_index, step.end) for step in engine.abort("it broke")] == [
+        (0, RowEnd.RETURNED)
+    ]
+    assert drive(engine, row_spec("r", [1, 2], Sampling(5))).tokens["r"] == greedy([1, 2], 5)
+
+
+def test_a_row_without_numbers_fails_a_step_later_and_alone() -> None:
+    engine = hash_engine(overlap=True)
+    answers = drive(
+        engine,
+        row_spec("bad", [5, NAN_TOKEN], Sampling(9)),
+        row_spec("good", [6, 7, 8], Sampling(9)),
+    )
+    assert answers.ends == {"bad": RowEnd.FAILED, "good": RowEnd.LENGTH}
+    assert (answers.tokens["bad"], answers.tokens["good"]) == ([], greedy([6, 7, 8], 9))
+    assert not busy(engine)
 
 
 @settings(deadline=None, max_examples=40)
@@ -196,14 +288,18 @@ def test_a_row_without_numbers_fails_alone_and_leaves_nothing_behind() -> None:
     assert not busy(engine)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("beside", [0, 1, 2, 5])
-def test_a_row_that_exhausts_the_memory_is_returned_alone(beside: int) -> None:
-    engine = hash_engine(slots=8, prefill_tokens=100)
+def test_a_row_that_exhausts_the_memory_is_returned_alone(beside: int, overlap: bool) -> None:
+    engine = hash_engine(slots=8, prefill_tokens=100, overlap=overlap)
     rows = [row_spec(f"r{i}", [i, 1], Sampling(9)) for i in range(beside)]
     for row in rows:
         engine.add(row, 0.0)
     engine.add(row_spec("bad", [1, OOM_TOKEN, 3], Sampling(9)), 0.0)
     steps = engine.step(0.0)
+    if overlap:
+        assert not steps
+        steps = engine.step(0.0)
     (failed,) = [step for step in steps if step.end is RowEnd.RETURNED]
     assert (failed.request_id, "memory" in failed.error) == ("bad", True)
     answers = Answers()

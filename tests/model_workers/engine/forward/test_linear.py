@@ -4,6 +4,7 @@ from torch.nn import functional
 
 from model_workers.engine.forward.linear import (
     INT8_ROWS,
+    Fp8Linear,
     Int8Linear,
     Linear,
     PackedLinear,
@@ -75,3 +76,26 @@ def test_eight_bits_are_close(dtype: torch.dtype, rows: int) -> None:
 def test_a_row_of_zeros_stays_zero_in_eight_bits() -> None:
     linear = Int8Linear(torch.zeros(4, 8), None)
     assert not linear(torch.randn(3, 8)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_eight_bit_floats_are_close(dtype: torch.dtype, biased: bool) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(48, 64) * torch.logspace(-3, 3, 48)[:, None]).to(dtype)
+    bias = torch.randn(48, dtype=dtype) if biased else None
+    linear = make_linear(weight, bias, "fp8")
+    assert type(linear) is Fp8Linear
+    assert linear.weight.nbytes == weight.numel()
+    x = (torch.randn(2, 9, 64) * torch.logspace(-3, 3, 9)[:, None]).to(dtype)
+    x[0, 0] = 0
+    expected, found = functional.linear(x, weight, bias).float(), linear(x)
+    assert found.dtype is dtype
+    assert not found[0, 0].count_nonzero() or biased
+    # Weight and input are off by a sixteenth at most, whatever their size: each row and output has a scale of its own.
+    most = 0.13 * (x.float().abs() @ weight.float().abs().T) + 0.01 * expected.abs()
+    assert ((found - expected).abs() <= most).all()
+
+
+def test_sizes_that_the_kernel_does_not_take_stay_wide() -> None:
+    assert type(make_linear(torch.randn(97, 32), None, "fp8")) is PackedLinear

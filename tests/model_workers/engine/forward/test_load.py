@@ -3,12 +3,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MptConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GptOssConfig,
+    MptConfig,
+    TorchAoConfig,
+)
 
 from model_workers.engine.forward import load_model
 from model_workers.engine.paged_model import RowChunk
 from sluice.settings import SettingsError
-from tests.support.tiny_models import CONTEXT, save_model
+from tests.support.tiny_models import CONTEXT, VOCABULARY, save_model
 
 REFUSED = {
     "bloom": BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4),
@@ -49,7 +57,7 @@ def test_other_kinds_of_models_are_refused_before_their_weights_are_read(
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "fp8"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "bitsandbytes"])
 def test_quantized_weights_are_refused(method: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": method, "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -113,15 +121,93 @@ def test_numbers_are_float32_on_a_cpu_unless_asked_otherwise(tmp_path: Path) -> 
     assert load_model(folder, device="cpu", dtype="bfloat16").dtype is torch.bfloat16
 
 
+def test_fp8_needs_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(
+        SettingsError, match=r"fp8 needs a device of compute capability 8\.9, .* 8\.0"
+    ):
+        load_model(str(save_model(tmp_path)), device="cuda", quantization="fp8")
+
+
+def nearly(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The difference as a share."""
+    return float((exact - found).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
+
+
+def logits_of(folder: Path | str, **options: str) -> torch.Tensor:
+    loaded = load_model(str(folder), device="cpu", context_tokens=64, **options)
+    return loaded.paged(4, 32).forward([RowChunk(range(50), 0, (0, 1), 50)])
+
+
+def in_blocks(weight: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight in 8-bit floats, and a scale for each square of it."""
+    rows, columns = (side // size for side in weight.shape)
+    squares = weight.float().view(rows, size, columns, size)
+    scales = squares.abs().amax((1, 3), keepdim=True) / 448
+    return (squares / scales).view(weight.shape).to(torch.float8_e4m3fn), scales.view(rows, columns)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma"])
-def test_eight_bit_weights_answer_nearly_the_same(family: str, tmp_path: Path) -> None:
-    folder = str(save_model(tmp_path, family))
-    found = []
-    for quantization in ("none", "int8"):
-        loaded = load_model(folder, device="cpu", context_tokens=64, quantization=quantization)
-        model = loaded.paged(4, 32)
-        found.append(model.forward([RowChunk(range(50), 0, (0, 1), 50)]))
-    exact, quantized = found
-    assert not torch.equal(exact, quantized)
-    difference = (exact - quantized).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()
-    assert difference < 0.15
+def test_a_checkpoint_in_fp8_is_made_wide(family: str, tmp_path: Path) -> None:
+    """As DeepSeek and Qwen publish theirs."""
+    exact = logits_of(save_model(tmp_path, family))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rounded, scales = in_blocks(tensors[name], 16)
+        tensors[name], tensors[f"{name}_scale_inv"] = rounded, scales
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = logits_of(tmp_path)
+    assert 0 < nearly(found, exact) < 0.1
+    assert nearly(logits_of(tmp_path, quantization="fp8"), exact) < 0.15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_a_checkpoint_of_torchao_is_computed_as_it_is(family: str, tmp_path: Path) -> None:
+    quantization = pytest.importorskip(
+        "torchao.quantization", reason="the extra tests-torchao brings it"
+    )
+    save_model(tmp_path / "wide", family)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "wide",
+        dtype=torch.bfloat16,
+        quantization_config=TorchAoConfig(quantization.Float8WeightOnlyConfig()),
+    )
+    model.save_pretrained(tmp_path / "narrow")
+    narrow = str(tmp_path / "narrow")
+    with pytest.raises(SettingsError, match="quantized from bfloat16: set dtype to that"):
+        load_model(narrow, device="cpu")
+    loaded = load_model(narrow, device="cpu", dtype="bfloat16", context_tokens=64)
+    kinds = {type(weight).__name__ for weight in loaded._model.parameters()}
+    assert "Float8Tensor" in kinds
+    found = loaded.paged(4, 32).forward([RowChunk(range(50), 0, (0, 1), 50)])
+    assert 0 < nearly(found, logits_of(tmp_path / "wide", dtype="bfloat16")) < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_eight_bit_weights_answer_nearly_the_same(
+    family: str, quantization: str, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, family)
+    assert 0 < nearly(logits_of(folder, quantization=quantization), logits_of(folder)) < 0.15
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_a_cache_in_eight_bits_answers_nearly_the_same_however_a_row_is_cut(
+    family: str, tmp_path: Path
+) -> None:
+    loaded = load_model(str(save_model(tmp_path, family)), device="cpu", kv_cache_dtype="fp8")
+    exact = load_model(loaded.path, device="cpu").paged(8, 32)
+    narrow, row = loaded.paged(8, 32), [i % VOCABULARY for i in range(100)]
+    whole = narrow.forward([RowChunk(row, 0, (5, 2, 7, 1), 100)]).clone()
+    assert 0 < nearly(whole, exact.forward([RowChunk(row, 0, (5, 2, 7, 1), 100)])) < 0.1
+    parts, other = [], (3, 0, 4, 6)
+    for start, end in ((0, 1), (1, 40), (40, 90), (90, 97), (97, 98), (98, 100)):
+        parts.append(narrow.forward([RowChunk(row[start:end], start, other, end - start)]).clone())
+    # A number close to the border between two of 8 bits may fall to the other side.
+    assert nearly(torch.cat(parts), whole) < 0.02
