@@ -49,6 +49,11 @@ def pieces(path: Path) -> Iterator[bytes]:
         raise unreadable(path, error) from error
 
 
+def pieces_of(data: bytes) -> Iterator[bytes]:
+    """``data`` in pieces as a file is sent."""
+    return (data[begin : begin + PIECE_BYTES] for begin in range(0, len(data), PIECE_BYTES))
+
+
 def unreadable(path: Path, error: OSError) -> CommandFailed:
     """Of a file that cannot be read."""
     reason = "NO_SUCH_FILE" if isinstance(error, FileNotFoundError) else "FILE"

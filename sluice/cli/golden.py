@@ -1,6 +1,7 @@
 """`sluice eval --golden`: answers against references, of models or of files of earlier answers."""
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice.cli import output
+from sluice.cli.batch_files import pieces_of
 from sluice.cli.failure import CommandFailed
 from sluice.cli.golden_scores import METRICS, Scored, difference
 from sluice.cli.tables import open_table
-from sluice.client import Client, GenerateOptions, Message, Prompt
+from sluice.client import Client, GenerateOptions, Message
+from sluice.client.request import generate_request
+from sluice.v1 import jobs_pb2 as pb
+from sluice.wire.clock import duration
 
 _REFERENCES: Final = ("references", "reference", "answer")
 
@@ -22,7 +27,7 @@ class Golden:
     """A prompt, and the answers that are right."""
 
     custom_id: str
-    prompt: Prompt
+    prompt: str | list[Message]
     references: tuple[str, ...]
 
 
@@ -47,15 +52,17 @@ def evaluate_golden(
         raise CommandFailed("GOLDEN", f"{path}: has no items")
     references = [item.references for item in golden]
     scored: dict[str, Scored] = {}
+    jobs: dict[str, str] = {}
     for system in systems:
         if Path(system).is_file():
             answers = _answers_of(Path(system), golden)
         else:
-            answers = _ask(client, system, golden, concurrency, chosen)
+            jobs[system], answers = _ask(client, system, golden, concurrency, chosen)
         scored[system] = Scored(answers, references)
     described: dict[str, Any] = {
         "golden": str(path),
         "items": len(golden),
+        "jobs": jobs,
         "scores": {
             name: {metric: asdict(one.interval(metric)) for metric in METRICS}
             for name, one in scored.items()
@@ -125,7 +132,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise CommandFailed("GOLDEN", f"{path} is not JSONL: {error}") from error
 
 
-def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
+def _prompt(row: Mapping[str, Any], where: str) -> str | list[Message]:
     if isinstance(prompt := row.get("prompt"), str) and prompt:
         return prompt
     try:
@@ -148,16 +155,39 @@ def _ask(
     golden: Sequence[Golden],
     concurrency: int,
     chosen: GenerateOptions,
-) -> list[str]:
-    options: GenerateOptions = {**chosen, "model": model}
-    batch = client.generate_batch(
-        [item.prompt for item in golden], concurrency=concurrency, **options
+) -> tuple[str, list[str]]:
+    """The id of a job that asks ``model``, and its answers."""
+    lines = "".join(json.dumps(_line(item)) + "\n" for item in golden).encode()
+    asked = generate_request("-", {**chosen, "model": model})
+    spec = pb.JobSpec(
+        name=f"eval {model}"[:128],
+        model=asked.model,
+        sampling=asked.sampling,
+        labels=dict(asked.labels),
+        priority=asked.priority,
     )
-    if batch.failed:
-        first = next(one for one in batch.outcomes if isinstance(one, Exception))
-        message = f"{batch.failed} of {len(golden)} questions got no answer: {first}"
+    spec.limits.concurrency, spec.limits.max_bad_line_share = concurrency, 1.0
+    if (timeout_s := chosen.get("timeout_s")) is not None:
+        spec.limits.item_timeout.CopyFrom(duration(timeout_s * 1e3))
+    spec.input.upload_id = client.jobs.upload("golden.jsonl", lambda: pieces_of(lines))
+    job = client.jobs.create(spec, uuid.uuid4().hex)
+    for now in client.jobs.watch(job.id, until_paused=True):
+        job = now
+    if job.state != pb.JOB_STATE_COMPLETED:
+        raise CommandFailed(job.reason_code or "UNANSWERED", f"{job.id}: {job.reason}")
+    results = list(client.jobs.results(job.id))
+    if dead := [one for one in results if one.HasField("error")]:
+        message = f"{len(dead)} of {len(golden)} questions got no answer ({job.id}): {dead[0].error.message}"
         raise CommandFailed("UNANSWERED", message)
-    return [answer.text for answer in batch.answers]
+    return job.id, [one.answer.text for one in results]
+
+
+def _line(item: Golden) -> dict[str, Any]:
+    """An item of a job."""
+    if isinstance(item.prompt, str):
+        return {"id": item.custom_id, "prompt": item.prompt}
+    turns = [{"role": turn.role, "content": turn.content} for turn in item.prompt]
+    return {"id": item.custom_id, "messages": turns}
 
 
 def _answers_of(path: Path, golden: Sequence[Golden]) -> list[str]:
@@ -180,6 +210,8 @@ def _show(described: Mapping[str, Any], systems: Sequence[str]) -> None:
         for system in systems
     ]
     output.write_table(("model", "n", *METRICS), rows)
+    for system, job in described["jobs"].items():
+        print(f"the answers of {system} are kept: sluice batch results {job} --out FILE")
     for metric, found in described.get("differences", {}).items():
         print(
             f"{metric}: {systems[1]} less {systems[0]} {found['value']:+.3f}"

@@ -4,8 +4,9 @@ import asyncio
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import repeat
 from typing import Any, Self
 
 import grpc
@@ -17,6 +18,8 @@ from sluice.internal.v1.items_pb2_grpc import (
     add_ItemsServiceServicer_to_server,
 )
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ProcessMetrics, ReadMetricsResponse
+from sluice.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from sluice.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
@@ -26,7 +29,7 @@ Plan = Callable[[str, int], SluiceError | None]
 """The error of the n-th try (from 1) of a prompt; None: it is answered."""
 
 
-class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
+class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer, AdminServiceServicer):
     """Answers a prompt with itself in capitals; one token a word.
 
     Attributes:
@@ -36,6 +39,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         answer: of a prompt.
         hold: set: answers go; cleared: they wait.
         in_flight_most: of all items at the same time.
+        metrics: of the mesh, each time that they are read.
     """
 
     def __init__(self) -> None:
@@ -48,11 +52,14 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
         self.context = 1000
         self.answer: Callable[[str], str] = str.upper
         self.tenants: set[str] = set()
+        self.metrics: Iterator[list[ProcessMetrics]] = repeat([])
+        self.cached_tokens = 0
 
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()
         add_ItemsServiceServicer_to_server(self, self._server)
         add_InferenceServiceServicer_to_server(self, self._server)
+        add_AdminServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
@@ -63,6 +70,9 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
 
     async def ListModels(self, request: Any, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[pb.Model(name="echo")])
+
+    async def ReadMetrics(self, request: Any, context: Any) -> ReadMetricsResponse:  # type: ignore[override]
+        return ReadMetricsResponse(processes=next(self.metrics))
 
     async def CountTokens(self, request: Any, context: Any) -> pb.CountTokensResponse:
         assert request.prompt.strip(), "a gateway refuses an empty prompt"
@@ -106,6 +116,7 @@ class GatewayDouble(ItemsServiceServicer, InferenceServiceServicer):
             return RunResponse(id=request.id, embedded=found, cost=0.5)
         prompt = request.request.prompt
         usage = pb.Usage(prompt_tokens=len(prompt.split()), completion_tokens=2)
+        usage.cached_prompt_tokens = self.cached_tokens
         answer = pb.GenerateTextResponse(text=self.answer(prompt))
         answer.started.model = "echo"
         answer.finished.CopyFrom(

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.cli.golden_scores import METRICS, Scored, difference, exact, f1
 from tests.sluice.cli.commands import Cli
-from tests.support.scripted import ScriptedService, delta, finished, started
+from tests.support.scripted_jobs import ScriptedJobs, answered, failed
 
 ROWS = [
     {"id": "1", "prompt": "p1", "answer": "abc"},
@@ -71,20 +71,46 @@ def test_intervals_hold_the_score_and_chance_makes_no_difference() -> None:
         assert difference(right, right, metric).p == 1
 
 
-async def test_a_model_is_scored_and_a_floor_fails_the_command(cli: Cli, golden: Path) -> None:
-    script = [started(), delta(0, "abc"), finished()]
-    async with ScriptedService.serve([script]) as service:
-        words = ("eval", "--golden", str(golden), "--address", service.address)
-        ran = await cli(*words, "-m", "small", "--json", "--floor", "exact=1")
+async def test_a_model_is_scored_by_a_job_and_a_floor_fails_the_command(
+    cli: Cli, golden: Path
+) -> None:
+    async with ScriptedJobs(found=[answered(0, "abc"), answered(1, "abc")]).serve() as jobs:
+        words = ("eval", "--golden", str(golden), "--address", jobs.address)
+        ran = await cli(*words, "-m", "small", "--json", "--floor", "exact=1", "--label", "a=b")
         low = await cli(*words, "--floor", "bleu=1.1")
         wrong = await cli(*words, "--floor", "speed=1")
     assert ran.code == 0, ran.err
     described = json.loads(ran.out)
     assert described["scores"]["small"]["exact"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert service.requests[0].model == "small"
+    assert described["jobs"] == {"small": "job-1"}
+    spec = jobs.created[0].spec
+    assert (spec.model, dict(spec.labels), spec.limits.concurrency) == ("small", {"a": "b"}, 16)
+    assert jobs.uploads["golden.jsonl"].splitlines() == [
+        b'{"id": "1", "prompt": "p1"}',
+        b'{"id": "2", "messages": [{"role": "user", "content": "p2"}]}',
+    ]
     assert low.code == 1
     assert "BELOW_FLOOR: auto: bleu" in low.err
     assert "not METRIC=0.8" in wrong.err
+
+
+async def test_two_models_are_compared(cli: Cli, golden: Path) -> None:
+    async with ScriptedJobs(found=[answered(0, "abc"), answered(1, "no")]).serve() as jobs:
+        ran = await cli(
+            *("eval", "--golden", str(golden), "--compare", "small", "large"),
+            *("--address", jobs.address),
+        )
+    assert ran.code == 0, ran.err
+    assert "exact: large less small +0.000 [+0.000, +0.000], p = 1.000" in ran.out
+    assert "large are kept: sluice batch results job-1 --out FILE" in ran.out
+    assert [one.spec.model for one in jobs.created] == ["small", "large"]
+
+
+async def test_a_question_without_an_answer_fails_the_command(cli: Cli, golden: Path) -> None:
+    async with ScriptedJobs(found=[answered(0, "abc"), failed(1)]).serve() as jobs:
+        ran = await cli("eval", "--golden", str(golden), "--address", jobs.address)
+    assert ran.code == 1
+    assert "UNANSWERED: 1 of 2 questions got no answer (job-1): is too long" in ran.err
 
 
 async def test_two_releases_are_compared_by_their_files(
