@@ -26,6 +26,7 @@ from sluice.settings.reload import refuse_changes, reloading
 from sluice.telemetry.exchange import MetricsExchange
 from sluice.telemetry.names import SERVICE_BATCHER
 from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import EXPORT_DELAY_MS
 from sluice.tls import channel_credentials
 from sluice.wire import permissions
 from sluice.wire.codec import MalformedMessage
@@ -40,13 +41,16 @@ CLOSE_S: Final = 5.0
 RESTART_S: Final = 0.5
 """Pause before a model starts again after a fault of its loop, seconds."""
 
+STAND_IN_S: Final = 2 * EXPORT_DELAY_MS / 1e3
+"""How long after the end of a row its gateway has sent its spans, unless it was killed; seconds."""
+
 LIVE_KEYS: Final = frozenset(
     f"batcher.{name}"
     for name in ("policy", "policies", "prefetch_rows", "prefetch_bytes", "drain_s")
 )
 """Settings that a running batcher takes over at once; the rest needs a new process."""
-SECTIONS: Final = ("models", "nats", "triton", "batcher", "tls")
-"""Sections of the settings that a batcher depends on; others may change."""
+SECTIONS: Final = ("nats", "triton", "batcher", "tls")
+"""Sections of the settings that a batcher depends on and cannot change; `check_change` looks at models itself."""
 
 
 def new_id() -> str:
@@ -57,6 +61,14 @@ def new_id() -> str:
 def check_change(before: Settings, after: Settings) -> None:
     """Raises SettingsError, with the key, when ``after`` changes what cannot be changed while running."""
     refuse_changes(before, after, SECTIONS, LIVE_KEYS)
+    known = {model.task_name: model for model in before.served}
+    for model in after.served:
+        addresses(after, model)
+        if model.task_name in known and not model.same_workers(known[model.task_name]):
+            raise SettingsError(
+                f"models: {model.name}: its rows may need the workers that it has: give the changed model another "
+                "generation, and put the former one into retiring"
+            )
 
 
 class Batcher:
@@ -88,12 +100,15 @@ class Batcher:
             BatcherMetrics(registry),
             channel_credentials(settings.tls.mesh),
         )
-        self._loops = {model.name: self._new_loop(model) for model in settings.models}
+        self._loops = {model.task_name: self._new_loop(model) for model in settings.served}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """Of each loop, once `run` was called."""
+        self._group = asyncio.TaskGroup()
 
     def _new_loop(self, model: ModelSettings) -> ModelLoop:
         urls = addresses(self._settings, model)
         loop = ModelLoop(self._process, model, urls, self._settings)
-        loop.drain_workers(self._drained.get(model.name, frozenset()))
+        loop.drain_workers(self._drained.get(model.task_name, frozenset()))
         return loop
 
     def _on_drains(self, drained: Drained) -> None:
@@ -101,12 +116,33 @@ class Batcher:
         for model, loop in self._loops.items():
             loop.drain_workers(drained.get(model, frozenset()))
 
-    def apply(self, settings: Settings) -> None:
-        """Activates policies, weights and limits of ``settings``; see `sluice.settings.reload.Apply`."""
+    async def apply(self, settings: Settings) -> None:
+        """Activates policies, weights, limits and models of ``settings``; see `sluice.settings.reload.Apply`."""
         check_change(self._settings, settings)
         self._settings = settings
         for loop in self._loops.values():
             loop.change(settings)
+        served = {model.task_name: model for model in settings.served}
+        for name in served.keys() - self._loops.keys():
+            self._loops[name] = self._new_loop(served[name])
+            self._start(served[name])
+        await asyncio.gather(*map(self._end_model, self._loops.keys() - served.keys()))
+        self._reporter.changed()
+
+    def _start(self, model: ModelSettings) -> None:
+        self._running[model.task_name] = self._group.create_task(self._serve(model))
+
+    async def _end_model(self, name: str) -> None:
+        """Serves a model no longer. Rows that it still has are returned to their gateways."""
+        loop = self._loops[name]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.batcher.drain_s + CLOSE_S):
+                await loop.drain(self._settings.batcher.drain_s)
+        await _end(self._running.pop(name))
+        loop = self._loops.pop(name)
+        await loop.close()
+        self._process.metrics.ended(name)
+        log.info("%s is not served any more", name)
 
     # Events, see `batcher.gateways.GatewayEvents`.
 
@@ -159,27 +195,39 @@ class Batcher:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop``, then drains."""
         await self._gateways.listen(self)
-        async with asyncio.TaskGroup() as group:
+        async with self._group as group:
             reporting = group.create_task(self._reporter.run())
             draining = group.create_task(self._drains.run())
-            running = [group.create_task(self._serve(model)) for model in self._settings.models]
+            standing_in = group.create_task(self._stand_in())
+            for model in self._settings.served:
+                self._start(model)
             await stop.wait()
-            await _end(reporting, draining)
+            await _end(reporting, draining, standing_in)
             await self._reporter.leave()
             await self._drain()
-            await _end(*running)
+            await _end(*self._running.values())
         self._spans.close()
         for loop in self._loops.values():
             await loop.close()
 
+    async def _stand_in(self) -> None:
+        """Traces of gateways that were killed get their attempt spans from this batcher."""
+        while True:
+            await asyncio.sleep(STAND_IN_S)
+            ended = self._spans.ended(time.monotonic() - STAND_IN_S)
+            if ended:
+                gone = await self._gateways.gone(row.gateway for row in ended)
+                self._spans.stand_in(row for row in ended if row.gateway in gone)
+
     async def _serve(self, model: ModelSettings) -> None:
         """Runs a model; after a fault it begins anew, and gateways send its rows again."""
         while True:
+            name = model.task_name
             try:
-                await self._loops[model.name].run()
+                await self._loops[name].run()
             except Exception:
-                log.exception("the loop of model %s failed; its rows are sent again", model.name)
-            faulty, self._loops[model.name] = self._loops[model.name], self._new_loop(model)
+                log.exception("the loop of model %s failed; its rows are sent again", name)
+            faulty, self._loops[name] = self._loops[name], self._new_loop(model)
             await faulty.close()
             self._reporter.changed()
             await asyncio.sleep(RESTART_S)
@@ -223,10 +271,10 @@ async def serve(
         SettingsError: an address is missing.
         NatsUnreachable: NATS did not answer in time.
     """
-    for model in settings.models:
+    for model in settings.served:
         addresses(settings, model)
     async with _connected(settings, batcher, tracer, registry or MetricRegistry()) as process:
-        log.info("batcher %s serves %s", batcher, ", ".join(m.name for m in settings.models))
+        log.info("batcher %s serves %s", batcher, ", ".join(m.task_name for m in settings.served))
         with reloading(config, process.apply) if config else contextlib.nullcontext():
             await process.run(stop)
     log.info("batcher %s has ended", batcher)

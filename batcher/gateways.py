@@ -32,6 +32,9 @@ ABSENT_S: Final = 30.0
 ABSENT_PAUSE_S: Final = 5.0
 """Two messages that found no gateway and were further apart than this do not prove that it was away in between."""
 
+ABSENT_ANSWER_S: Final = 0.2
+"""How long NATS may take to say that nobody takes a message, seconds."""
+
 PENDING_MESSAGES: Final = 1 << 20
 PENDING_BYTES: Final = 256 * 1024 * 1024
 """Tasks that may wait while the loop is busy; what is dropped here is sent again."""
@@ -84,6 +87,14 @@ class Gateways:
     async def send_unknown(self, gateway: str, rows: Sequence[frame_pb2.RowRef]) -> None:
         """Tells a gateway which of the rows that it asked about this batcher does not have."""
         await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher, unknown=rows))
+
+    async def gone(self, gateways: Iterable[str]) -> set[str]:
+        """Those of which NATS says that nobody takes their frames."""
+        asked, asked_at = set(gateways), time.monotonic()
+        for gateway in asked:
+            await self._publish(gateway, frame_pb2.FrameBundle(batcher=self._batcher))
+        await asyncio.sleep(ABSENT_ANSWER_S)
+        return {one for one in asked if self._absent.get(one, (0.0, 0.0))[1] >= asked_at}
 
     async def listen(self, events: GatewayEvents) -> None:
         """Takes messages until the connection closes."""

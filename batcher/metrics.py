@@ -110,7 +110,12 @@ class BatcherMetrics:
 
     def serves(self, model: str, workers: Sequence[str]) -> None:
         """The batcher serves ``model`` with these workers, as it calls them."""
-        self._models[model] = _ModelView(workers)
+        # Replaced, not changed: other threads read it.
+        self._models = {**self._models, model: _ModelView(workers)}
+
+    def ended(self, model: str) -> None:
+        """The batcher does not serve ``model`` any more."""
+        self._models = {name: view for name, view in self._models.items() if name != model}
 
     def reported(self, report: control_pb2.ModelReport, requests: Requests) -> None:
         """A model was reported; nobody changes ``report`` any more."""

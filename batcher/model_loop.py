@@ -78,9 +78,10 @@ class ModelLoop:
     ) -> None:
         batcher = settings.batcher
         workers = [name_of(url, name) for url in urls for name in model.triton_models]
-        self._model = model.name
+        self._model = model.task_name
+        self._settings_name = model.name
         self._process = process
-        process.metrics.serves(model.name, workers)
+        process.metrics.serves(self._model, workers)
         self._requests = Requests(
             process.batcher,
             policy=batcher.policy_of(model.name),
@@ -92,7 +93,7 @@ class ModelLoop:
         self._fleet = Fleet(urls, model, process.batcher, batcher, self, credentials)
         self.inbox = Inbox(
             process.nats_client,
-            model.name,
+            self._model,
             settings.nats,
             batcher,
             self._requests,
@@ -143,7 +144,9 @@ class ModelLoop:
     def change(self, settings: Settings) -> None:
         """Takes another policy, other weights and limits; see `batcher.app.check_change`."""
         self.inbox.settings = settings.batcher
-        self._requests.change_policy(settings.batcher.policy_of(self._model), settings.weights)
+        self._requests.change_policy(
+            settings.batcher.policy_of(self._settings_name), settings.weights
+        )
         self.wake()
 
     def drain_workers(self, names: frozenset[str]) -> None:

@@ -3,19 +3,28 @@
 They follow the state changes of rows: a row that is sent twice has two queue and two batch spans under one task span.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 
 from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
 from sluice.internal.v1 import frame_pb2, task_pb2
 from sluice.telemetry import names
-from sluice.telemetry.tracing import TRACEPARENT, context_of, is_unsampled, traceparent_of
+from sluice.telemetry.tracing import (
+    TRACEPARENT,
+    context_of,
+    is_unsampled,
+    send_in_place,
+    traceparent_of,
+)
 from sluice.wire import subjects
 from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
@@ -30,6 +39,10 @@ _FINISH_REASONS: Mapping[int, str] = {
 }
 
 
+ENDED_MAX: Final = 20_000
+"""Rows that are kept in case their gateway is lost."""
+
+
 @dataclass(slots=True)
 class _Spans:
     task: Span
@@ -38,12 +51,29 @@ class _Spans:
     batch: Span | None = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRow:
+    """A row that has ended, in case its gateway was lost with the spans above.
+
+    Attributes:
+        ended_at: monotonic seconds.
+        times_ns: of its task span, Unix nanoseconds.
+    """
+
+    gateway: str
+    headers: Mapping[str, str]
+    ended_at: float
+    times_ns: tuple[int, int]
+    attributes: Mapping[str, str | int]
+
+
 class RowSpans:
     """Open spans by row."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: dict[Row, _Spans] = {}
+        self._ended: deque[EndedRow] = deque(maxlen=ENDED_MAX)
 
     def moved(self, move: Move) -> None:
         """Opens and closes the spans of a row's states; its task span hangs under the context in its headers."""
@@ -62,6 +92,7 @@ class RowSpans:
             spans.queue = self._start_queue(move.row, spans.context)
         elif move.after in (RowState.ENDED, RowState.CLOSED):
             _end_task(spans.task, move.row)
+            self._keep(spans.task, move.row)
             del self._open[move.row]
 
     def formed(self, formed: FormedBatch) -> list[str]:
@@ -90,6 +121,26 @@ class RowSpans:
         """Whether spans are open."""
         return bool(self._open)
 
+    def _keep(self, span: Span, row: Row) -> None:
+        if isinstance(span, ReadableSpan) and span.start_time and span.end_time:
+            times, attributes = (span.start_time, span.end_time), _attempt_attributes(row.task)
+            ended_at = time.monotonic()
+            self._ended.append(EndedRow(row.task.gateway, row.headers, ended_at, times, attributes))
+
+    def ended(self, before: float) -> list[EndedRow]:
+        """Rows that ended before a moment, each once."""
+        found = []
+        while self._ended and self._ended[0].ended_at < before:
+            found.append(self._ended.popleft())
+        return found
+
+    def stand_in(self, rows: Iterable[EndedRow]) -> None:
+        """The gateways of ``rows`` were lost, and their attempt spans with them: sends others in their place."""
+        for row in rows:
+            send_in_place(
+                self._tracer, row.headers, names.SPAN_ATTEMPT, row.times_ns, row.attributes
+            )
+
     def close(self) -> None:
         """Ends the open spans."""
         for spans in self._open.values():
@@ -116,6 +167,18 @@ class RowSpans:
         return self._tracer.start_span(
             names.SPAN_BATCH, context, attributes=attributes, links=links
         )
+
+
+def _attempt_attributes(task: task_pb2.Task) -> dict[str, str | int]:
+    """Of a span in place of the gateway's."""
+    return {
+        names.END: names.GATEWAY_LOST,
+        names.REQUEST_ID: task.request_id,
+        names.TENANT: task.tenant,
+        names.PRIORITY_CLASS: task.priority_class,
+        names.GEN_AI_REQUEST_MODEL: task.model,
+        names.TASK_ATTEMPT: task.attempt // ATTEMPTS_PER_TASK,
+    }
 
 
 def _engine_parent(row: Row, spans: _Spans | None) -> str:

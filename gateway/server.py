@@ -57,6 +57,7 @@ from gateway.telemetry.metrics import RequestMetrics
 from gateway.upstream.guard_client import GuardClient
 from gateway.upstream.nats_transport import NatsTransport
 from gateway.upstream.rows import Upstream
+from gateway.upstream.served_models import ServedModels
 from gateway.upstream.shadow_runner import ShadowRunner
 from sluice.errors import SetupError, ShuttingDown, SluiceError, TransportUnavailable
 from sluice.internal.v1.items_pb2_grpc import add_ItemsServiceServicer_to_server
@@ -104,6 +105,7 @@ class Gateway:
         spending: of the tenants.
         authenticator: says who calls; HTTP asks it too.
         policies: the policies that all gateways have taken with a reload.
+        models: replaces those that are served.
         before_serving: what to do when NATS is connected, before calls are accepted.
     """
 
@@ -217,8 +219,13 @@ class Gateway:
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
+        self.models = ServedModels(catalog, self._loads, self.registry)
         self._health = GatewayHealth(
-            self._loads, catalog, lambda: self._transport.connected, self._transport.stores
+            self._loads,
+            catalog,
+            lambda: self._transport.connected,
+            self._transport.stores,
+            self.models.in_use,
         )
         self._reread = asyncio.Event()
         self.http: HttpServer | None = None
@@ -317,8 +324,8 @@ class Gateway:
         return self._limiter.active
 
     def ready(self, model: str) -> bool:
-        """Whether a worker that serves ``model`` is alive, by the reports of batchers."""
-        return self._loads.load(model, time.monotonic()).ready
+        """Whether a worker that serves ``model`` (its task name) is alive, by the reports of batchers."""
+        return self._loads.has_worker(model, time.monotonic())
 
     async def run(self) -> None:
         """Checks deadlines, stalls and readiness, and writes records, until it is cancelled."""

@@ -14,20 +14,18 @@ import psutil
 
 from sluice.defaults import DEFAULT_ADDRESS
 from sluice.errors import SetupError
-from sluice.settings import ModelSettings, Settings, SettingsError, load
-from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in, refuse_changes
-from supervisor.lifecycle import Phase
-from supervisor.plan import GATEWAY, at_addresses, embedded_models, is_gateway, shm_prefix
+from sluice.settings import Settings, SettingsError, load
+from sluice.settings.reload import TAKEN_WHILE_RUNNING, refuse_changes
+from supervisor.control_socket import ask
+from supervisor.plan import shm_prefix
+from supervisor.reload import RELOAD_S, Reloaded
 from supervisor.serve import check_policies
-from supervisor.state import MeshState, ProcessState, StateDir, write_atomically
+from supervisor.state import MeshState, StateDir
 from supervisor.triton import remove_shared_memory
 
 STOP_MARGIN_S: Final = 5.0
 """What a supervisor may take to stop, on top of the bounds of its processes, seconds."""
-RELOAD_S: Final = 30.0
-"""How long a process may take to accept or reject the configuration, seconds."""
 _KILLED_BOUND_S: Final = 10.0
-_POLL_S: Final = 0.05
 _TAKEN: Final = frozenset[str]().union(*TAKEN_WHILE_RUNNING.values())
 _FIXED: Final = [name for name in Settings.model_fields if name not in _TAKEN]
 
@@ -117,70 +115,34 @@ def _ended(descriptor: int, bound_s: float) -> bool:
     return bool(select.select([descriptor], [], [], bound_s)[0])
 
 
-@dataclass(frozen=True)
-class Reloaded:
-    """What `reload_mesh` did.
-
-    Attributes:
-        processes: names of those that took the configuration.
-        changed: whether it differs from the one before; lists of words are read again in any case.
-        seconds: how long it took.
-    """
-
-    processes: tuple[str, ...]
-    changed: bool
-    seconds: float
-
-
 def reload_mesh(state: StateDir, config: Path | None) -> Reloaded:
-    """Checks ``config``, writes it to the file that the processes read, and has them read it.
+    """Checks ``config`` and has the supervisor put it into force, all or nothing.
 
-    Without ``config`` the present one is read again, with the lists that it names. All or nothing: when a process
-    rejects it, the previous one is restored.
+    Without ``config`` the present one is read again, with the lists and model folders that it names.
 
     Raises:
-        SetupError: no mesh runs there, or a process does not answer.
+        SetupError: no mesh runs there, a model cannot be loaded, or a process does not answer.
         SettingsError: the configuration cannot work, or changes what cannot change while running.
     """
-    begun = time.monotonic()
-    running = _running(state)
+    seen = state.read()
+    if seen is None or not state.is_locked() or not seen.ready:
+        raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
     before = load(state.config)
-    with _working_directory_of(running):
+    asked = None
+    with _working_directory_of(seen.pid):
         read = load(config or state.config)
         check_policies(read, config or state.config)
-        after = before if config is None else _carried(read, before)
-    refuse_changes(before, after, _FIXED)
-    old_text, new_text = state.config.read_text(encoding="utf-8"), after.to_yaml()
-    write_atomically(state.config, new_text)
-    try:
-        for process in running:
-            _reload(process)
-    except (SetupError, SettingsError):
-        write_atomically(state.config, old_text)
-        for process in running:
-            _send(process)
-        raise
-    names = tuple(process.name for process in running)
-    return Reloaded(names, new_text != old_text, time.monotonic() - begun)
-
-
-def _running(state: StateDir) -> list[ProcessState]:
-    """The processes that reload on SIGHUP, of several gateways the first: it reloads the others too.
-
-    One that waits for its restart reads the new file when it starts.
-    """
-    mesh = state.read()
-    if mesh is None or not state.is_locked():
-        raise SetupError(f"no mesh is running in {state.root}; start one with: sluice up --detach")
-    by_kind: dict[str, ProcessState] = {}
-    for process in mesh.processes:
-        kind = GATEWAY if is_gateway(process.name) else process.name
-        if process.phase == Phase.RUNNING and process.alive:
-            by_kind.setdefault(kind, process)
-    found = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
-    if not found:
-        raise SetupError("no process that reloads its configuration runs now; see: sluice status")
-    return found
+    if config is not None:
+        asked = _carried(read, before)
+        refuse_changes(before, asked, _FIXED)
+    command = {"settings": asked and asked.model_dump(mode="json")}
+    bound_s = before.triton.start_s * max(1, len(read.models)) + 4 * RELOAD_S
+    answer = ask(state.root, command, bound_s)
+    if "settings_error" in answer:
+        raise SettingsError(answer["settings_error"])
+    if "error" in answer:
+        raise SetupError(answer["error"])
+    return Reloaded(**{**answer, "processes": tuple(answer["processes"])})
 
 
 def _carried(settings: Settings, running: Settings) -> Settings:
@@ -193,10 +155,6 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     if running.tls.embedded:
         update["nats"] = running.nats
         update["tls"] = running.tls
-    embedded = embedded_models(settings)
-    update["models"] = tuple(
-        _carried_model(model, running) if model in embedded else model for model in settings.models
-    )
     if settings.gateway.address == DEFAULT_ADDRESS or settings.gateway.address.endswith(":0"):
         address = {"address": running.gateway.address}
         update["gateway"] = settings.gateway.model_copy(update=address)
@@ -213,45 +171,8 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     return settings.model_copy(update=update)
 
 
-def _carried_model(model: ModelSettings, running: Settings) -> ModelSettings:
-    """``model`` at the addresses of its workers; as it is when it has none, or another number."""
-    known = running.model(model.name)
-    if known is None or len(known.triton_urls) != len(model.triton_models):
-        return model
-    return at_addresses(model, known.triton_urls)
-
-
 @contextlib.contextmanager
-def _working_directory_of(processes: list[ProcessState]) -> Iterator[None]:
-    """Word lists are named relative to the folder in which the mesh was started."""
-    assert processes[0].pid is not None
-    with contextlib.chdir(psutil.Process(processes[0].pid).cwd()):
+def _working_directory_of(pid: int) -> Iterator[None]:
+    """Files are named relative to the folder in which the mesh was started."""
+    with contextlib.chdir(psutil.Process(pid).cwd()):
         yield
-
-
-def _reload(process: ProcessState) -> None:
-    """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
-    assert process.log is not None
-    log = Path(process.log)
-    start = log.stat().st_size
-    _send(process)
-    until = time.monotonic() + RELOAD_S
-    while (said := outcome_in(_text_from(log, start))) is None:
-        if not process.alive or time.monotonic() > until:
-            raise SetupError(f"{process.name} did not answer; see its log {log}")
-        time.sleep(_POLL_S)
-    taken, why = said
-    if not taken:
-        raise SettingsError(f"{process.name}: {why}")
-
-
-def _send(process: ProcessState) -> None:
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGHUP)
-
-
-def _text_from(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        file.seek(start)
-        return file.read().decode(errors="replace")

@@ -5,27 +5,22 @@ tritonserver alone.
 reads as the start order, and backwards as the order of the stop: the gateway drains while its servers still run.
 """
 
-import asyncio
 import logging
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from model_workers.deploy import render_repository
 from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import is_loopback, reachable
-from sluice.tls import AUTHORITIES, channel_credentials, open_channel
-from supervisor.child import Child
-from supervisor.model_processes import first_lost, until_lost
+from sluice.tls import AUTHORITIES
+from supervisor.health import wait_until_reachable, wait_until_serving
+from supervisor.model_processes import kill_when_stopped, triton_watcher
 from supervisor.nats import prepare_streams, wait_for_nats
 from supervisor.plan import (
     TRITON,
@@ -42,21 +37,15 @@ from supervisor.plan import (
     remote_spec,
     triton_spec,
 )
+from supervisor.reload import Reload
 from supervisor.state import MeshState, StateDir, write_atomically
-from supervisor.supervisor import Supervisor, Watcher
-from supervisor.triton import TritonConfig, remove_shared_memory, wait_for_triton
+from supervisor.supervisor import Supervisor
+from supervisor.triton import wait_for_triton
 
 logger = logging.getLogger(__name__)
 
 GATEWAY_START_S: Final = 60.0
 """What batcher and gateway may take on top of NATS and Triton, seconds."""
-_SERVING: Final = "SERVING"
-_RETRY_S: Final = 0.1
-_OPTIONS: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Mesh:
@@ -65,12 +54,17 @@ class Mesh:
     """
 
     def __init__(self, plan: MeshPlan) -> None:
-        self.settings = plan.settings
         self.state_dir = plan.state
         self.ready_s = 0.0
         self._plan = plan
         self._ready = False
         self.supervisor = Supervisor(self._write_state)
+        self._reload = Reload(plan, self.supervisor)
+
+    @property
+    def settings(self) -> Settings:
+        """With every address filled in, as of the last reload."""
+        return self._reload.settings
 
     @property
     def address(self) -> str:
@@ -157,50 +151,26 @@ class Mesh:
             await self.supervisor.during_start(answering)
         self.ready_s = time.monotonic() - begun
         self._ready = True
+        await self._reload.start()
         self._write_state()
 
     async def stop(self) -> None:
         """Ends everything in reverse order, within bounds; at once when cancelled."""
         self._ready = False
+        await self._reload.stop()
         await self.supervisor.stop()
 
     def _prepare_files(self) -> None:
         state = self.state_dir
         certify(self._plan)
-        shutil.rmtree(state.models, ignore_errors=True)
+        for folder in (state.models, state.versions):
+            shutil.rmtree(folder, ignore_errors=True)
         render_repository(self.settings, state.models)
         write_atomically(state.config, self.settings.to_yaml())
         self._write_state()
 
     def _write_state(self) -> None:
         self.state_dir.write(self.state)
-
-
-async def kill_when_stopped(child: Child) -> None:
-    """Kills a process that is stopped (SIGSTOP): a new one is there before somebody lets it go on."""
-    await first_lost([child.pid])
-    if child.alive and not child.ending:
-        logger.warning("process %d is stopped: it is killed", child.pid)
-        child.send(signal.SIGKILL)
-
-
-def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
-    """Kills a server when a process of it is lost, and removes Triton's shared memory when it ends."""
-    remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
-
-    async def watcher(child: Child) -> None:
-        try:
-            await until_lost(child, config, start_s)
-            if not child.ending:
-                logger.warning(
-                    "%s is killed: it is stopped, or its model's process has ended", config.name
-                )
-                child.send(signal.SIGKILL)
-            await asyncio.shield(child.exited)
-        finally:
-            remove_shared_memory(config.shm_prefix)
-
-    return watcher
 
 
 @asynccontextmanager
@@ -286,62 +256,3 @@ def _served_here(settings: Settings) -> Settings:
         )
     triton = settings.triton.model_copy(update={"url": None})
     return settings.model_copy(update={"models": models, "triton": triton})
-
-
-async def wait_until_serving(
-    address: str, models: Sequence[str], bound_s: float, tls: Path | None = None
-) -> None:
-    """Returns when the gateway at ``address`` says SERVING for each of ``models``.
-
-    Raises:
-        SetupError: not within ``bound_s`` seconds; the message has the last status.
-    """
-    model, said = "", "no answer"
-    try:
-        async with (
-            asyncio.timeout(bound_s),
-            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
-        ):
-            for model in models:
-                async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
-                    async for said in changes:
-                        if said == _SERVING:
-                            break
-    except TimeoutError:
-        raise SetupError(
-            f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
-            "see the logs of batcher and triton, or raise triton.start_s"
-        ) from None
-
-
-async def wait_until_reachable(
-    name: str, address: str, bound_s: float, tls: Path | None = None
-) -> None:
-    """Returns when a gRPC server answers at ``address``.
-
-    Raises:
-        SetupError: not within ``bound_s`` seconds.
-    """
-    try:
-        async with (
-            asyncio.timeout(bound_s),
-            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
-        ):
-            await channel.channel_ready()
-    except TimeoutError:
-        raise SetupError(f"{name} does not answer at {address}; see its log") from None
-
-
-async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGenerator[str]:
-    """The health of ``service`` at every change, or the code of a failed call: the gateway may come back."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    while True:
-        call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
-        try:
-            async for response in call:
-                yield str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
-        except grpc.aio.AioRpcError as error:
-            yield str(error.code().name)
-        finally:
-            call.cancel()
-        await asyncio.sleep(_RETRY_S)

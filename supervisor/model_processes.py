@@ -10,7 +10,9 @@ did not answer for a second for good. A debugger's stop is another state and doe
 """
 
 import asyncio
+import logging
 import os
+import signal
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,10 @@ from typing import Final
 import psutil
 
 from supervisor.child import Child
-from supervisor.triton import STUB, TritonConfig, wait_for_triton
+from supervisor.supervisor import Watcher
+from supervisor.triton import STUB, TritonConfig, remove_shared_memory, wait_for_triton
+
+logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 """How often the states of the processes are read; one that is stopped twice in succession counts as lost, seconds."""
@@ -92,3 +97,30 @@ async def _ended_or_stopped(ended: asyncio.Event, pids: Collection[int]) -> None
         if stopped & before:
             return
         before = stopped
+
+
+async def kill_when_stopped(child: Child) -> None:
+    """Kills a process that is stopped (SIGSTOP): a new one is there before somebody lets it go on."""
+    await first_lost([child.pid])
+    if child.alive and not child.ending:
+        logger.warning("process %d is stopped: it is killed", child.pid)
+        child.send(signal.SIGKILL)
+
+
+def triton_watcher(config: TritonConfig, start_s: float) -> Watcher:
+    """Kills a server when a process of it is lost, and removes Triton's shared memory when it ends."""
+    remove_shared_memory(config.shm_prefix)  # a supervisor that was killed could not
+
+    async def watcher(child: Child) -> None:
+        try:
+            await until_lost(child, config, start_s)
+            if not child.ending:
+                logger.warning(
+                    "%s is killed: it is stopped, or its model's process has ended", config.name
+                )
+                child.send(signal.SIGKILL)
+            await asyncio.shield(child.exited)
+        finally:
+            remove_shared_memory(config.shm_prefix)
+
+    return watcher

@@ -19,6 +19,7 @@ from sluice.settings import (
     ModelSettings,
     Settings,
     SettingsError,
+    TelemetrySettings,
     otlp_http_endpoint,
 )
 from sluice.startup import (
@@ -111,12 +112,14 @@ class RemoteConfig:
         model: which one.
         number: of the worker among those of its model.
         port: of gRPC, on loopback.
+        config: the file that it reads.
     """
 
     name: str
     model: str
     number: int
     port: int
+    config: Path
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class MeshPlan:
     """A mesh that can be started.
 
     Attributes:
+        asked: the models as the configuration has them.
         settings: with every address filled in.
         nats: the embedded server; None when an external one is named.
         tritons: the embedded servers, one for each worker, so that workers survive each other.
@@ -133,6 +137,7 @@ class MeshPlan:
         authority: gives each process its certificate; None: the mesh is not encrypted, or its settings name files.
     """
 
+    asked: tuple[ModelSettings, ...]
     settings: Settings
     state: StateDir
     nats: NatsConfig | None
@@ -175,13 +180,77 @@ def make_plan(settings: Settings, state: StateDir) -> MeshPlan:
     jobs = _plan_jobs(settings, taken)
     nats_config = _plan_nats(settings, state, taken)
     tritons = _plan_tritons(settings, state, taken)
-    remotes = _plan_remotes(settings, taken)
+    remotes = _plan_remotes(settings, state, taken)
     page = _own_page("batcher", settings.telemetry.prometheus.batcher, taken)
-    addresses = [(one, config.address) for config in tritons for one in config.models]
-    addresses += [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
+    addresses = worker_addresses(tritons, remotes)
     resolved = _resolve(settings, gateways, jobs, page, nats_config, addresses)
-    plan = MeshPlan(resolved, state, nats_config, tritons, remotes, gateways, jobs)
+    asked = settings.models
+    plan = MeshPlan(asked, resolved, state, nats_config, tritons, remotes, gateways, jobs)
     return _secured(plan) if settings.tls.embedded else plan
+
+
+def worker_addresses(
+    tritons: Sequence[TritonConfig], remotes: Sequence[RemoteConfig]
+) -> list[tuple[str, str]]:
+    """Each model's name with the address of one of its workers."""
+    found = [(one, config.address) for config in tritons for one in config.models]
+    return found + [(config.model, f"{LOOPBACK}:{config.port}") for config in remotes]
+
+
+@dataclass(frozen=True)
+class VersionPlan:
+    """The workers of one version of a model.
+
+    Attributes:
+        settings: with their addresses.
+        folder: the Triton repository of its own, or where the file of remote workers goes.
+    """
+
+    settings: ModelSettings
+    tritons: tuple[TritonConfig, ...]
+    remotes: tuple[RemoteConfig, ...]
+    folder: Path
+
+
+def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> VersionPlan:
+    """Workers of ``model``, which a running mesh begins to serve, on free ports; ``settings`` are the new ones.
+
+    Raises:
+        SetupError: nothing answers at its address, or something on this machine is missing.
+        SettingsError: a key of another server is missing.
+    """
+    folder = plan.state.versions / model.task_name
+    alone = settings.model_copy(
+        update={
+            "models": (model,),
+            "triton": settings.triton.model_copy(update={"port": 0}),
+            "telemetry": _any_page(settings),
+        }
+    )
+    taken: set[int] = set()
+    tritons = tuple(
+        replace(
+            one,
+            repository=folder,
+            tls=one.tls if plan.authority is None else plan.authority.of(TRITON),
+        )
+        for one in _plan_tritons(alone, plan.state, taken)
+    )
+    remotes = tuple(
+        replace(one, config=folder / "config.yaml")
+        for one in _plan_remotes(alone, plan.state, taken)
+    )
+    served = _served_by(model, worker_addresses(tritons, remotes))
+    return VersionPlan(served, tritons, remotes, folder)
+
+
+def _any_page(settings: Settings) -> TelemetrySettings:
+    """Where Triton has pages of metrics, those of later workers have free ports."""
+    pages = settings.telemetry.prometheus
+    if pages.triton is None:
+        return settings.telemetry
+    own = pages.model_copy(update={"triton": f"{LOOPBACK}:0"})
+    return settings.telemetry.model_copy(update={"prometheus": own})
 
 
 def _secured(plan: MeshPlan) -> MeshPlan:
@@ -327,10 +396,11 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
 def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
     """A worker that asks somebody else's server."""
     spec = _python_spec("model_workers.remote", plan.state, config.port, 0.0)
+    argv = module_command("model_workers.remote", config.config)
     own = ("--model", config.model, "--number", str(config.number), "--port", str(config.port))
     env = {**spec.env, **_certificate(plan, TRITON)}  # of a worker, as batchers know it
     log = plan.state.log(config.name)
-    return replace(spec, name=config.name, argv=(*spec.argv, *own), env=env, log=log)
+    return replace(spec, name=config.name, argv=(*argv, *own), env=env, log=log)
 
 
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
@@ -477,7 +547,7 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
         (f"{TRITON}-{worker}", model.name)
         for model in embedded_models(settings)
         if model.server is None
-        for worker in model.triton_models
+        for worker in _process_names(model)
     ]
     planned = [
         plan_triton(settings, state.root, name, (model,), LOOPBACK, port)
@@ -491,15 +561,20 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
     return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, ports))
 
 
-def _plan_remotes(settings: Settings, taken: set[int]) -> tuple[RemoteConfig, ...]:
+def _process_names(model: ModelSettings) -> list[str]:
+    """Of its workers, without their kind: "small", "small.1"; of a later version "small--1", "small--1.1"."""
+    return [model.task_name + name.removeprefix(model.name) for name in model.triton_models]
+
+
+def _plan_remotes(settings: Settings, state: StateDir, taken: set[int]) -> tuple[RemoteConfig, ...]:
     planned = []
     for model in embedded_models(settings):
         if model.server is None:
             continue
         check_key(model.name, model.server)
-        for number, worker in enumerate(model.triton_models):
-            port = checked_port("", LOOPBACK, 0, taken)
-            planned.append(RemoteConfig(f"{REMOTE}-{worker}", model.name, number, port))
+        for number, worker in enumerate(_process_names(model)):
+            port, name = checked_port("", LOOPBACK, 0, taken), f"{REMOTE}-{worker}"
+            planned.append(RemoteConfig(name, model.name, number, port, state.config))
     return tuple(planned)
 
 

@@ -8,6 +8,8 @@
 | ``mesh.key`` | what processes of the mesh show each other, made once |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
 | ``models/`` | the Triton model repository, rendered at start |
+| ``versions/`` | those of models that were added or replaced since |
+| ``control.sock`` | where the supervisor takes `sluice reload` |
 | ``nats/`` | JetStream's store; survives `down` |
 | ``tls/`` | the authority and certificates of a secured mesh (`supervisor.certificates`); survives `down` |
 | ``logs/NAME.log`` | output of each process |
@@ -109,6 +111,7 @@ class StateDir:
         self.root = root.expanduser().resolve()
         self.config = self.root / "config.yaml"
         self.models = self.root / "models"
+        self.versions = self.root / "versions"
         self.nats = self.root / "nats"
         self.tls = self.root / "tls"
         self.logs = self.root / "logs"

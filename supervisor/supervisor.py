@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -206,14 +206,26 @@ class Supervisor:
             while not condition():
                 await self._changed.wait()
 
-    async def during_start(self, ready: Awaitable[_T]) -> _T:
+    async def end(self, name: str) -> None:
+        """Ends a process for good, and forgets it."""
+        process = self._processes[name]
+        await process.stop()
+        del self._processes[name]
+        self._note_change()
+
+    async def during_start(
+        self, ready: Awaitable[_T], starting: Iterable[SupervisedProcess] | None = None
+    ) -> _T:
         """Waits for ``ready``; a process that ends meanwhile is an error: it would end again after a restart.
+
+        ``starting`` are those that count; by default all.
 
         Raises:
             SetupError: a process ended; the message names its log and its last lines.
         """
         waiting = asyncio.ensure_future(ready)
-        exits = {process.first_exit: process for process in self._processes.values()}
+        counted = self._processes.values() if starting is None else starting
+        exits = {process.first_exit: process for process in counted}
         try:
             pending: list[asyncio.Future[Any]] = [waiting, *exits]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ from bench.faults.callers import Question, questions
 from bench.faults.proxy import Proxy
 from sluice.settings import Settings
 from sluice.startup import LOOPBACK
-from supervisor.mesh import wait_until_serving
+from supervisor.health import wait_until_serving
 from supervisor.model_processes import stub_pids
 from supervisor.supervisor import Supervisor
 from supervisor.triton import wait_for_triton

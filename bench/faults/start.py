@@ -27,7 +27,7 @@ from model_workers.deploy import render_repository
 from sluice.settings import ModelSettings, Settings
 from sluice.startup import LOOPBACK, child_environment, free_port, module_command
 from supervisor.child import ChildSpec
-from supervisor.mesh import triton_watcher
+from supervisor.model_processes import triton_watcher
 from supervisor.nats import NatsConfig, nats_command, wait_for_nats
 from supervisor.plan import plan_triton, triton_spec
 from supervisor.supervisor import Supervisor

@@ -1,10 +1,11 @@
 """Readiness over ``grpc.health.v1``, of the service and of every model (docs/wire.md, Readiness).
 
 The service is ready while it can answer something: a guard, a classifier or one of several models that is missing fails
-the requests that need it, and they alone.
+the requests that need it, and they alone. ``tasks.<name>`` is SERVING while requests may send tasks to that version of
+a model, for who ends the workers of one that was replaced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from grpc_health.v1 import health_pb2
@@ -29,13 +30,15 @@ class GatewayHealth:
         catalog: Catalog,
         connected: Callable[[], bool],
         stores: Callable[[float], bool],
+        tasks: Callable[[float], Iterable[str]] = lambda _: (),
     ) -> None:
-        """``stores``: whether JetStream takes tasks of class bulk now."""
+        """``stores``: whether JetStream takes tasks of class bulk now. ``tasks``: task names of the models in use."""
         self.servicer = health_aio.HealthServicer()
         self._loads = loads
         self._catalog = catalog
         self._connected = connected
         self._stores = stores
+        self._tasks = tasks
         self._statuses: dict[str, bool] = {}
         self._leaving = False
 
@@ -54,7 +57,9 @@ class GatewayHealth:
         models = {f"model.{model}": is_ready for model, is_ready in ready.items()}
         bulk = connected and self._stores(now)
         whole = {SERVICE: answers, "": answers, BULK: bulk}
-        for service, serving in {**models, **whole}.items():
+        tasks = {f"tasks.{name}": True for name in self._tasks(now)}
+        gone = dict.fromkeys(self._statuses, False)
+        for service, serving in {**gone, **models, **tasks, **whole}.items():
             if self._statuses.get(service) != serving:
                 self._statuses[service] = serving
                 await self.servicer.set(service, _SERVING if serving else _NOT_SERVING)

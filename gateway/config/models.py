@@ -28,7 +28,9 @@ _TEXT_ENGINES: Final = frozenset({"embedding", "reranker"})
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 16 * 1024
 _VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
-_NO_VERSION: Final = {"triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots"}
+_NO_VERSION: Final = {
+    *("triton_url", "replicas", "standby", "prompt_price", "answer_price", "slots", "generation"),
+}
 """Settings that no answer depends on."""
 _TOKEN_KEYS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
@@ -39,11 +41,23 @@ def load_catalog(settings: Settings) -> Catalog:
     Raises:
         SettingsError: a folder is missing, or not in the layout of a Hugging Face model.
     """
-    models = {
-        m.name: ServedModel(m, load_tokenizer(m), version_of(m), sentence_of(m), speech_of(m))
-        for m in settings.models
-    }
-    return Catalog(models, settings.routing.default)
+    return Catalog(load_models(settings, {}), settings.routing.default)
+
+
+def load_models(settings: Settings, known: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """Loads what is not among the ``known`` ones, or has changed since.
+
+    Raises:
+        SettingsError: as `load_catalog`.
+    """
+    return {model.name: _load_model(model, known.get(model.name)) for model in settings.models}
+
+
+def _load_model(model: ModelSettings, known: ServedModel | None) -> ServedModel:
+    version = version_of(model)
+    if known is not None and (known.settings, known.version) == (model, version):
+        return known
+    return ServedModel(model, load_tokenizer(model), version, sentence_of(model), speech_of(model))
 
 
 def load_tokenizer(model: ModelSettings) -> ModelTokenizer:

@@ -1,9 +1,11 @@
-"""Reloads policies, limits and identities while the gateway runs; requests in flight keep those they began with.
+"""Reloads models, policies, limits and identities while the gateway runs; requests in flight keep what they began with.
 
 A reload of one gateway is a reload of all. It asks every other one to load and compile the new policies; when one
 cannot, nothing changes. Then it writes them into JetStream, and all take what they have prepared. A gateway that missed
 the question takes them when it hears of the revision. One that starts takes them when its own file is one that they
 have replaced; a file that no reload has seen is newer, and stays.
+
+A model that is added or replaced is taken when a batcher has a worker of it.
 """
 
 import asyncio
@@ -16,10 +18,11 @@ from typing import Any, Final
 import yaml
 from nats.errors import Error as NatsError
 
+from gateway.config.models import load_models
 from gateway.config.policies import load_policies_of
 from gateway.config.routers import load_router
 from gateway.identity.authenticator import Identities
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, ServedModel, facts_of
 from gateway.routing.router import Router
 from gateway.safety.compiled import CompiledPolicies
 from gateway.safety.inspector import Inspector
@@ -42,11 +45,14 @@ PREPARE_S: Final = 20.0
 """How long the other gateways may take to load and compile policies, seconds."""
 TAKE_S: Final = 2.0
 """How long they may take to replace theirs, seconds."""
+READY_S: Final = 10.0
+"""How long the first worker of a new model may take to be reported, seconds."""
+_LOOK_S: Final = 0.05
 _REPLACED_MAX: Final = 64
 _KEY: Final = "gateway"
 _LIVE: Final = frozenset({"identity.api_keys", "identity.jwt", "identity.certificates"})
 """Of the section `identity`; the key of the mesh is that of other processes too."""
-_OF_OTHERS: Final = frozenset({"batcher", "triton"})
+_OF_OTHERS: Final = frozenset({"batcher", "triton", "retiring"})
 """Sections that a gateway does not use."""
 _FIXED: Final = [
     name
@@ -64,6 +70,7 @@ class _Loaded:
     """
 
     settings: Settings
+    models: dict[str, ServedModel]
     compiled: CompiledPolicies
     router: Router
     identities: Identities
@@ -115,6 +122,7 @@ class GatewayReload:
         _check(self._settings, settings)
         async with self._reloading:
             loaded = await self._load(settings, self._path)
+            await self._until_ready(loaded)
             if loaded.compiled_digest != self._in_force:
                 self._revision = await self._share(loaded, await self._others(loaded))
             await self._use(loaded)
@@ -126,11 +134,30 @@ class GatewayReload:
             identities = await self._gateway.authenticator.prepare(settings.identity)
         except (SluiceError, NatsError) as error:
             raise SettingsError(f"identity: {error}") from error
-        router = await asyncio.to_thread(load_router, settings, self._catalog.facts)
+        models = await asyncio.to_thread(load_models, settings, self._catalog.served)
+        facts = {**self._catalog.facts, **facts_of(models)}  # requests that run may know older ones
+        router = await asyncio.to_thread(load_router, settings, facts)
         compiled = await asyncio.to_thread(load_policies_of, settings, path)
         policies = sorted(one.policy.version for one in compiled.by_name.values())
-        digest = _digest([_sections_of(settings), policies, router.versions, identities.digests])
-        return _Loaded(settings, compiled, router, identities, digest)
+        versions = [*(one.version for one in models.values()), *policies, *router.versions]
+        digest = _digest([_sections_of(settings), versions, identities.digests])
+        return _Loaded(settings, models, compiled, router, identities, digest)
+
+    async def _until_ready(self, loaded: _Loaded) -> None:
+        """Returns when every model that is new has a worker; raises SettingsError when one has none in time."""
+        known = {one.settings.task_name for one in self._catalog.served.values()}
+        new = {one.settings.task_name: name for name, one in loaded.models.items()}
+        missing = ""
+        try:
+            async with asyncio.timeout(READY_S):
+                for missing in new.keys() - known:
+                    while not self._gateway.ready(missing):  # noqa: ASYNC110, reports come every second
+                        await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise SettingsError(
+                f"models: {new[missing]}: no batcher has a worker of {missing}; start its workers, and reload "
+                "the batchers first"
+            ) from None
 
     async def _others(self, loaded: _Loaded) -> list[str]:
         """Asks the other gateways to prepare ``loaded``; returns the digests of what is in force there.
@@ -181,6 +208,7 @@ class GatewayReload:
         """Replaces all policies at once."""
         tried = self._inspector.dry_run
         await self._gateway.use_routing(loaded.router, loaded.settings.routing)
+        self._gateway.models.use(loaded.models, loaded.settings.routing.default)
         self._inspector.swap(loaded.compiled)
         self._gateway.use_limits(loaded.settings)
         self._gateway.authenticator.use(loaded.identities)
@@ -192,11 +220,13 @@ class GatewayReload:
         """Another gateway reloads."""
         try:
             loaded = await self._load(self._with(question.prepare.sections), None)
+            await self._until_ready(loaded)
         except SettingsError as error:
             return GatewayAnswer(problem=str(error))
         if loaded.compiled_digest != question.prepare.compiled:
             return GatewayAnswer(
-                problem="its word lists, learned routers or files of keys differ; give every gateway the same files"
+                problem="its word lists, learned routers, models or files of keys differ; give every gateway the same "
+                "files"
             )
         self._prepared = loaded
         return GatewayAnswer(policies=_digest_of(self._settings))

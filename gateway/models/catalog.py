@@ -39,8 +39,17 @@ class ServedModel:
         return min(self.settings.max_answer_tokens or self.context_tokens, self.context_tokens)
 
 
+def facts_of(models: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
+    """Tier and prices, by name."""
+    settings = {name: model.settings for name, model in models.items()}
+    return {
+        name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
+        for name, one in settings.items()
+    }
+
+
 class Catalog:
-    """The models by name, in the order of the configuration.
+    """The models by name, in the order of the configuration. A reload may replace them (`use`).
 
     Attributes:
         default: the model of "auto" when no rule applies.
@@ -49,10 +58,19 @@ class Catalog:
         reading: of these, those that take prompts.
         hearing: of these, those that take audio.
         callable: those that callers may ask for something; the others are classifiers.
+        facts: tier and prices, by name; one object, which a reload changes.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
-        self._models = models
+        self._models: dict[str, ServedModel] = {}
+        self._facts: dict[str, ModelFacts] = {}
+        self.facts: Mapping[str, ModelFacts] = self._facts
+        self.use(models, default)
+
+    def use(self, models: Mapping[str, ServedModel], default: str) -> None:
+        """Requests from now on get ``models``. Those that run may still look up one that was removed."""
+        self._models |= models
+        self._facts |= facts_of(models)
         self.default = default
         self.names = tuple(models)
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
@@ -64,12 +82,13 @@ class Catalog:
         return self._models[name]
 
     @property
-    def facts(self) -> Mapping[str, ModelFacts]:
-        """Tier and prices, by name of the model."""
-        return {
-            name: ModelFacts(one.tier, one.prompt_price, one.answer_price)
-            for name, one in ((name, model.settings) for name, model in self._models.items())
-        }
+    def served(self) -> Mapping[str, ServedModel]:
+        """Those that requests get now, by name."""
+        return {name: self._models[name] for name in self.names}
+
+    def task_name(self, name: str) -> str:
+        """What tasks call the model ``name``; "auto" and unknown ones stay as they are."""
+        return self._models[name].settings.task_name if name in self._models else name
 
     def of_engine(self, engine: str) -> tuple[str, ...]:
         """The names of the models with that engine."""

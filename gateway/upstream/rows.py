@@ -69,6 +69,8 @@ class RequestContext:
         """What is fixed about its stream."""
         request, sampling = self.request, self.admitted.first.sampling
         seed = sampling.seed if sampling.temperature > 0 else 0
+        models = [one.model for one in (self.admitted.first, self.admitted.second) if one]
+        task_names = {model.name: model.settings.task_name for model in models}
         return StreamSpec(
             started=self._started(),
             deadline=self.deadline,
@@ -78,7 +80,10 @@ class RequestContext:
             priority_class=request.priority_class,
             key=request.key,
             fingerprint=request.fingerprint,
-            resume_token=lambda model: resume_key.token(request.fingerprint, model, seed),
+            # Tokens of one version of a model are not continued by another.
+            resume_token=lambda model: resume_key.token(
+                request.fingerprint, task_names.get(model, model), seed
+            ),
         )
 
     def _started(self) -> Started:
@@ -156,7 +161,7 @@ class Upstream:
         return Task(
             request_id=attempt.row_id,
             gateway=self.transport.gateway_id,
-            model=prepared.model.name,
+            model=prepared.model.settings.task_name,
             tenant=request.tenant,
             priority_class=request.priority_class,
             prompt_token_ids=prepared.prompt_token_ids,

@@ -139,7 +139,8 @@ def validate(
     model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
     if resume:
-        _check_issued(request, resume, sampling, fingerprint, resume_key)
+        model = catalog.task_name(request.resume.model or request.model)
+        _check_issued(request, resume, sampling, fingerprint, resume_key, model)
     return ValidRequest(
         conversation=conversation,
         model=model,
@@ -304,15 +305,15 @@ def _check_issued(
     sampling: SamplingParams,
     fingerprint: bytes,
     resume_key: ResumeKey,
+    model: str,
 ) -> None:
-    """Raises InvalidRequest unless this mesh sent the tokens in answer to this request."""
-    model = request.resume.model or request.model
+    """Raises InvalidRequest unless this mesh sent the tokens in answer to this request, as it serves the model now."""
     seed = sampling.seed if sampling.temperature > 0 else 0
     if not resume_key.issued(request.resume.resume_token, fingerprint, model, seed, held):
         raise InvalidRequest.of(
             "resume.resume_token",
             "does not belong to these tokens of an answer to this request: take it from the last delta and model and "
-            "seed from Started, or ask again without resume",
+            "seed from Started; where the model was replaced since, ask again without resume",
         )
 
 

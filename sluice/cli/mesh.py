@@ -79,15 +79,15 @@ def down(state_dir: options.StateDir = None, as_json: options.Json = False) -> N
 def reload(
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file; without one the lists of words are read again."),
+        typer.Option(help="YAML file; without one word lists and model folders are read again."),
     ] = None,
     state_dir: options.StateDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Change the safety policies of the running mesh; requests in flight keep those that they began with.
+    """Change models, policies and limits of the running mesh; requests in flight keep what they began with.
 
-    Exit code 0 when every process that reads them has taken them. What cannot change while running is refused by its
-    key, and then nothing changes.
+    A model that is added or replaced is loaded beside those that run. Exit code 0 when every process has taken the
+    change. What cannot change while running is refused by its key, and then nothing changes.
     """
     from supervisor.control import reload_mesh
 
@@ -97,6 +97,8 @@ def reload(
         return
     what = "another configuration" if done.changed else "the same configuration, read again"
     print(f"{', '.join(done.processes)}: {what}, in {done.seconds:.1f} s")
+    for name, word in done.models.items():
+        print(f"model {name}: {word}")
 
 
 def status(state_dir: options.StateDir = None, as_json: options.Json = False) -> None:

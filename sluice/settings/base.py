@@ -1,10 +1,11 @@
 """The base class of the sections of the configuration."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+NAME_MAX: Final = 64
+Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_-]{{1,{NAME_MAX}}}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

@@ -5,6 +5,7 @@ Errors name the key (`SettingsError`).
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -23,7 +24,7 @@ from pydantic_settings import (
 from sluice.defaults import AUTO as AUTO
 from sluice.defaults import DEFAULT_ADDRESS as DEFAULT_ADDRESS
 from sluice.errors import SettingsError
-from sluice.settings.base import Name, Port, Section
+from sluice.settings.base import NAME_MAX, Name, Port, Section
 from sluice.settings.batching import Policy
 from sluice.settings.identity import IdentitySettings
 from sluice.settings.limits import LimitSettings
@@ -258,6 +259,9 @@ class Settings(BaseSettings):
         ModelSettings(name="small", tier="small", path="builtin:small"),
         ModelSettings(name="large", tier="large", path="builtin:large"),
     )
+    retiring: tuple[ModelSettings, ...] = ()
+    """Models that were replaced or removed while the mesh ran, until their last rows have ended; `sluice reload` writes
+    it (docs/deploy.md)."""
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$")
     """Of all prices and budgets, ISO 4217."""
     routing: RoutingSettings = _SHIPPED_ROUTING
@@ -298,6 +302,10 @@ class Settings(BaseSettings):
             raise ValueError("models: name at least one model")
         if len(set(names)) != len(names):
             raise ValueError("models: two models have the same name")
+        tasks = Counter(model.task_name for model in self.served)
+        for name, count in tasks.items():
+            if count > 1 or len(name) > NAME_MAX:
+                raise ValueError(f"models: {name}: choose another name or generation")
         for model in self.models:
             if not model.answers and model.draft is not None:
                 raise ValueError(
@@ -361,6 +369,11 @@ class Settings(BaseSettings):
     def tenant_limits(self) -> dict[str, LimitSettings]:
         """Limits of the tenants that have their own."""
         return {name: one.limits for name, one in self.tenants.items() if one.limits is not None}
+
+    @property
+    def served(self) -> tuple[ModelSettings, ...]:
+        """All models that have workers."""
+        return (*self.models, *self.retiring)
 
     def model(self, name: str) -> ModelSettings | None:
         """The model called ``name``."""

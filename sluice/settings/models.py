@@ -21,10 +21,19 @@ _CONTEXT_KEYS: Final = (
 )
 
 
+LIVE_FIELDS: Final = frozenset(
+    {"tier", "prompt_price", "answer_price", "max_answer_tokens", "tool_format"}
+)
+"""Settings of a model that gateways alone read: its workers go on when they change."""
+
+
 class ModelSettings(Section):
     """One model to serve."""
 
     name: Name
+    generation: int = Field(0, ge=0)
+    """Counts how often the model was replaced while the mesh ran; `sluice reload` sets it. Tasks of each generation go
+    to its own workers (docs/deploy.md)."""
     tier: Name = "small"
     path: str
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers. Of the
@@ -90,6 +99,15 @@ class ModelSettings(Section):
     standby: int = Field(0, ge=0, le=64)
     """Loaded workers that get rows only in place of others that are lost: of those at ``triton_url`` the last ones,
     without it as many more than ``replicas``."""
+
+    @property
+    def task_name(self) -> str:
+        """What tasks, reports and NATS subjects call it: the tasks of a replaced version go to its own workers."""
+        return f"{self.name}--{self.generation}" if self.generation else self.name
+
+    def same_workers(self, other: "ModelSettings") -> bool:
+        """Whether the workers of one can serve the other."""
+        return self.model_dump(exclude={*LIVE_FIELDS}) == other.model_dump(exclude={*LIVE_FIELDS})
 
     @property
     def answers(self) -> bool:

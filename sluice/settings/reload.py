@@ -22,8 +22,8 @@ Raises:
 """
 
 TAKEN_WHILE_RUNNING: Final[Mapping[str, frozenset[str]]] = {
-    "gateway": frozenset({"safety", "routing", "tenants", "limits", "identity"}),
-    "batcher": frozenset({"batcher", "tenants"}),
+    "gateway": frozenset({"models", "safety", "routing", "tenants", "limits", "identity"}),
+    "batcher": frozenset({"models", "retiring", "batcher", "tenants"}),
 }
 """Processes that reload on SIGHUP, each with the sections that it reloads. The signal would end any other process."""
 

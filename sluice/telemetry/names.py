@@ -22,6 +22,8 @@ Embed, Rerank and Score have one attempt span for all their rows, and only the f
 
 Triton's spans of a batch hang under the attempt of its first row. A process sends the spans of one request together, so
 one that is killed leaves none without a parent; those of a worker whose batcher is lost hang under the attempt.
+The spans of a gateway that is killed are lost with it; its batchers make an attempt span with the same id in place of
+each lost one, which is the root of what is left.
 `sluice.telemetry.whole` has the rules of a trace.
 
 An item's server span is the child of its job's span, of `jobs`, which lasts while one process has the job:
@@ -76,6 +78,8 @@ TASK_ATTEMPT: Final = "sluice.task.attempt"
 """How often its gateway had sent the task before."""
 END: Final = "sluice.end"
 """How an attempt ended: "answered", "escalated", "unused", "lost", "refused", "returned", "superseded", ..."""
+GATEWAY_LOST: Final = "gateway_lost"
+"""The end of an attempt whose gateway was lost, by its batcher."""
 CACHED: Final = "sluice.cached"
 RECOVERED: Final = "sluice.recovered"
 """How often another process continued the answer."""

@@ -10,10 +10,12 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
 from sluice import __version__
 from sluice.telemetry import catalog
@@ -167,6 +169,32 @@ def resource_of(service: str, instance: str = "") -> Resource:
 def tracer(service: str) -> Tracer:
     """The tracer of a process; made from the provider that `start_tracing` set."""
     return trace.get_tracer(service, __version__)
+
+
+def send_in_place(
+    tracer: Tracer,
+    headers: Mapping[str, str],
+    name: str,
+    times_ns: tuple[int, int],
+    attributes: Mapping[str, AttributeValue],
+) -> None:
+    """Sends a span under the ids in ``headers``, in place of one whose process was killed before it could send it."""
+    if not isinstance(tracer, SdkTracer):
+        return
+    lost = trace.get_current_span(context_of(headers)).get_span_context()
+    span = ReadableSpan(
+        name,
+        context=SpanContext(
+            lost.trace_id, lost.span_id, is_remote=False, trace_flags=lost.trace_flags
+        ),
+        resource=tracer.resource,
+        attributes=attributes,
+        kind=SpanKind.PRODUCER,
+        start_time=times_ns[0],
+        end_time=times_ns[1],
+        instrumentation_scope=tracer._instrumentation_scope,
+    )
+    tracer.span_processor.on_end(span)
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:

@@ -1,6 +1,7 @@
 """The rules of a trace that is whole, for the tests of traces and for `scripts/jaeger-check`.
 
-1. No span lacks its parent but the server spans of calls (their parent is the caller's) and spans of jobs.
+1. No span lacks its parent but the server spans of calls (their parent is the caller's), spans of jobs, and attempts
+   whose gateway was lost.
 2. Every link of a span leads to a span that is known, as far as its trace is known.
 3. A span begins after its parent began, and ends before it ends, or lasts longer: else Jaeger takes the clocks for
    wrong. Rows that were given up are excepted: who works on them learns of it later.
@@ -35,7 +36,10 @@ _OF_ANSWERS: Final = (
     names.SPAN_DECODE,
 )
 _CANCELLED: Final = frozenset(
-    {"cancelled", "superseded", "unused", "escalated", "lost", "deadline", "deadline_passed"}
+    {
+        *("cancelled", "superseded", "unused", "escalated", "lost", "deadline", "deadline_passed"),
+        names.GATEWAY_LOST,
+    }
 )
 
 
@@ -66,7 +70,7 @@ def faults(
     Args:
         known: every (trace, span) there is; None: links are not checked.
     """
-    tops = [span for span in _roots(spans) if span.name not in _TOPS]
+    tops = [span for span in _roots(spans) if span.name not in _TOPS and not _stands_in(span)]
     if tops or not spans:
         return [f"spans without a parent: {', '.join(sorted(top.label for top in tops)) or 'all'}"]
     found = [] if known is None else list(_lost_links(spans, known))
@@ -75,6 +79,11 @@ def faults(
         below = [call, *_below(call, spans)]
         found += [*_root_faults(call, below), *_answer_faults(call, below)]
     return found
+
+
+def _stands_in(span: TraceSpan) -> bool:
+    """Whether it is there in place of one that was lost with its gateway."""
+    return bool(span.attributes.get(names.END) == names.GATEWAY_LOST)
 
 
 def _roots(spans: Iterable[TraceSpan]) -> list[TraceSpan]:

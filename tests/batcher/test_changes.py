@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from batcher.app import check_change
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
 from sluice.settings import Settings, SettingsError, TenantSettings
 from sluice.settings.batching import Policy
 from tests.batcher.batchers import ECHO, running_batcher, settings_of
 from tests.batcher.gateway_double import GatewayDouble
-from tests.batcher.worker_double import SLOTS, WorkerDouble
+from tests.batcher.worker_double import SLOTS, WorkerDouble, frame
 
 
 def settings(**changes: Any) -> Settings:
@@ -53,8 +54,6 @@ def test_policies_weights_and_limits_can_change(change: dict[str, Any]) -> None:
         ({"batcher__heartbeat_ms": 99}, "batcher.heartbeat_ms"),
         ({"nats__tasks_max_messages": 9}, "nats.tasks_max_messages"),
         ({"triton__url": "127.0.0.1:9"}, "triton.url"),
-        ({"models": (ECHO.model_copy(update={"slots": 9}),)}, "models.0.slots"),
-        ({"models": (ECHO, ECHO.model_copy(update={"name": "b"}))}, "models"),
     ],
 )
 def test_anything_else_is_refused_by_its_key(change: dict[str, Any], key: str) -> None:
@@ -85,6 +84,43 @@ async def test_a_hangup_puts_another_policy_into_force_and_loses_nothing(
             assert [len(batch.rows) for batch in worker.batches] == [1] * SLOTS
             sent = {row.task.request_id for batch in worker.batches for row in batch.rows}
             assert sent == {task.request_id for task in tasks}
+
+
+def test_a_changed_model_needs_another_generation() -> None:
+    other = ECHO.model_copy(update={"slots": 9})
+    with pytest.raises(SettingsError, match=r"^models: echo: .* give the changed model another ge"):
+        check_change(settings(), settings(models=(other,)))
+    cheaper = ECHO.model_copy(update={"prompt_price": 9.0})
+    check_change(settings(), settings(models=(cheaper,)))
+    later = other.model_copy(update={"generation": 1})
+    check_change(settings(), settings(models=(later,), retiring=(ECHO,)))
+
+
+async def test_a_replaced_model_gets_tasks_beside_the_rows_of_the_former_one(
+    nats_url: str, gateway: GatewayDouble, tmp_path: Path
+) -> None:
+    config = tmp_path / "sluice.yaml"
+    async with WorkerDouble.running() as first, WorkerDouble.running() as second:
+        old = ECHO.model_copy(update={"triton_url": first.address})
+        new = ECHO.model_copy(update={"triton_url": second.address, "generation": 1})
+        before = settings_of(nats_url, first.address, old)
+        async with running_batcher(before, config=config):
+            await gateway.batcher_live()
+            running = await gateway.ask(max_tokens=2)
+            batch = await first.batch(0)
+            await first.admit(batch)
+            both = before.model_copy(update={"models": (new,), "retiring": (old,)})
+            await reload(config, both)
+            await gateway.batcher_live("echo--1")
+            await gateway.ask(max_tokens=2, model="echo--1")
+            (row,) = (await second.batch(0)).rows
+            assert row.task.model == "echo--1"
+            await first.step(frame(batch.rows[0], 0, (5, 6), ROW_END_LENGTH))
+            await gateway.finished(running)
+            await reload(config, before.model_copy(update={"models": (new,)}))
+            await gateway.until(
+                lambda: [model.model for model in gateway.reports[-1].models] == ["echo--1"]
+            )
 
 
 async def reload(config: Path, settings: Settings) -> None:

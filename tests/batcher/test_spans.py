@@ -1,5 +1,6 @@
 """The batcher's spans: parents, links and attributes, as sluice/telemetry/names.py promises them."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -177,3 +178,24 @@ def test_a_batch_without_sampled_rows_is_not_traced(scene: Scene) -> None:
     scene.add("r1", {"traceparent": HEADERS["traceparent"][:-2] + "00"})
     scene.run("r1")
     assert scene.traceparents[0] == ""
+
+
+def test_the_attempt_of_a_lost_gateway_is_made_again_under_its_id(scene: Scene) -> None:
+    scene.add("a")
+    scene.add("b", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    scene.run("a", "b")
+    assert scene.spans.ended(math.inf) == []
+    scene.end("a")
+    scene.end("b")
+    (ended,) = scene.spans.ended(math.inf)
+    assert (ended.gateway, scene.spans.ended(math.inf)) == ("g", [])
+    scene.spans.stand_in([ended])
+    (attempt,), (task,) = scene.named(names.SPAN_ATTEMPT), scene.named(names.SPAN_TASK)
+    context = attempt.get_span_context()
+    assert context is not None
+    assert task.parent is not None
+    assert (context.trace_id, context.span_id) == (int(TRACE, 16), int(PARENT, 16))
+    assert (task.parent.span_id, attempt.parent) == (context.span_id, None)
+    assert (attempt.start_time, attempt.end_time) == (task.start_time, task.end_time)
+    assert attempt.attributes is not None
+    assert attempt.attributes[names.END] == names.GATEWAY_LOST

@@ -21,7 +21,8 @@ from sluice.settings import resolve_model_path
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
-from supervisor.mesh import Mesh, running_mesh, wait_until_serving
+from supervisor.health import wait_until_serving
+from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import RunningMesh, kill, stubs_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from sluice.errors import SetupError
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import Settings
 from sluice.startup import free_port
-from supervisor.mesh import running_worker, triton_watcher
-from supervisor.model_processes import stub_pids
+from supervisor.mesh import running_worker
+from supervisor.model_processes import stub_pids, triton_watcher
 from supervisor.plan import plan_triton, triton_spec
 from supervisor.state import is_same_process
 from supervisor.supervisor import Supervisor

@@ -142,7 +142,7 @@ async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint,
             "OTEL_BSP_SCHEDULE_DELAY": "200",
         }
-        with _environment(environment):
+        with environment(environment):
             settings = small_settings(receiver.http_endpoint)
             async with running_mesh(settings) as mesh:
                 assert mesh.http is not None
@@ -152,7 +152,7 @@ async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets variables that children inherit."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

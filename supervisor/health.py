@@ -1,0 +1,92 @@
+"""What gateways and other servers of the mesh say of themselves, by gRPC health and by answering at all."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sluice.errors import SetupError
+from sluice.tls import channel_credentials, open_channel
+
+_SERVING: Final = "SERVING"
+_RETRY_S: Final = 0.1
+_ANSWER_S: Final = 2.0
+_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+async def wait_until_serving(
+    address: str, models: Sequence[str], bound_s: float, tls: Path | None = None
+) -> None:
+    """Returns when the gateway at ``address`` says SERVING for each of ``models``.
+
+    Raises:
+        SetupError: not within ``bound_s`` seconds; the message has the last status.
+    """
+    model, said = "", "no answer"
+    try:
+        async with (
+            asyncio.timeout(bound_s),
+            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
+        ):
+            for model in models:
+                async with aclosing(_health_changes(channel, f"model.{model}")) as changes:
+                    async for said in changes:
+                        if said == _SERVING:
+                            break
+    except TimeoutError:
+        raise SetupError(
+            f"the gateway at {address} was not ready after {bound_s:.0f} s (health of model {model}: {said}); "
+            "see the logs of batcher and triton, or raise triton.start_s"
+        ) from None
+
+
+async def wait_until_reachable(
+    name: str, address: str, bound_s: float, tls: Path | None = None
+) -> None:
+    """Returns when a gRPC server answers at ``address``.
+
+    Raises:
+        SetupError: not within ``bound_s`` seconds.
+    """
+    try:
+        async with (
+            asyncio.timeout(bound_s),
+            open_channel(address, channel_credentials(tls), _OPTIONS) as channel,
+        ):
+            await channel.channel_ready()
+    except TimeoutError:
+        raise SetupError(f"{name} does not answer at {address}; see its log") from None
+
+
+async def _health_changes(channel: grpc.aio.Channel, service: str) -> AsyncGenerator[str]:
+    """The health of ``service`` at every change, or the code of a failed call: the gateway may come back."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    while True:
+        call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
+        try:
+            async for response in call:
+                yield str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+        except grpc.aio.AioRpcError as error:
+            yield str(error.code().name)
+        finally:
+            call.cancel()
+        await asyncio.sleep(_RETRY_S)
+
+
+async def denies(address: str, service: str, tls: Path | None = None) -> bool:
+    """Whether the gateway at ``address`` answers, and says that it does not serve ``service``, or does not know it."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with open_channel(address, channel_credentials(tls), _OPTIONS) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.NOT_FOUND
+    return bool(answer.status != health_pb2.HealthCheckResponse.SERVING)

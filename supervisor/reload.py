@@ -1,0 +1,352 @@
+"""Changes the configuration of a running mesh: policies, limits, and the models that it serves.
+
+A model that is added, or replaced by another version, is loaded first, beside what runs. Then batchers open its
+channels, and when a worker of it is live all gateways give it the requests that come from then on. Those that run keep
+the version that they began with; when the last has ended (`gateway.upstream.served_models`), its workers end. Whatever
+fails on the way leaves everything as it was.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from model_workers.deploy import render_repository
+from sluice.errors import SetupError
+from sluice.settings import ModelSettings, Settings, SettingsError, parse, resolve_model_path
+from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in
+from sluice.startup import reachable
+from supervisor.control_socket import listen
+from supervisor.health import denies, wait_until_reachable
+from supervisor.lifecycle import Phase
+from supervisor.model_processes import kill_when_stopped, triton_watcher
+from supervisor.plan import (
+    BATCHER,
+    GATEWAY,
+    MeshPlan,
+    VersionPlan,
+    check_models,
+    is_gateway,
+    plan_version,
+    remote_spec,
+    triton_spec,
+)
+from supervisor.state import ProcessState, write_atomically
+from supervisor.supervisor import SupervisedProcess, Supervisor
+from supervisor.triton import wait_for_triton
+from supervisor.versions import Version, change_of
+
+logger = logging.getLogger(__name__)
+
+RELOAD_S: Final = 45.0
+"""How long a process may take to accept or reject the configuration, seconds."""
+LOOK_S: Final = 1.0
+"""How often gateways are asked whether a version is still in use, seconds."""
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """What a reload did.
+
+    Attributes:
+        processes: names of those that took the configuration.
+        changed: whether it differs from the one before; lists of words are read again in any case.
+        seconds: how long it took.
+        models: what happened to each model that is another now: "added", "replaced", "removed", "changed".
+    """
+
+    processes: tuple[str, ...]
+    changed: bool
+    seconds: float
+    models: dict[str, str]
+
+
+class Reload:
+    """The configuration of a running mesh, and the versions of its models.
+
+    Attributes:
+        settings: in force, with every address filled in.
+    """
+
+    def __init__(self, plan: MeshPlan, supervisor: Supervisor) -> None:
+        self.settings = plan.settings
+        self._plan = plan
+        self._supervisor = supervisor
+        self._served = _first_versions(plan)
+        self._retiring: tuple[Version, ...] = ()
+        self._generations = {one.asked.name: one.settings.generation for one in self._served}
+        self._busy = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Takes commands from now on."""
+        self._server = await listen(self._plan.state.root, self._answer)
+
+    async def stop(self) -> None:
+        """Takes no more commands. One that runs is left as it is: all processes end next."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        text = command.get("settings")
+        try:
+            asked = None if text is None else parse(text, "configuration")
+            return asdict(await self.reload(asked))
+        except SettingsError as error:
+            return {"settings_error": str(error)}
+        except SetupError as error:
+            return {"error": str(error)}
+        except Exception as error:  # who asked would wait
+            logger.exception("a reload failed")
+            return {"error": f"internal error: {type(error).__name__}; see: sluice logs"}
+
+    async def reload(self, asked: Settings | None) -> Reloaded:
+        """Puts ``asked`` into force, all of it or nothing; None: what is in force, with files read again.
+
+        Raises:
+            SettingsError: it cannot work, or a process cannot take it.
+            SetupError: a model could not be loaded, or a process does not answer.
+        """
+        if self._busy.locked():
+            raise SetupError("another reload is running; try again when it is done")
+        begun = time.monotonic()
+        async with self._busy:
+            if asked is None:
+                models = tuple(one.asked for one in self._served)
+                asked = self.settings.model_copy(update={"models": models})
+            pairs = await asyncio.to_thread(_with_files, asked)
+            change = change_of(pairs, self._served, self._retiring, self._generations)
+            before, names = self.settings, self._running()
+            started = await self._start_all(change.new, asked)
+            try:
+                by_name = {one.settings.task_name: one for one in started}
+                served = [by_name.get(one.settings.task_name, one) for one in change.models]
+                await self._put_in_force(_settings_of(asked, served, change.retired), names)
+            except BaseException:
+                await self._end_all(started)
+                raise
+            self._served, self._retiring = tuple(served), change.retired
+        if self._retiring and not self._tasks:
+            task = asyncio.create_task(self._end_retired())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        processes = tuple(process.name for process in names)
+        changed = self.settings != before
+        return Reloaded(processes, changed, time.monotonic() - begun, dict(change.words))
+
+    # Workers.
+
+    async def _start_all(self, versions: Iterable[Version], asked: Settings) -> list[Version]:
+        """Loads ``versions``, all or none."""
+        started: list[Version] = []
+        try:
+            for version in versions:
+                name = version.asked.name
+                self._generations[name] = version.settings.generation
+                plan = plan_version(self._plan, asked, version.settings)
+                await asyncio.to_thread(_write_files, plan, asked)
+                processes = self._start(plan)
+                names = tuple(process.spec.name for process in processes)
+                started.append(replace(version, settings=plan.settings, processes=names))
+                await self._until_loaded(plan, processes)
+        except BaseException:
+            await self._end_all(started)
+            raise
+        return started
+
+    def _start(self, plan: VersionPlan) -> list[SupervisedProcess]:
+        state, start_s = self._plan.state, self.settings.triton.start_s
+        tritons = [
+            self._supervisor.start(
+                triton_spec(config, state.log(config.name)), triton_watcher(config, start_s)
+            )
+            for config in plan.tritons
+        ]
+        remotes = [
+            self._supervisor.start(remote_spec(self._plan, config), kill_when_stopped)
+            for config in plan.remotes
+        ]
+        return tritons + remotes
+
+    async def _until_loaded(self, plan: VersionPlan, processes: list[SupervisedProcess]) -> None:
+        start_s, tls = self.settings.triton.start_s, self.settings.tls.mesh
+        for config in plan.tritons:
+            ready = wait_for_triton(config.address, start_s, tls)
+            try:
+                await self._supervisor.during_start(ready, processes)
+            except TimeoutError:
+                raise SetupError(
+                    f"{config.name} was not loaded after {start_s:.0f} s; see {self._plan.state.log(config.name)}, "
+                    "or raise triton.start_s"
+                ) from None
+        for remote in plan.remotes:
+            address = f"127.0.0.1:{remote.port}"
+            answering = wait_until_reachable(remote.name, address, start_s, tls)
+            await self._supervisor.during_start(answering, processes)
+
+    async def _end_all(self, versions: Iterable[Version]) -> None:
+        for version in versions:
+            for name in version.processes:
+                await self._supervisor.end(name)
+
+    async def _end_retired(self) -> None:
+        """Ends the workers of replaced versions, each when no request can need it any more."""
+        while self._retiring:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._end_unused()
+            except (SetupError, SettingsError) as error:
+                logger.warning("workers of replaced models are kept: %s", error)
+
+    async def _end_unused(self) -> None:
+        async with self._busy:
+            unused = [one for one in self._retiring if await self._is_unused(one)]
+            if not unused:
+                return
+            left = tuple(one for one in self._retiring if one not in unused)
+            batchers = [process for process in self._running() if process.name == BATCHER]
+            after = _settings_of(self.settings, self._served, left)
+            await self._put_in_force(after, batchers)
+            self._retiring = left
+            await self._end_all(unused)
+        for one in unused:
+            logger.info("%s is not used any more: its workers have ended", one.settings.task_name)
+
+    async def _is_unused(self, version: Version) -> bool:
+        """Whether every gateway says so."""
+        service = f"tasks.{version.settings.task_name}"
+        tls = self.settings.tls.mesh
+        for gateway in self._plan.gateways:
+            if not await denies(reachable(gateway.address), service, tls):
+                return False
+        return True
+
+    # Processes that read the configuration.
+
+    async def _put_in_force(self, after: Settings, processes: list[ProcessState]) -> None:
+        """Writes ``after`` for all, and has ``processes`` read it; when one refuses, all read the former one again."""
+        file = self._plan.state.config
+        before = file.read_text(encoding="utf-8")
+        write_atomically(file, after.to_yaml())
+        try:
+            for process in processes:
+                await _tell(process)
+        except BaseException:
+            write_atomically(file, before)
+            for process in processes:
+                with suppress(SetupError, SettingsError):
+                    await _tell(process)
+            raise
+        self.settings = after
+
+    def _running(self) -> list[ProcessState]:
+        """The processes that reload on SIGHUP, batchers first; of several gateways the first, which reloads the others.
+
+        One that waits for its restart reads the new file when it starts.
+        """
+        by_kind: dict[str, ProcessState] = {}
+        for process in self._supervisor.states:
+            kind = GATEWAY if is_gateway(process.name) else process.name
+            if process.phase == Phase.RUNNING and process.alive:
+                by_kind.setdefault(kind, process)
+        found = [process for kind, process in by_kind.items() if kind in TAKEN_WHILE_RUNNING]
+        if not found:
+            raise SetupError(
+                "no process that reloads its configuration runs now; see: sluice status"
+            )
+        return found
+
+
+async def _tell(process: ProcessState) -> None:
+    """Returns when ``process`` has taken the configuration; raises SettingsError when it refused."""
+    assert process.log is not None
+    assert process.pid is not None
+    log = Path(process.log)
+    start = _size_of(log)
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGHUP)
+    until = time.monotonic() + RELOAD_S
+    while (said := outcome_in(_text_from(log, start))) is None:
+        if not process.alive or time.monotonic() > until:
+            raise SetupError(f"{process.name} did not answer; see its log {log}")
+        await asyncio.sleep(_POLL_S)
+    taken, why = said
+    if not taken:
+        raise SettingsError(f"{process.name}: {why}")
+
+
+def _size_of(log: Path) -> int:
+    return log.stat().st_size
+
+
+def _text_from(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")
+
+
+def _first_versions(plan: MeshPlan) -> tuple[Version, ...]:
+    """Those that the mesh starts with."""
+    processes = {
+        model.name: (
+            *(one.name for one in plan.tritons if model.name in one.models),
+            *(one.name for one in plan.remotes if one.model == model.name),
+        )
+        for model in plan.asked
+    }
+    return tuple(
+        Version(asked, _files_of(asked), served, processes[asked.name])
+        for asked, served in zip(plan.asked, plan.settings.models, strict=True)
+    )
+
+
+def _with_files(settings: Settings) -> list[tuple[ModelSettings, str]]:
+    """The models with their digests; raises SettingsError when one cannot be served."""
+    check_models(settings)
+    return [(model, _files_of(model)) for model in settings.models]
+
+
+def _files_of(model: ModelSettings) -> str:
+    """A digest of names, sizes and times of the files of a model; of a hub id of nothing."""
+    digest = hashlib.sha256()
+    for path in filter(None, (model.path, model.draft)):
+        folder = Path(resolve_model_path(path))
+        for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
+            if file.is_file():
+                seen = file.stat()
+                digest.update(f"{file} {seen.st_size} {seen.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _write_files(plan: VersionPlan, asked: Settings) -> None:
+    """The Triton repository of a version, sharing devices as at a start with ``asked``; a file for remote workers."""
+    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if plan.tritons:
+        render_repository(asked, plan.folder)
+    if plan.remotes:
+        alone = asked.model_dump(mode="json") | {"models": [plan.settings.model_dump(mode="json")]}
+        alone |= {"routing": {"default": plan.settings.name}, "retiring": []}
+        write_atomically(plan.folder / "config.yaml", parse(alone, "configuration").to_yaml())
+
+
+def _settings_of(
+    asked: Settings, served: Iterable[Version], retiring: Iterable[Version]
+) -> Settings:
+    """``asked`` with the addresses of its models."""
+    update = {
+        "models": tuple(one.settings for one in served),
+        "retiring": tuple(one.settings for one in retiring),
+    }
+    return asked.model_copy(update=update)

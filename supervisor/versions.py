@@ -1,0 +1,114 @@
+"""Which versions of models a mesh serves, and what a changed configuration makes of them. A core without I/O.
+
+Every version has workers of its own, and a name of its own for tasks (`ModelSettings.task_name`). So the rows of one
+that is replaced end where they began, and what makes up for lost workers never mixes two versions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.settings import ModelSettings
+from sluice.settings.models import LIVE_FIELDS
+
+ADDED = "added"
+REPLACED = "replaced"
+REMOVED = "removed"
+CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a model.
+
+    Attributes:
+        asked: as the configuration says.
+        files: a digest of its folder.
+        settings: with its generation and the addresses of its workers.
+        processes: of its workers, where the mesh started them.
+    """
+
+    asked: ModelSettings
+    files: str
+    settings: ModelSettings
+    processes: tuple[str, ...] = ()
+
+    def serves(self, asked: ModelSettings, files: str) -> bool:
+        """Whether its workers can serve what a configuration asks for, with their addresses or without."""
+        same = self.asked.same_workers(asked) or self.settings.same_workers(asked)
+        return same and self.files == files
+
+    def taking(self, asked: ModelSettings) -> "Version":
+        """With the settings of ``asked`` that gateways alone read."""
+        live = {name: getattr(asked, name) for name in LIVE_FIELDS}
+        return replace(
+            self,
+            asked=self.asked.model_copy(update=live),
+            settings=self.settings.model_copy(update=live),
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a changed configuration makes of the versions.
+
+    Attributes:
+        models: all that it asks for, in its order: versions that are served already, and those to be started, without
+            addresses and processes.
+        retired: versions that get no more requests; their rows end.
+        words: what happens to each model that changes, by its name.
+    """
+
+    models: tuple[Version, ...]
+    retired: tuple[Version, ...]
+    words: Mapping[str, str]
+
+    @property
+    def new(self) -> tuple[Version, ...]:
+        """Those to be started."""
+        return tuple(one for one in self.models if one.settings.triton_url is None)
+
+
+def change_of(
+    asked: Sequence[tuple[ModelSettings, str]],
+    served: Sequence[Version],
+    retiring: Sequence[Version],
+    generations: Mapping[str, int],
+) -> Change:
+    """The change to what a configuration asks for.
+
+    A version that is retiring is taken back where it is asked for again, which costs nothing.
+
+    Args:
+        asked: models with the digests of their folders.
+        served: versions that get requests.
+        retiring: versions whose rows are ending.
+        generations: the last one of every model that the mesh has ever served.
+    """
+    before = {one.asked.name: one for one in served}
+    models, words = [], {}
+    for model, files in asked:
+        known = [one for one in (*served, *retiring) if one.serves(model, files)]
+        chosen = known[0].taking(model) if known else _next(model, files, generations)
+        models.append(chosen)
+        word = _word(before.get(model.name), chosen)
+        if word:
+            words[model.name] = word
+    kept = {one.settings.task_name for one in models}
+    retired = [one for one in (*served, *retiring) if one.settings.task_name not in kept]
+    names = {one.asked.name for one in models}
+    words |= {name: REMOVED for name in before if name not in names}
+    return Change(tuple(models), tuple(retired), words)
+
+
+def _next(model: ModelSettings, files: str, generations: Mapping[str, int]) -> Version:
+    last = generations.get(model.name)
+    generation = model.generation if last is None else last + 1
+    return Version(model, files, model.model_copy(update={"generation": generation}))
+
+
+def _word(before: Version | None, after: Version) -> str:
+    if before is None:
+        return ADDED
+    if before.settings.task_name != after.settings.task_name:
+        return REPLACED
+    return "" if before.settings == after.settings else CHANGED

@@ -1,0 +1,121 @@
+"""Traces are whole also when gateway, batcher and worker are killed under 32 callers; calls of every kind."""
+
+import asyncio
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from sluice.client.aio import AsyncClient
+from sluice.errors import SluiceError, UnknownModel
+from sluice.settings import Settings
+from sluice.telemetry import names
+from sluice.telemetry.whole import faults
+from supervisor.health import wait_until_serving
+from supervisor.mesh import Mesh, running_mesh
+from tests.support.mesh import TOGETHER, environment, kill, small_settings
+from tests.support.otlp import OtlpReceiver, otlp_receiver
+from tests.support.spans import SpanRecord
+
+pytestmark = [pytest.mark.mesh, pytest.mark.long]
+
+CALLERS = 32
+TOKENS = 200
+BOUND_S = 120.0
+SETTLED_S = 60.0
+BETWEEN_S = 2.0
+"""Long enough for streams to be under way."""
+STRUCK = ("triton-small", "batcher", "gateway", "gateway.1")
+
+
+def settings_of(receiver: OtlpReceiver) -> Settings:
+    settings = small_settings(receiver.http_endpoint)
+    update = {"gateway": settings.gateway.model_copy(update={"replicas": 2})}
+    return settings.model_copy(update=update)
+
+
+async def one_caller(mesh: Mesh, number: int, done: asyncio.Event) -> None:
+    """Asks until the mesh was struck often enough; the client resumes at the other gateway by itself."""
+    async with AsyncClient(mesh.address) as client:
+        while not done.is_set():
+            labels = TOGETHER if number % 8 == 0 else {}
+            stream = client.generate(
+                f"classify: order {number} is late",
+                model="auto" if labels else "small",
+                labels=labels,
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                timeout_s=BOUND_S,
+            )
+            await stream.answer()
+
+
+async def struck(mesh: Mesh, name: str) -> None:
+    """Kills a process while streams run, and waits until the mesh serves again."""
+    await asyncio.sleep(BETWEEN_S)
+    life = mesh.supervisor.process(name).life
+    restarts = life.restarts
+    kill(mesh, name)
+    await mesh.supervisor.wait_for(lambda: life.restarts > restarts, BOUND_S)
+    for address in mesh.address.split(","):
+        await wait_until_serving(address, ["small", "large"], BOUND_S)
+
+
+async def calls_of_every_kind(mesh: Mesh) -> None:
+    async with AsyncClient(mesh.address) as client:
+        with pytest.raises(UnknownModel):
+            await client.generate("classify: x", model="nope").answer()
+        for _ in range(2):  # The second is replayed.
+            await client.generate(
+                "classify: y", model="small", max_tokens=8, idempotency_key="again"
+            ).answer()
+        await client.generate("sum: 4 7 12 40", labels=TOGETHER, max_tokens=8).answer()
+        with contextlib.suppress(SluiceError):
+            await client.generate("classify: z", model="large", timeout_s=0.001).answer()
+        stream = client.generate("classify: z", model="large", max_tokens=TOKENS)
+        async with contextlib.aclosing(stream.events()) as events:
+            async for _ in events:
+                break  # cancelled by its caller
+
+
+def faults_of(spans: Iterable[SpanRecord]) -> dict[str, list[str]]:
+    traces: defaultdict[str, list[SpanRecord]] = defaultdict(list)
+    for span in spans:
+        traces[span.trace_id].append(span)
+    known = {(span.trace_id, span.span_id) for trace in traces.values() for span in trace}
+    told = {one: faults([s.of_trace() for s in trace], known) for one, trace in traces.items()}
+    return {one: found for one, found in told.items() if found}
+
+
+async def test_every_trace_is_whole_when_processes_are_killed(tmp_path: Path) -> None:
+    async with otlp_receiver() as receiver:
+        variables = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+        with environment(variables):
+            async with running_mesh(settings_of(receiver), tmp_path / "state") as mesh:
+                done = asyncio.Event()
+                async with asyncio.TaskGroup() as group:
+                    for number in range(CALLERS):
+                        group.create_task(one_caller(mesh, number, done))
+                    for name in STRUCK:
+                        await struck(mesh, name)
+                    done.set()
+                await calls_of_every_kind(mesh)
+                with contextlib.suppress(TimeoutError):
+                    await receiver.wait_for(lambda spans: not faults_of(spans), SETTLED_S)
+        spans = receiver.spans.snapshot()
+    wrong = faults_of(spans)
+    kinds = Counter(fault for found in wrong.values() for fault in found)
+    assert not wrong, f"{len(wrong)} of {len({s.trace_id for s in spans})}: {kinds.most_common(20)}"
+    roots = [span for span in spans if span.name == names.SPAN_GENERATE]
+    recovered = [root for root in roots if root.attributes.get(names.RECOVERED)]
+    causes = {root.attributes[names.RECOVERED_FROM] for root in recovered}
+    assert causes == {"worker", "batcher"}
+    assert all(root.attributes[names.RECOVERED_GAP_S] for root in recovered)
+    ends = {span.attributes.get(names.END) for span in spans if span.name == names.SPAN_ATTEMPT}
+    assert ends >= {"answered", "gateway_lost", "cancelled"}
+    assert "lost" in {s.attributes.get(names.END) for s in spans if s.name == names.SPAN_BATCH}
