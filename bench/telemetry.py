@@ -1,9 +1,12 @@
-"""Cost of the gateway's telemetry per request, with a metrics reader attached.
+"""Cost of telemetry: in throughput of a whole mesh, and of the gateway's part of it per request.
+
+Of the part `mesh`, defined in bench/support/telemetry_cost.py: `traced_vs_untraced`, `traced_vs_untraced_one_token`,
+`metrics_vs_none`. Of the part `parts`, with a metrics reader attached:
 
 `request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its seven
 facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
 
-    python bench/telemetry.py [--json] [--runs N]
+    python bench/telemetry.py [--json] [--runs N] [--seconds S] [mesh] [parts]
 """
 
 import argparse
@@ -16,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
+import uvloop
 from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -24,6 +28,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, Run, compare, emit, run_count
+from bench.support.telemetry_cost import telemetry_cost
 from gateway.routing.prediction import PROMPT, HeadKey, HeadScore
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
@@ -43,8 +48,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=run_count, default=MIN_RUNS)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a run of a whole mesh")
+    parser.add_argument("part", nargs="*", choices=("mesh", "parts"), default=["mesh", "parts"])
     options = parser.parse_args()
-    emit(asyncio.run(figures(options.runs)), options.json)
+    found = asyncio.run(figures(options.runs)) if "parts" in options.part else []
+    if "mesh" in options.part:
+        found += uvloop.run(telemetry_cost(options.runs, options.seconds))
+    emit(found, options.json)
 
 
 async def figures(runs: int) -> list[Figure]:

@@ -17,6 +17,7 @@ from model_workers.deploy import PARAMETER, REQUEST, RESPONSE
 from model_workers.parent import exit_with_parent
 from model_workers.process import build_engine
 from model_workers.worker import InboxFull, Worker
+from sluice.core_dumps import forbid_core_dumps
 from sluice.internal.v1 import worker_pb2
 from sluice.settings import ModelSettings
 from sluice.telemetry.names import SERVICE_WORKER
@@ -59,6 +60,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Builds the engine and starts the worker's threads; an exception here makes the model unavailable."""
+        forbid_core_dumps()
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )

@@ -1,4 +1,4 @@
-"""The first import of gateway and batcher: nats-py without aiohttp, and no garbage is collected until `freeze_heap`.
+"""The first import of every process: no core dumps, nats-py without aiohttp, no garbage collected until `freeze_heap`.
 
 Collections during the imports find next to nothing, and take a tenth of their time.
 """
@@ -6,5 +6,7 @@ Collections during the imports find next to nothing, and take a tenth of their t
 import gc
 
 import sluice.wire.light_nats  # noqa: F401
+from sluice.core_dumps import forbid_core_dumps
 
 gc.disable()
+forbid_core_dumps()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from sluice.core_dumps import forbid_core_dumps
 from sluice.errors import SetupError
 from supervisor.child import Child, ChildSpec, describe_exit, log_tail
 from supervisor.lifecycle import Lifecycle
@@ -152,6 +153,7 @@ class Supervisor:
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         """``on_change`` is called after every change of any process; it must not block for long."""
+        forbid_core_dumps()
         self.pid = os.getpid()
         self.started_unix_ms = time.time_ns() // 1_000_000
         self._processes: dict[str, SupervisedProcess] = {}

@@ -27,7 +27,7 @@ ON_A_MESH = {
     "processes": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],
     "soak": ["--runs", "1"],
-    "telemetry": ["--runs", "1"],
+    "telemetry": ["--runs", "1", "--seconds", "2"],
 }
 
 
