@@ -143,7 +143,7 @@ class Reload:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         processes = tuple(process.name for process in names)
-        changed = self.settings != before
+        changed = self.settings.to_yaml() != before.to_yaml()
         return Reloaded(processes, changed, time.monotonic() - begun, dict(change.words))
 
     # Workers.

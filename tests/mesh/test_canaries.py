@@ -35,7 +35,7 @@ STOP: Final = "zqstop18dd"
 FIELD: Final = "zqfield42ee"
 """Text in a field where it does not belong."""
 STORED: Final = {"KV_SLUICE_KEYS": {PROMPT}}
-"""Streams that have text on purpose (docs/security.md): the complete answers of named idempotency keys, which here repeat
+"""Streams that have text on purpose (docs/security.md): complete answers of named idempotency keys, which here repeat
 the prompt."""
 CRASHED: Final = ("gateway", "batcher", "echo")
 FUNCTION: Final[dict[str, Any]] = {
