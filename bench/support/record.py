@@ -23,6 +23,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "request-cost": ("mesh", "request_cost"),
     "interactive": ("mesh", "interactive_beside_bulk"),
     "open-loop": ("mesh", "openloop_ttft"),
+    "secured": ("mesh", "secured_vs_open", "tls_vs_plain"),
+    "limits": ("limits",),
     "processes": ("processes",),
     "http": ("api", "http_vs_grpc"),
     "http-litellm": ("api", "http_vs_litellm"),

@@ -14,6 +14,8 @@ alternate, after one warm-up of each; figures are medians.
 - `mesh_cpu_lone_ms`: one caller; milliseconds of all processes of the mesh, and of the bare server.
 - `secured_vs_open`: `MANY` callers; milliseconds of the gateway's process where calls have an API key, and its tenant
   limits of requests, tokens and calls, and of the mesh above; the ratio is the latter over the former.
+- `tls_vs_plain`: `MANY` callers on one connection; milliseconds of the gateway's process of a mesh with certificates
+  (`tls.embedded`), and of the mesh above; the ratio is the latter over the former. `also` has the other processes.
 - `cache_hit_vs_computed`: `MANY` callers; milliseconds of the gateway's process where every request but the
   first of the warm-up finds its answer in the cache (`cache.enabled`, all ask the same), and of the mesh above; the
   ratio is the former over the latter.
@@ -43,6 +45,8 @@ from sluice.client.channel import bearer_metadata
 from sluice.internal.v1.identity_pb2 import ApiKeyRecord
 from sluice.settings.limits import LimitSettings
 from sluice.settings.routing import RoutingSettings
+from sluice.settings.tls import TlsSettings
+from sluice.tls import open_channel
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 from sluice.wire import jetstream
 from sluice.wire.api_keys import digest_of, new_key
@@ -127,27 +131,33 @@ async def secured_vs_open(runs: int) -> list[Figure]:
     check_runs(runs)
     async with echo_mesh(secured=True) as secured, echo_mesh() as unsecured:
         ours, peer = await interleaved(secured, unsecured, MANY, runs)
-    secured_ms, open_ms = medians(ours)["gateway"], medians(peer)["gateway"]
-    note = f"gateway, a one-token request, {MANY} callers, API key and limits; peer: without them"
+    return [_beside_open("secured_vs_open", "API key and limits", ours, peer)]
+
+
+async def tls_vs_plain(runs: int) -> list[Figure]:
+    """The figure of that name."""
+    check_runs(runs)
+    async with echo_mesh(tls=True) as encrypted, echo_mesh() as plain:
+        ours, peer = await interleaved(encrypted, plain, MANY, runs)
+    return [_beside_open("tls_vs_plain", "TLS on every hop", ours, peer)]
+
+
+def _beside_open(figure: str, what: str, ours: list[Cost], peer: list[Cost]) -> Figure:
+    """The gateway's CPU beside that of a mesh without ``what``."""
+    costs, open_ms = medians(ours), medians(peer)["gateway"]
+    note = f"gateway, a one-token request, {MANY} callers, {what}; peer: without"
     settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS[MANY]}
-    return [
-        Figure(
-            "secured_vs_open",
-            secured_ms,
-            open_ms,
-            open_ms / secured_ms,
-            "ms of CPU",
-            runs,
-            machine(),
-            note,
-            settings,
-        )
-    ]
+    ours_ms = costs["gateway"]
+    values = (ours_ms, open_ms, open_ms / ours_ms, "ms of CPU", len(ours), machine(), note)
+    return Figure(figure, *values, settings, _in_ms(costs))
 
 
 @asynccontextmanager
 async def echo_mesh(
-    cache: config.CacheSettings | None = None, http: str | None = None, secured: bool = False
+    cache: config.CacheSettings | None = None,
+    http: str | None = None,
+    secured: bool = False,
+    tls: bool = False,
 ) -> AsyncIterator[Server]:
     """The mesh.
 
@@ -155,6 +165,7 @@ async def echo_mesh(
         cache: as shipped unless given.
         http: where it serves HTTP, if it does.
         secured: callers need an API key, and have limits that they do not reach.
+        tls: every connection has certificates.
     """
     model = config.ModelSettings(
         name=MODEL, tier="small", path="builtin:small", engine="echo", slots=SLOTS
@@ -167,15 +178,20 @@ async def echo_mesh(
         cache=cache or config.CacheSettings(),
         identity=config.IdentitySettings(api_keys=secured),
         limits=LIMITS if secured else LimitSettings(),
+        tls=TlsSettings(embedded=tls),
     )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with (
             running_mesh(settings, state_dir=Path(folder)) as mesh,
-            grpc.aio.insecure_channel(mesh.address) as channel,
+            open_channel(mesh.address, _trusted(mesh), ()) as channel,
         ):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             key = await made_key(mesh) if secured else None
             yield Server(stub, MODEL, processes_of(mesh), mesh.http, key)
+
+
+def _trusted(mesh: Mesh) -> grpc.ChannelCredentials | None:
+    return None if mesh.ca is None else grpc.ssl_channel_credentials(mesh.ca.read_bytes())
 
 
 async def made_key(mesh: Mesh) -> str:

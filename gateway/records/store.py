@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
@@ -48,6 +49,17 @@ FETCH_MAX: Final = 64
 _INACTIVE_S: Final = 30.0
 """The server deletes the consumer of an aborted read after this time."""
 _MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """How much was deleted of a tenant. Attributes: kept: what could not be, and why; empty: nothing."""
+
+    records: int
+    audit_entries: int
+    outcomes: int
+    dead_letters: int
+    kept: str
 
 
 class RecordStore:
@@ -280,8 +292,8 @@ class RecordStore:
             raise _unavailable(error) from error
         return message.data or b""
 
-    async def forget(self, tenant: str) -> tuple[int, int, int, int]:
-        """Deletes records, audit entries, outcomes and dead letters of ``tenant``; returns how many of each.
+    async def forget(self, tenant: str) -> Forgotten:
+        """Deletes records, audit entries, outcomes and dead letters of ``tenant``.
 
         Tasks that wait in JetStream go too: their requests have been cancelled.
         """
@@ -302,9 +314,25 @@ class RecordStore:
             await self._delete(sequence)
         for request_id in records:
             await self._purge(subjects.RECORDS_STREAM, subjects.all_of_record(request_id))
-        audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit_of(tenant))
         outcomes = await self._purge(subjects.OUTCOMES_STREAM, subjects.all_outcomes_of(tenant))
-        return len(records), audit, outcomes, len(dead)
+        audit, kept = 0, ""
+        if await self._denies_purge(subjects.AUDIT_STREAM):
+            kept = (
+                f"its audit entries: {subjects.AUDIT_STREAM} of an earlier release denies deletions for good; they "
+                "expire after records.audit_max_age_h; or delete the audit of all tenants with "
+                f"`nats stream rm {subjects.AUDIT_STREAM}` and start the gateways again"
+            )
+        else:
+            audit = await self._purge(subjects.AUDIT_STREAM, subjects.audit_of(tenant))
+        return Forgotten(len(records), audit, outcomes, len(dead), kept)
+
+    async def _denies_purge(self, stream: str) -> bool:
+        try:
+            return bool((await self._js.stream_info(stream)).config.deny_purge)
+        except NotFoundError:
+            return False
+        except (TimeoutError, NatsError) as error:
+            raise _unavailable(error) from error
 
     async def _purge(self, stream: str, subject: str) -> int:
         """How many messages were purged; 0 also when there is no such stream."""

@@ -46,15 +46,16 @@ class Forgetting:
         silent = {name for name, one in answers.items() if one is None or one.problem}
         await self._idempotency_keys.purge(f"{tenant}.*")
         silent |= {*await self._answers.clear(ClearAnswersRequest(tenant=tenant))}
-        records, audit, outcomes, dead = await self._store.forget(tenant)
+        stored = await self._store.forget(tenant)
         return ForgetTenantResponse(
             api_keys=keys,
             cancelled=len(cancelled.request_ids),
-            records=records,
-            audit_entries=audit,
-            outcomes=outcomes,
-            dead_letters=dead,
+            records=stored.records,
+            audit_entries=stored.audit_entries,
+            outcomes=stored.outcomes,
+            dead_letters=stored.dead_letters,
             unreached_gateways=sorted(silent),
+            kept=[stored.kept] if stored.kept else [],
         )
 
     async def _delete_api_keys(self, tenant: str) -> int:

@@ -103,13 +103,15 @@ def forget(
     }
     silent = list(done.unreached_gateways)
     if as_json:
-        output.write_json({**counts, "unreached_gateways": silent})
+        output.write_json({**counts, "unreached_gateways": silent, "kept": list(done.kept)})
     else:
         output.write_table(("kind", "deleted"), [(name, str(n)) for name, n in counts.items()])
     if silent:
         raise CommandFailed(
             "GATEWAYS_UNREACHED", f"{', '.join(silent)} did not answer: call it again", counts
         )
+    if done.kept:
+        raise CommandFailed("NOT_ALL_DELETED", "; ".join(done.kept), counts)
 
 
 def _delete_jobs(client: Client, tenant: str) -> int:

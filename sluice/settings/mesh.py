@@ -140,6 +140,9 @@ class NatsSettings(Section):
     """Tasks that no batcher took for this long are dropped, and so is the consumer of a tenant that has had none."""
     replicas: Literal[1, 3, 5] = 1
     """Servers of a NATS cluster that keep each stream."""
+    encryption_key: str | None = Field(None, pattern=r"^[A-Za-z0-9+/=_.-]{32,}$", repr=False)
+    """The embedded server encrypts its files with it: records, audit, jobs and all else. A secret that belongs into the
+    environment; without it the files cannot be read again."""
 
 
 class TritonSettings(Section):
@@ -380,8 +383,9 @@ class Settings(BaseSettings):
         return next((model for model in self.models if model.name == name), None)
 
     def to_yaml(self) -> str:
-        """The file that loads as these settings."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """The file that loads as these settings, but for the key of NATS's files: it must not lie beside them."""
+        values = self.model_dump(mode="json", exclude={"nats": {"encryption_key"}})
+        return yaml.safe_dump(values, sort_keys=False)
 
 
 def load(path: Path | None = None) -> Settings:

@@ -704,6 +704,7 @@ class ForgetTenantResponse(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     UNREACHED_GATEWAYS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     api_keys: _builtins.int
     """API keys."""
     cancelled: _builtins.int
@@ -720,6 +721,10 @@ class ForgetTenantResponse(_message.Message):
     def unreached_gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Gateways that did not answer: they may keep answers in memory for `gateway.replay_s` and `cache.max_age_s`."""
 
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What could not be deleted, with the reason and what to do about it."""
+
     def __init__(
         self,
         *,
@@ -730,10 +735,11 @@ class ForgetTenantResponse(_message.Message):
         outcomes: _builtins.int = ...,
         dead_letters: _builtins.int = ...,
         unreached_gateways: _abc.Iterable[_builtins.str] | None = ...,
+        kept: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys", "audit_entries", b"audit_entries", "cancelled", b"cancelled", "dead_letters", b"dead_letters", "outcomes", b"outcomes", "records", b"records", "unreached_gateways", b"unreached_gateways"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys", b"api_keys", "audit_entries", b"audit_entries", "cancelled", b"cancelled", "dead_letters", b"dead_letters", "kept", b"kept", "outcomes", b"outcomes", "records", b"records", "unreached_gateways", b"unreached_gateways"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

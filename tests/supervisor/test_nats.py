@@ -1,7 +1,9 @@
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import nats
@@ -16,6 +18,7 @@ from supervisor.nats import (
     NatsConfig,
     find_nats_server,
     nats_command,
+    nats_environment,
     wait_for_nats,
 )
 
@@ -24,7 +27,9 @@ READY_S = 60.0
 
 @asynccontextmanager
 async def running(config: NatsConfig, folder: Path) -> AsyncIterator[str]:
-    spec = ChildSpec("nats", nats_command(config, folder / "nats.conf"), log=folder / "nats.log")
+    command = nats_command(config, folder / "nats.conf")
+    env = {**os.environ, **nats_environment(config)}
+    spec = ChildSpec("nats", command, env=env, log=folder / "nats.log")
     child = Child(spec)
     try:
         await wait_for_nats(config.url, READY_S)
@@ -86,3 +91,54 @@ async def test_waiting_may_begin_before_the_server(tmp_path: Path) -> None:
     waiting = asyncio.create_task(wait_for_nats(f"nats://127.0.0.1:{config.port}", READY_S))
     async with running(config, tmp_path):
         await waiting
+
+
+TEXT = b"canary of a prompt"
+
+
+def files_with(folder: Path, *words: bytes) -> list[str]:
+    """Files below ``folder`` that have one of ``words`` in them, or in their name."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [
+        path.name
+        for path in files
+        if any(word in path.read_bytes() or word in str(path).encode() for word in words)
+    ]
+
+
+async def keep(url: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name="S", subjects=["s.>"])
+    await client.jetstream().publish("s.acme", TEXT)
+    await client.close()
+
+
+@pytest.mark.parametrize("key", ["k" * 32, "0123456789" * 4, "1e5+/=_.-" * 5])
+async def test_encrypted_files_have_no_text_and_need_their_key(tmp_path: Path, key: str) -> None:
+    store = tmp_path / "js"
+    config = NatsConfig(free_port(), store, encryption_key=key)
+    async with running(config, tmp_path) as url:
+        await keep(url)
+    assert not files_with(tmp_path, TEXT, b"acme", key.encode())
+    async with running(config, tmp_path) as url:
+        client = await nats.connect(url)
+        assert (await client.jetstream().get_msg("S", 1)).data == TEXT
+        await client.close()
+    for other, says in ((None, "is not set"), ("another" * 8, "another key")):
+        with pytest.raises(SetupError, match=f"nats.encryption_key: .*{says}"):
+            nats_command(NatsConfig(4222, store, encryption_key=other), tmp_path / "nats.conf")
+
+
+async def test_files_that_were_written_without_a_key_are_kept_when_there_is_one(
+    tmp_path: Path,
+) -> None:
+    config = NatsConfig(free_port(), tmp_path / "js")
+    async with running(config, tmp_path) as url:
+        await keep(url)
+    assert files_with(tmp_path, TEXT)
+    async with running(replace(config, encryption_key="k" * 32), tmp_path) as url:
+        client = await nats.connect(url)
+        assert (await client.jetstream().get_msg("S", 1)).data == TEXT
+        await client.close()
+    assert not files_with(tmp_path, TEXT)
