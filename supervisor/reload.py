@@ -12,11 +12,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from model_workers.deploy import render_repository
 from sluice.errors import SetupError
@@ -44,6 +44,7 @@ from supervisor.triton import wait_for_triton
 from supervisor.versions import Version, change_of
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 RELOAD_S: Final = 45.0
 """How long a process may take to accept or reject the configuration, seconds."""
@@ -84,7 +85,8 @@ class Reload:
         self._retiring: tuple[Version, ...] = ()
         self._generations = {one.asked.name: one.settings.generation for one in self._served}
         self._busy = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -103,7 +105,8 @@ class Reload:
         text = command.get("settings")
         try:
             asked = None if text is None else parse(text, "configuration")
-            return asdict(await self.reload(asked))
+            # A task, so that the end of the mesh ends it too.
+            return asdict(await self._spawn(self.reload(asked)))
         except SettingsError as error:
             return {"settings_error": str(error)}
         except SetupError as error:
@@ -138,13 +141,17 @@ class Reload:
                 await self._end_all(started)
                 raise
             self._served, self._retiring = tuple(served), change.retired
-        if self._retiring and not self._tasks:
-            task = asyncio.create_task(self._end_retired())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._retiring and (self._ending is None or self._ending.done()):
+            self._ending = self._spawn(self._end_retired())
         processes = tuple(process.name for process in names)
         changed = self.settings.to_yaml() != before.to_yaml()
         return Reloaded(processes, changed, time.monotonic() - begun, dict(change.words))
+
+    def _spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # Workers.
 

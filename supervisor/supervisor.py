@@ -242,7 +242,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends all in reverse order, each within its bound, for good. When cancelled, kills what is left at once."""
         try:
-            for process in reversed(self._processes.values()):
+            for process in reversed([*self._processes.values()]):
                 await process.stop()
         finally:
             for process in self._processes.values():

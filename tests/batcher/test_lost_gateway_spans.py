@@ -1,0 +1,54 @@
+"""The traces of a gateway that was killed are whole: its batcher makes the attempt spans that were lost with it."""
+
+import asyncio
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH
+from sluice.telemetry import names
+from tests.batcher.batchers import ECHO, running_batcher, settings_of
+from tests.batcher.gateway_double import GatewayDouble
+from tests.batcher.worker_double import WorkerDouble, frame
+
+BOUND_S = 20.0
+SPAN = "b7ad6b7169203331"
+LIVING = "aaad6b7169203331"
+
+
+def headers(span: str) -> dict[str, str]:
+    return {"traceparent": f"00-0af7651916cd43dd8448eb211c80319c-{span}-01"}
+
+
+async def test_a_batcher_sends_the_attempt_of_a_gateway_that_is_gone(
+    nats_url: str, gateway: GatewayDouble
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    def attempts() -> list[ReadableSpan]:
+        return [one for one in exporter.get_finished_spans() if one.name == names.SPAN_ATTEMPT]
+
+    async with WorkerDouble.running() as worker:
+        settings = settings_of(nats_url, worker.address, ECHO)
+        async with running_batcher(settings, provider.get_tracer("test")):
+            await gateway.batcher_live()
+            async with GatewayDouble.connected(nats_url, "lost") as lost:
+                await lost.batcher_live()
+                gone = await lost.publish(lost.task(max_tokens=1), headers(SPAN))
+                await lost.taken(gone)
+            living = await gateway.publish(gateway.task(max_tokens=1), headers(LIVING))
+            await worker.until(lambda: sum(len(batch.rows) for batch in worker.batches) == 2)
+            for batch in worker.batches:
+                await worker.admit(batch)
+                await worker.step(*(frame(row, 0, (5,), ROW_END_LENGTH) for row in batch.rows))
+            await gateway.finished(living)
+            async with asyncio.timeout(BOUND_S):
+                while not attempts():  # noqa: ASYNC110, an exporter has no event
+                    await asyncio.sleep(0.05)
+    (attempt,) = attempts()
+    context = attempt.get_span_context()
+    assert context is not None
+    assert f"{context.span_id:016x}" == SPAN
+    assert (attempt.attributes or {})[names.END] == names.GATEWAY_LOST
