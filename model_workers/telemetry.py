@@ -3,6 +3,7 @@
 import math
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -14,10 +15,12 @@ from model_workers.engine.protocol import RowEnd, RowSpec, RowStep
 from sluice.internal.v1 import frame_pb2, worker_pb2
 from sluice.telemetry import names
 from sluice.telemetry.catalog import STEP_SECONDS
-from sluice.telemetry.tracing import TRACEPARENT, UNSAMPLED, context_of
+from sluice.telemetry.tracing import EXPORT_DELAY_MS, TRACEPARENT, UNSAMPLED, context_of
 from sluice.wire.attempts import ATTEMPTS_PER_TASK
 
 REPLACED: Final = "replaced"
+HOLD_S: Final = 2 * EXPORT_DELAY_MS / 1e3
+"""How long the spans of a row that has ended are kept, in case its batcher is lost before it sends its own, seconds."""
 
 
 class Parents(NamedTuple):
@@ -38,11 +41,22 @@ class RowTimes:
     first_at: float | None = None
     tokens: int = 0
 
+    def hang_higher(self) -> None:
+        """Its spans hang under what outlives its batcher."""
+        self.parents = Parents(self.parents.origin or self.parents.batch)
+
     def cancelled(self) -> RowStep:
         """Its end, when it is not computed any more."""
         spec = self.spec
         index = len(spec.produced) + self.tokens
         return RowStep(spec.request_id, spec.owner, spec.attempt, index, end=RowEnd.CANCELLED)
+
+
+class _Ended(NamedTuple):
+    row: RowTimes
+    at: float
+    end: str
+    failed: bool
 
 
 class StepCounts:
@@ -77,8 +91,10 @@ class RowTelemetry:
         counts: over all rows.
     """
 
-    def __init__(self, tracer: Tracer, model: str, worker: str) -> None:
+    def __init__(self, tracer: Tracer, model: str, worker: str, hold_s: float = HOLD_S) -> None:
         self._tracer = tracer
+        self._hold_s = hold_s
+        self._ended: deque[_Ended] = deque()
         self._common: dict[str, AttributeValue] = {
             names.WORKER_ID: worker,
             names.GEN_AI_RESPONSE_MODEL: model,
@@ -99,8 +115,23 @@ class RowTelemetry:
     def abandon(self, rows: Iterable[RowSpec]) -> None:
         """Their batcher is lost."""
         for spec in rows:
-            row = self._rows[spec.request_id]
-            row.parents = Parents(row.parents.origin or row.parents.batch)
+            self._rows[spec.request_id].hang_higher()
+
+    def lost(self, owner: str) -> None:
+        """A batcher is lost, with the spans of rows that have just ended."""
+        for ended in self._ended:
+            if ended.row.spec.owner == owner:
+                ended.row.hang_higher()
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to `flush`."""
+        return bool(self._ended)
+
+    def flush(self, now: float) -> None:
+        """Makes the spans of rows that ended long enough ago."""
+        while self._ended and self._ended[0].at + self._hold_s <= now:
+            self._make_spans(self._ended.popleft())
 
     def owned(self, owner: str, before: float = math.inf) -> list[RowSpec]:
         """Rows of one batcher that were accepted before a moment."""
@@ -136,6 +167,15 @@ class RowTelemetry:
     def _record(self, row: RowTimes, now: float, end: str, *, failed: bool = False) -> None:
         if row.parents.batch.endswith(UNSAMPLED):
             return
+        ended = _Ended(row, now, end, failed)
+        if row.parents.origin:
+            self._ended.append(ended)
+            self.flush(now)
+        else:
+            self._make_spans(ended)
+
+    def _make_spans(self, ended: _Ended) -> None:
+        row, now, end, failed = ended
         prefill_end = now if row.first_at is None else row.first_at
         tokens_in = len(row.spec.prompt) + len(row.spec.produced)
         self._span(

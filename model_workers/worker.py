@@ -4,6 +4,7 @@ The engine's thread executes commands between steps, steps while there are rows,
 """
 
 import logging
+import math
 import time
 import uuid
 from collections import defaultdict, deque
@@ -18,7 +19,7 @@ from model_workers import messages
 from model_workers.engine.protocol import Engine, Refused, RowSpec, RowStep
 from model_workers.messages import row_spec
 from model_workers.sender import Channels, PostedFrame, ResponseSender, Sender, SenderCallbacks
-from model_workers.telemetry import Parents, RowTelemetry
+from model_workers.telemetry import HOLD_S, Parents, RowTelemetry
 from model_workers.watchdog import Watchdog
 from sluice.internal.v1 import worker_pb2
 from sluice.wire.codec import MalformedMessage
@@ -129,11 +130,16 @@ class EngineLoop:
                 load = self._execute_all(commands)
             if self._engine.has_rows() and self._sender.has_room():
                 load = self._step(load)
+            self._telemetry.flush(self._clock())
+        self._telemetry.flush(math.inf)
 
     def _next_commands(self) -> Sequence[Command] | None:
         """Takes the commands of the inbox; sleeps while there are neither commands nor rows. None after `stop`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._inbox or self._engine.has_rows())
+            self._changed.wait_for(
+                lambda: self._stopping or self._inbox or self._engine.has_rows(),
+                HOLD_S if self._telemetry.holds else None,
+            )
             commands, self._inbox = self._inbox, deque()
             return None if self._stopping else commands
 
@@ -152,6 +158,7 @@ class EngineLoop:
                 case AbandonCommand():
                     rows = self._telemetry.owned(command.batcher, command.at)
                     self._telemetry.abandon(rows)
+                    self._telemetry.lost(command.batcher)
                     self._engine.cancel([row.request_id for row in rows])
         load = self._engine.load()
         self._sender.post({}, load, admissions)

@@ -46,7 +46,7 @@ async def one_caller(mesh: Mesh, number: int, done: asyncio.Event) -> None:
                 model="auto" if labels else "small",
                 labels=labels,
                 max_tokens=TOKENS,
-                ignore_eos=True,
+                min_tokens=TOKENS,
                 timeout_s=BOUND_S,
             )
             await stream.answer()
@@ -74,10 +74,8 @@ async def calls_of_every_kind(mesh: Mesh) -> None:
         await client.generate("sum: 4 7 12 40", labels=TOGETHER, max_tokens=8).answer()
         with contextlib.suppress(SluiceError):
             await client.generate("classify: z", model="large", timeout_s=0.001).answer()
-        stream = client.generate("classify: z", model="large", max_tokens=TOKENS)
-        async with contextlib.aclosing(stream.events()) as events:
-            async for _ in events:
-                break  # cancelled by its caller
+        async with client.generate("classify: z", model="large", min_tokens=TOKENS) as stream:
+            await anext(stream)  # cancelled by its caller behind its first event
 
 
 def faults_of(spans: Iterable[SpanRecord]) -> dict[str, list[str]]:
