@@ -85,14 +85,12 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
     Raises:
         SettingsError: what it is, and what to do.
     """
-    quantized = config.get("quantization_config") or config.get("compression_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-        if method not in QUANTIZED:
-            raise SettingsError(
-                f"{where}: holds quantized weights ({method or 'quantization_config'}), which this engine does not "
-                f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
-            )
+    method = _quant_method(config)
+    if method and method not in QUANTIZED:
+        raise SettingsError(
+            f"{where}: holds quantized weights ({method}), which this engine does not "
+            f"compute; {ELSEWHERE}, or take the model's 16-bit weights"
+        )
     experts = [config.get(name) for name in EXPERTS]
     if any(isinstance(count, int) and count > 1 for count in experts):
         raise SettingsError(
@@ -101,18 +99,32 @@ def check_supported(where: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def weight_count(path: str) -> int | None:
-    """How many numbers the weights in a folder are, from the headers of its files; None for a hub id.
+def weight_bytes(path: str, itemsize: int) -> int:
+    """Memory of the weights in a folder, from the headers of its files; 0 for a hub id.
+
+    Args:
+        itemsize: bytes of a number, except of weights that stay as torchao has quantized them.
 
     Raises:
         SettingsError: a file is missing or not whole.
     """
     folder = Path(path)
     if not folder.is_dir():
+        return 0
+    files = list(_weight_files(folder))
+    if _quant_method(_json(folder / CONFIG)) == "torchao":
+        return sum(file.stat().st_size for file in files)
+    shapes = (shape for file in files for shape in _shapes(file).values())
+    return itemsize * sum(math.prod(shape) for shape in shapes)
+
+
+def _quant_method(config: Mapping[str, Any]) -> str | None:
+    """The kind of quantized weights that a configuration tells; None when they are not."""
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    if not quantized:
         return None
-    return sum(
-        math.prod(shape) for file in _weight_files(folder) for shape in _shapes(file).values()
-    )
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+    return str(method or "quantization_config")
 
 
 def _check_labels(folder: Path) -> None:

@@ -21,7 +21,7 @@ from model_workers.engine.protocol import RowSpec, Sampling
 from model_workers.engine.sampling.constraints import ConstraintCompiler, load_constraints
 from model_workers.engine.sampling.sampler import Sampler
 from model_workers.engine.speculation import Speculator
-from model_workers.model_folder import TOKENIZER, check_same_tokens, weight_count
+from model_workers.model_folder import TOKENIZER, check_same_tokens, weight_bytes
 from sluice.settings import ModelSettings, SettingsError, resolve_model_path
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,14 @@ def load_engine(
     draft = None if settings.draft is None else _load_draft(settings, settings.draft, loaded)
     size = _cache_size(settings, loaded, draft)
     sampler = Sampler(find_constraints(resolve_model_path(settings.path)))
-    model = _paged(loaded, size, _step_tokens(settings), followers)
+    try:
+        model = _paged(loaded, size, _step_tokens(settings), followers)
+        speculator = None if draft is None else _speculator(settings, draft, model, sampler, clock)
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"models: {settings.name}: a cache of {size.bytes / 1e9:.3g} GB does not fit on {loaded.device} beside "
+            f"the weights ({_first_line(error)}): lower cache_gb or memory_share, or slots or context_tokens"
+        ) from error
     engine = PagedEngine(
         model,
         sampler,
@@ -72,12 +79,12 @@ def load_engine(
         max_waiting=settings.max_waiting_rows,
         prefill_tokens=settings.prefill_tokens,
         prefix_cache=settings.prefix_cache,
-        speculator=None if draft is None else _speculator(settings, draft, model, sampler, clock),
+        speculator=speculator,
         device=loaded.device,
         # On a CPU the host is the device; ranks get their tokens from the host.
         overlap=loaded.device.type == "cuda" and followers is None,
     )
-    _warm_up(engine)
+    _warm_up(engine, settings.name)
     log.info(
         "%s: %s on %s, context of %d tokens, cache of %d blocks of %d tokens (%.3g GB)",
         settings.name,
@@ -117,10 +124,8 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
     try:
         first = f"cuda:{settings.devices[0]}" if settings.devices else settings.device
         device = find_device(device_name or first)
-        weights = (weight_count(path) or 0) // settings.tensor_parallel
-        check_weights_fit(
-            device, settings.memory_share, weights * find_dtype(settings.dtype, device).itemsize
-        )
+        weights = weight_bytes(path, find_dtype(settings.dtype, device).itemsize)
+        check_weights_fit(device, settings.memory_share, weights // settings.tensor_parallel)
         return load_model(
             path,
             device=str(device),
@@ -134,7 +139,8 @@ def load_model_of(settings: ModelSettings, device_name: str | None = None) -> Lo
         raise SettingsError(f"models: {settings.name}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise SettingsError(
-            f"models: {settings.name}: its weights do not fit on {device}: {str(error).splitlines()[0]}"
+            f"models: {settings.name}: its weights do not fit on {device} ({_first_line(error)}): "
+            "serve fewer models or replicas on this device, or take a smaller model"
         ) from error
 
 
@@ -205,11 +211,21 @@ def _speculator(
     )
 
 
-def _warm_up(engine: PagedEngine) -> None:
-    """Computes one prompt and two tokens: first-time set-up must not delay the first caller."""
+def _warm_up(engine: PagedEngine, name: str) -> None:
+    """Computes one prompt and two tokens: first-time set-up must not delay the first caller.
+
+    Raises:
+        SettingsError: that fails, so every row would.
+    """
     engine.add(RowSpec("warm-up", "", 0, (0, 0), (), Sampling(max_tokens=2)), 0.0)
     while engine.has_rows():
-        engine.step(0.0)
+        for step in engine.step(0.0):
+            if step.error:
+                raise SettingsError(f"models: {name}: cannot compute its first row: {step.error}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
 
 
 def find_constraints(path: str) -> ConstraintCompiler | None:

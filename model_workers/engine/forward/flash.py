@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from model_workers.engine.forward.attention import ModelInputs
-from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape
+from model_workers.engine.forward.kv_cache import Fp8KvCache, KvCache, LayerShape, on_device
 from model_workers.engine.forward.packing import SHORT_TOKENS, Ints, pack
 from model_workers.engine.paged_model import RowChunk
 
@@ -210,7 +210,7 @@ class FlashAttention:
         """Some of ``rows``, in that order."""
         if not places:
             return rows[:0]
-        return rows.index_select(0, self._sent(np.array(places)))
+        return rows.index_select(0, on_device(np.array(places), self.cache.device))
 
     def use(self, layout: FlashLayout) -> ModelInputs:
         """Starts a step whose arrays are on the device already."""
@@ -221,14 +221,8 @@ class FlashAttention:
 
     def upload(self, layout: FlashLayout) -> FlashLayout:
         """The same on the device."""
-        return replace(layout, wide=self._sent(layout.wide), narrow=self._sent(layout.narrow))
-
-    def _sent(self, values: Any) -> Tensor:
-        """Host values on the device, copied without waiting for it."""
-        host = torch.from_numpy(values)
-        if self.cache.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.cache.device, non_blocking=True)
+        wide, narrow = (on_device(part, self.cache.device) for part in (layout.wide, layout.narrow))
+        return replace(layout, wide=wide, narrow=narrow)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -35,6 +37,12 @@ class LayerShape:
     def values_per_token(self) -> int:
         """Numbers that a token takes."""
         return self.kv_heads * (self.key_size + self.value_size)
+
+
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values of the host, copied without waiting for the device."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 class KvCache:
@@ -82,13 +90,14 @@ class KvCache:
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zeroes blocks."""
+        places = on_device(np.array(blocks), self.device)
         for tensor in self._tensors():
-            tensor.index_fill_(0, torch.tensor(list(blocks), device=tensor.device), 0)
+            tensor.index_fill_(0, places, 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, (from, to)."""
+        source, target = on_device(np.array(pairs), self.device).unbind(1)
         for tensor in self._tensors():
-            source, target = torch.tensor(list(pairs), device=tensor.device).unbind(1)
             tensor.index_copy_(0, target, tensor.index_select(0, source))
 
     def _tensors(self) -> Sequence[Tensor]:

@@ -1,9 +1,14 @@
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 
+from model_workers.engine import checkpoint
 from model_workers.engine.checkpoint import load_engine
+from model_workers.engine.forward.kv_cache import KvCache
+from model_workers.engine.forward.llama import FusedModel
 from model_workers.engine.protocol import Sampling
 from sluice.settings import ModelSettings, SettingsError
 from tests.support.rows import drive, row_spec
@@ -58,3 +63,30 @@ def test_a_draft_of_another_kind_is_refused_by_key(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"w5"', '"other"'))
     with pytest.raises(SettingsError, match=r"models: tiny: draft: .* has other tokens"):
         load_engine(model(folder, device="cpu", draft=str(draft)), time.monotonic)
+
+
+def too_much(*_: object, **__: object) -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            (checkpoint, "load_model"),
+            r"weights do not fit on cpu \(CUDA out of memory\): serve fewer",
+        ),
+        (
+            (KvCache, "_zeros"),
+            r"a cache of 0.* GB does not fit on cpu beside .*: lower cache_gb or",
+        ),
+        ((FusedModel, "_compute"), "cannot compute its first row: .*: lower prefill_tokens, or"),
+    ],
+)
+def test_memory_that_does_not_suffice_at_start_is_one_line_that_says_what_to_lower(
+    part: tuple[object, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*part, too_much)
+    with pytest.raises(SettingsError, match=f"^models: tiny: .*{message}") as error:
+        load_engine(model(save_model(tmp_path), device="cpu"))
+    assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from model_workers.engine.checkpoint import load_engine
 from model_workers.engine.forward import load_model
 from model_workers.engine.forward.flash import FLASH_BLOCK_TOKENS
+from model_workers.engine.forward.linear import FP8_CAPABILITY
 from model_workers.engine.paged_model import PagedModel, RowChunk
 from model_workers.engine.protocol import Sampling
 from model_workers.engine.sampling.sampler import DrawRequest, Sampler
@@ -146,3 +148,41 @@ def test_draws_are_those_of_the_cpu(top_p: float) -> None:
         requests = [DrawRequest(sampler.open(row)) for row in rows]
         found.append([drawn.token_ids for drawn in sampler.draw(logits.to(device), requests)])
     assert found[0] == found[1]
+
+
+def test_steps_that_are_begun_ahead_answer_as_others_and_wait_once(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path, "llama", **SIZES))
+    settings = ModelSettings(name="tiny", path=folder, device="cuda", slots=4, prefill_tokens=64)
+    samplings = [Sampling(24), Sampling(24, temperature=0.8, top_p=0.9, seed=3)]
+    rows = [row_spec(f"r{i}", range(3 + i, 40 + 9 * i), samplings[i % 2]) for i in range(7)]
+    one_by_one = load_engine(settings)
+    one_by_one._overlap = False
+    expected = drive(one_by_one, *rows)
+    engine = load_engine(settings)
+    assert engine._overlap
+    assert drive(engine, *rows) == expected
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        # The event behind the copy of the draws is the one thing that is waited for.
+        again = drive(engine, *(replace(row, attempt=1) for row in rows))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert again.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("options", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_eight_bits_answer_nearly_the_same(options: dict[str, str], tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() < FP8_CAPABILITY and "quantization" in options:
+        pytest.skip("this device multiplies no 8-bit floats")
+    folder = str(save_model(tmp_path, "llama", **SIZES))
+    plain = load_model(folder, device="cuda").paged(16, FLASH_BLOCK_TOKENS, 8)
+    narrow = load_model(folder, device="cuda", **options).paged(16, FLASH_BLOCK_TOKENS, 8)
+    steps = [
+        [RowChunk(range(90), 0, (0,), 1), RowChunk(range(5, 95), 0, (1,), 1)],
+        [RowChunk((3,), 90, (0,), 1), RowChunk((4, 5, 6), 90, (1,), 3)],
+    ]
+    for chunks in steps:
+        expected, found = plain.forward(chunks).clone(), narrow.forward(chunks)
+        difference = (found - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+        assert 0 < difference < 0.15
