@@ -5,6 +5,7 @@ Of the part `mesh`, defined in bench/support/telemetry_cost.py: `traced_vs_untra
 
 `request_metrics_us`: counting one answered request; the peer calls an instrument of OpenTelemetry for each of its seven
 facts. `drift_feed_us`: one prediction of a learned router into its monitor, judgements included; the peer is one call.
+`scrape_ms`: one scrape of a gateway with ten models over HTTP; the peer is prometheus_client, which makes the same.
 
     python bench/telemetry.py [--json] [--runs N] [--seconds S] [mesh] [parts]
 """
@@ -13,7 +14,10 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -24,6 +28,9 @@ from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.trace import SpanContext, TraceFlags
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,12 +41,22 @@ from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from sluice.settings.routing import DriftSettings
 from sluice.telemetry import names
-from sluice.telemetry.catalog import SECONDS
-from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.catalog import SECONDS, Kind, Metric
+from sluice.telemetry.page import serving
+from sluice.telemetry.registry import MetricRegistry, Point, Series
 from sluice.v1.admin_pb2 import ModelAttempt, RequestRecord
 from sluice.v1.inference_pb2 import FINISH_REASON_STOP
 
 COUNT: Final = 20_000
+SCRAPES: Final = 20
+LABELS: Final = {
+    names.GEN_AI_RESPONSE_MODEL: [f"model-{number}" for number in range(10)],
+    names.PRIORITY_CLASS: ["interactive", "standard", "bulk"],
+    names.OUTCOME: ["stop", "length", "CANCELLED", "OVERLOADED", "DEADLINE_PASSED"],
+    names.ERROR_REASON: ["", "CANCELLED", "OVERLOADED", "DEADLINE_PASSED"],
+    names.GEN_AI_TOKEN_TYPE: ["input", "output"],
+}
+"""The values of labels that have several."""
 
 
 def main() -> None:
@@ -77,7 +94,79 @@ async def figures(runs: int) -> list[Figure]:
             note=f"{COUNT} predictions a run; the peer is one instrument call",
             runs=runs,
         ),
+        await scrape(runs),
     ]
+
+
+async def scrape(runs: int) -> Figure:
+    registry = filled()
+    families = CollectorRegistry()
+    families.register(Families(registry))
+    with serving(registry, {"service_name": "bench"}, "127.0.0.1", 0) as port:
+        url = f"http://127.0.0.1:{port}/metrics"
+
+        def ours() -> int:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                return len(response.read())
+
+        return await compare(
+            "scrape_ms",
+            partial(asyncio.to_thread, per_scrape, ours),
+            partial(asyncio.to_thread, per_scrape, lambda: len(generate_latest(families))),
+            unit="ms",
+            higher_is_better=False,
+            note=f"{ours() / 1e3:.0f} kB; {SCRAPES} scrapes a run",
+            runs=runs,
+        )
+
+
+def per_scrape(one: Callable[[], int]) -> float:
+    """The mean of some scrapes, milliseconds."""
+    start = time.perf_counter()
+    for _ in range(SCRAPES):
+        one()
+    return (time.perf_counter() - start) / SCRAPES * 1e3
+
+
+def filled() -> MetricRegistry:
+    """The metrics of a gateway with a value for each combination of `LABELS`."""
+    known, registry = MetricRegistry(), MetricRegistry()
+    RequestMetrics(known)
+    for metric in known.metrics:
+        every = list(product(*(LABELS.get(label, ["one"]) for label in metric.labels)))
+        if metric.kind is Kind.HISTOGRAM:
+            histogram = registry.histogram(metric)
+            for labels, value in product(every, metric.bounds):
+                histogram.record(labels, value)
+        else:
+            registry.counter(metric).update(dict.fromkeys(every, 1234.5))
+    return registry
+
+
+class Families(Collector):
+    """A registry's values as prometheus_client's."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._families = [self._family(*one) for one in registry.collect()]
+
+    def collect(self) -> Iterator[Family]:
+        """Gives all."""
+        yield from self._families
+
+    @staticmethod
+    def _family(metric: Metric, points: list[Point]) -> Family:
+        family = Family(metric.page_name, metric.what, metric.kind.value)
+        for values, value in points:
+            labels = dict(zip(metric.page_labels, values, strict=True))
+            if isinstance(value, Series):
+                counts = accumulate(value.counts)
+                for bound, count in zip((*metric.bounds, "+Inf"), counts, strict=True):
+                    sample = {**labels, "le": str(bound)}
+                    family.add_sample(f"{metric.page_name}_bucket", sample, count)
+                family.add_sample(f"{metric.page_name}_sum", labels, value.total)
+            else:
+                family.add_sample(f"{metric.page_name}_total", labels, value)
+        return family
 
 
 def run(one: Callable[[], None]) -> Run:

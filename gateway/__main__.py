@@ -62,7 +62,12 @@ async def _serve(settings: Settings, gateway_id: str, path: Path) -> None:
     router = await asyncio.to_thread(load_router, settings, catalog.facts)
     page = settings.telemetry.prometheus.gateway
     with measuring(SERVICE_GATEWAY, gateway_id, page, "telemetry.prometheus.gateway") as metrics:
-        provider = start_tracing(SERVICE_GATEWAY, metrics.registry)
+        provider = start_tracing(
+            SERVICE_GATEWAY,
+            metrics.registry,
+            settings.telemetry.trace_ratio,
+            settings.telemetry.trace_slow_s,
+        )
         try:
             telemetry = tracer(SERVICE_GATEWAY), metrics.registry
             gateway = Gateway(settings, gateway_id, catalog, inspector, router, *telemetry)

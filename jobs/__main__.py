@@ -38,7 +38,7 @@ async def _serve(settings: Settings, process: str) -> None:
     stop = stop_event()
     page = settings.telemetry.prometheus.jobs
     with measuring(SERVICE_JOBS, process, page, "telemetry.prometheus.jobs") as metrics:
-        provider = start_tracing(SERVICE_JOBS, metrics.registry)
+        provider = start_tracing(SERVICE_JOBS, metrics.registry, settings.telemetry.trace_ratio)
         freeze_heap()
         try:
             await serve(settings, process, tracer(SERVICE_JOBS), stop, metrics.registry)

@@ -477,5 +477,5 @@ def _timed(spans: CallSpans, name: str, timings: RequestTimings, hop: _Hop) -> I
         with spans.hop(name) as span:
             yield span
     else:
-        yield spans.server
+        yield spans.unseen
     setattr(timings, hop, (time.monotonic() - start) * 1000)

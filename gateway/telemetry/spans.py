@@ -8,7 +8,7 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from gateway.safety.actions import Action
@@ -21,14 +21,17 @@ class CallSpans:
     """The server span of one call, and the spans of its hops under it.
 
     Attributes:
-        recorded: whether somebody will see them; else the server span, which records nothing, stands for all.
+        recorded: whether somebody will see them; else at most the server span is seen.
+        unseen: stands for the hops of a call that is not recorded.
     """
 
     def __init__(self, tracer: Tracer, name: str, metadata: Mapping[str, str]) -> None:
         self._tracer = tracer
         self.server = tracer.start_span(name, context_of(metadata), SpanKind.SERVER)
         self._context = trace.set_span_in_context(self.server, Context())
-        self.recorded = self.server.is_recording()
+        context = self.server.get_span_context()
+        self.unseen: Span = NonRecordingSpan(context)
+        self.recorded = self.server.is_recording() and context.trace_flags.sampled
         self._attempts: dict[str, Span] = {}
 
     @property
@@ -58,12 +61,12 @@ class CallSpans:
     ) -> Span:
         """The span of a hop that begins now; the caller ends it."""
         if not self.recorded:
-            return self.server
+            return self.unseen
         return self._tracer.start_span(name, self._context, kind, attributes)
 
     def describe(self, make: Callable[..., Mapping[str, AttributeValue]], *about: Any) -> None:
         """Gives the server span the attributes that ``make`` makes of ``about``."""
-        if self.recorded:
+        if self.server.is_recording():
             self.server.set_attributes(make(*about))
 
     def start_attempt(self, row_id: str, attributes: Mapping[str, AttributeValue]) -> Span:

@@ -2,7 +2,15 @@
 
 from typing import Any
 
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from gateway.telemetry.spans import CallSpans
+from sluice.errors import InvalidRequest
 from sluice.telemetry import catalog, names
+from sluice.telemetry.tracing import _CountingProcessor, _sampler, headers_of, is_unsampled
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.metrics import values
 from tests.gateway.kit.wire import Wire, error_of, events_of, prompt
@@ -38,3 +46,19 @@ async def test_an_answer_that_was_recovered_says_so(wire: Wire) -> None:
     assert (attempt[names.END], attempt[names.GEN_AI_REQUEST_MODEL]) == ("answered", "small")
     assert list(values(wire.metrics, catalog.RECOVERIES).values()) == [1]
     assert root[names.MODELS_TRIED] == ("small",)
+
+
+def test_a_call_that_is_not_sampled_and_fails_leaves_its_own_span() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(_sampler(0.0))
+    provider.add_span_processor(_CountingProcessor(exporter))
+    spans = CallSpans(provider.get_tracer("test"), names.SPAN_GENERATE, {})
+    attempt = spans.start_attempt("r1", {names.GEN_AI_REQUEST_MODEL: "of the attempt"})
+    assert is_unsampled(headers_of(attempt))
+    spans.start_hop(names.SPAN_SAFETY, SpanKind.INTERNAL).end()
+    spans.describe(lambda: {names.REQUEST_ID: "r1"})
+    with pytest.raises(InvalidRequest), spans.call(), spans.hop(names.SPAN_ROUTE):
+        raise InvalidRequest.of("model", "is unknown")
+    provider.shutdown()
+    (kept,) = exporter.get_finished_spans()
+    assert kept.attributes == {names.REQUEST_ID: "r1", names.ERROR_REASON: "REQUEST_INVALID"}
+    assert kept.context.trace_id == attempt.get_span_context().trace_id

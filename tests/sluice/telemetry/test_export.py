@@ -1,24 +1,31 @@
-"""Spans leave as whole requests: the first of a process before those below it."""
+"""Spans leave as whole requests: the first of a process before those below it. Of others what failed or was slow."""
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
-from sluice.telemetry.tracing import _CountingProcessor, context_of
+from sluice.telemetry.tracing import (
+    _CountingProcessor,
+    _sampler,
+    context_of,
+    headers_of,
+    is_unsampled,
+)
 
 REMOTE = context_of({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+SLOW_S = 2.0
 
 
 class Process:
     """A process that makes spans."""
 
-    def __init__(self) -> None:
+    def __init__(self, ratio: float = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
-        self.processor = _CountingProcessor(self.exporter)
-        self.provider = TracerProvider()
+        self.processor = _CountingProcessor(self.exporter, SLOW_S)
+        self.provider = TracerProvider(_sampler(ratio))
         self.provider.add_span_processor(self.processor)
         self.tracer: Tracer = self.provider.get_tracer("test")
 
@@ -67,3 +74,34 @@ def test_a_process_that_ends_sends_what_it_has(process: Process) -> None:
     process.provider.shutdown()
     names: list[ReadableSpan] = list(process.exporter.get_finished_spans())
     assert [span.name for span in names] == ["hop"]
+
+
+def test_of_calls_that_are_not_sampled_what_failed_or_was_slow_is_kept() -> None:
+    process = Process(ratio=0)
+    for name, status, took_s in (
+        ("fast", StatusCode.OK, 1),
+        ("failed", StatusCode.ERROR, 1),
+        ("slow", StatusCode.UNSET, 2),
+    ):
+        call = process.tracer.start_span(name, Context(), start_time=0)
+        call.set_status(Status(status))
+        assert is_unsampled(headers_of(call))
+        below = process.start("hop", call)
+        assert not below.is_recording()
+        below.end()
+        call.end(int(took_s * 1e9))
+    assert process.sent() == ["failed", "slow"]
+    assert not process.processor._open
+    assert not process.processor._first
+
+
+def test_what_a_caller_has_decided_holds() -> None:
+    process = Process(ratio=0)
+    sampled = process.start("sampled")
+    sampled.end()
+    ids = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+    unsampled = context_of({"traceparent": f"00-{ids}-00"})
+    failed = process.tracer.start_span("failed", unsampled)
+    failed.set_status(Status(StatusCode.ERROR))
+    failed.end()
+    assert process.sent() == ["sampled"]

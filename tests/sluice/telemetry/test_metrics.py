@@ -1,7 +1,6 @@
 """Metrics leave over OTLP, and stand on a page for Prometheus; without either nothing is opened."""
 
 import asyncio
-import logging
 import socket
 import urllib.request
 
@@ -10,10 +9,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.errors import SetupError
-from sluice.startup import free_port
 from sluice.telemetry import catalog
 from sluice.telemetry.metrics import measuring
-from sluice.telemetry.tracing import start_tracing
 from tests.support.otlp import otlp_receiver
 
 KEY = "telemetry.prometheus.gateway"
@@ -115,25 +112,3 @@ def count_one() -> None:
         assert metrics.page is None
         metrics.registry.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
         metrics.registry.histogram(catalog.FIRST_TOKEN).record(CHAT, 0.03, SPAN)
-
-
-def test_an_endpoint_that_is_down_is_said_once_and_the_loss_is_counted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(
-        "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port('127.0.0.1', set())}"
-    )
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    with caplog.at_level(logging.INFO), measuring("sluice-test", "one") as metrics:
-        provider = start_tracing("sluice-test", metrics.registry)
-        for _ in range(3):
-            provider.get_tracer("test").start_span("one").end()
-            provider.force_flush()
-        counted = {
-            labels: value for _, points in metrics.registry.collect() for labels, value in points
-        }
-        provider.shutdown()
-    assert counted[("export_failed",)] == 3
-    (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
-    assert said.endswith("does not take spans: they are dropped")

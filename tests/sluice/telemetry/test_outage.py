@@ -1,0 +1,118 @@
+"""An OTLP endpoint that is down, slow, or answers errors: said once, its loss is counted, and nobody waits for it."""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from sluice.startup import free_port
+from sluice.telemetry import catalog
+from sluice.telemetry.registry import MetricRegistry
+from sluice.telemetry.tracing import start_tracing
+
+WAIT_S = 20.0
+Export = Callable[[grpc.ServicerContext], None]
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An endpoint that does something else than to take spans."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+
+    def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        self._export(context)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@contextmanager
+def collector(export: Export) -> Iterator[str]:
+    """Gives the endpoint."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(export), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(grace=None).wait(WAIT_S)
+
+
+@pytest.fixture(params=["down", "slow", "errors"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One that takes nothing."""
+    ended = Event()
+
+    def fail(context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "traces are not taken here")
+
+    def hang(_: grpc.ServicerContext) -> None:
+        ended.wait(WAIT_S)
+
+    if request.param == "down":
+        yield f"http://127.0.0.1:{free_port('127.0.0.1', set())}"
+        return
+    with collector(hang if request.param == "slow" else fail) as address:
+        yield address
+        ended.set()
+
+
+def lost(registry: MetricRegistry) -> dict[str, float]:
+    """Spans by why they were lost; under "" those that were taken."""
+    (found,) = (points for metric, points in registry.collect() if metric is catalog.SPANS)
+    return {labels[0]: float(value) for labels, value in found if isinstance(value, int | float)}
+
+
+def test_it_is_said_once_and_the_loss_is_counted(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    registry = MetricRegistry()
+    with caplog.at_level(logging.INFO):
+        provider = start_tracing("sluice-test", registry)
+        for _ in range(3):
+            provider.get_tracer("test").start_span("one").end()
+            provider.force_flush()
+        counted = lost(registry)
+        provider.shutdown()
+    assert counted == {"": 0, "export_failed": 3, "queue_full": 0}
+    (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
+    assert said == f"{endpoint} does not take spans: they are dropped"
+
+
+def test_who_ends_a_span_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    came, ended = Event(), Event()
+
+    def hold(_: grpc.ServicerContext) -> None:
+        came.set()
+        assert ended.wait(WAIT_S)
+
+    with collector(hold) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        registry = MetricRegistry()
+        provider = start_tracing("sluice-test", registry)
+        tracer = provider.get_tracer("test")
+        for _ in range(4):
+            tracer.start_span("one").end()
+        assert came.wait(WAIT_S)
+        for _ in range(20):
+            tracer.start_span("one").end()
+        assert lost(registry)[""] == 0
+        assert lost(registry)["queue_full"] >= 12
+        ended.set()
+        provider.shutdown()
+        counted = lost(registry)
+    assert (counted[""] + counted["queue_full"], counted["export_failed"]) == (24, 0)
+    assert not [one for one in caplog.records if one.name.startswith("sluice.")]
