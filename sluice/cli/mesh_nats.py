@@ -1,5 +1,6 @@
 """The NATS of a mesh for commands of its operator, who may read its configuration or its state folder."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,12 +19,14 @@ PING_S: Final = 2
 
 Config = Annotated[
     Path | None,
-    typer.Option(help="YAML file of the mesh; unset: of the mesh of the state folder."),
+    typer.Option(
+        help="YAML file of the mesh; unset: SLUICE_NATS__URL, or the mesh of the state folder."
+    ),
 ]
 
 
 def settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
-    """The settings of the mesh.
+    """The settings of the mesh: of ``config``, of the environment where that names its NATS, or of the state folder.
 
     Raises:
         CommandFailed: no mesh has been started with that state folder.
@@ -31,6 +34,8 @@ def settings_of(config: Path | None, state_dir: Path | None) -> "Settings":
     """
     from sluice.settings import load
 
+    if config is None and os.environ.get("SLUICE_NATS__URL"):
+        return load()
     if config is None:
         from supervisor.state import StateDir
 

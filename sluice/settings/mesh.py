@@ -1,7 +1,7 @@
 """The schema of the configuration file, with defaults for a mesh on this machine.
 
-Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``.
-Errors name the key (`SettingsError`).
+Values come from the YAML file, and single values from environment variables: ``SLUICE_NATS__URL`` sets ``nats.url``,
+and so does a file of that name in the folder SLUICE_SECRETS. Errors name the key (`SettingsError`).
 """
 
 import os
@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -228,6 +229,10 @@ class PrometheusSettings(Section):
 class TelemetrySettings(Section):
     """Where traces and metrics go; OTEL_EXPORTER_OTLP_ENDPOINT (gRPC) switches both on. See docs/telemetry.md."""
 
+    trace_ratio: float = Field(1.0, ge=0, le=1)
+    """Part of the requests that are traced, where the caller has not decided that. Of the others the span of the call
+    is kept if it fails, or takes ``trace_slow_s`` or longer."""
+    trace_slow_s: float = Field(10.0, gt=0)
     otlp_http_endpoint: str | None = None
     """OTLP over HTTP, all that Triton speaks, for its own spans; unset: port 4318 of the gRPC endpoint's host."""
     prometheus: PrometheusSettings = PrometheusSettings()
@@ -249,6 +254,22 @@ _SHIPPED_ROUTING: Final = RoutingSettings(
     fallbacks={"large": ("small",)},
 )
 """Of the shipped tiers."""
+
+
+class _SecretFiles(EnvSettingsSource):
+    """Variables as containers mount secrets: a file each, in the folder SLUICE_SECRETS."""
+
+    def _load_env_vars(self) -> dict[str, str | None]:
+        folder = os.environ.get("SLUICE_SECRETS")
+        if not folder:
+            return {}
+        try:
+            files = [file for file in Path(folder).iterdir() if file.name.startswith("SLUICE_")]
+            return {file.name.lower(): file.read_text(errors="replace").strip() for file in files}
+        except OSError as error:
+            raise SettingsError(
+                f"SLUICE_SECRETS: {error.filename}: cannot be read: {error.strerror}"
+            ) from error
 
 
 class Settings(BaseSettings):
@@ -295,8 +316,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over the file, which arrives as arguments."""
-        return env_settings, init_settings
+        """The environment wins over secrets, and both over the file, which arrives as arguments."""
+        return env_settings, _SecretFiles(settings_cls), init_settings
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:

@@ -12,11 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import podman_compose
 import pytest
 import yaml
 from jsonschema.validators import validator_for
 
 from sluice.settings import load, otlp_http_endpoint
+from sluice.tls import AUTHORITIES, CERTIFICATE, KEY
 from tests.support.compose import (
     COMPOSE_FILES,
     FOLDER,
@@ -61,6 +63,17 @@ def test_every_variable_is_defined_and_used() -> None:
     used = set().union(*(used_variables(text) for text in texts))
 
     assert used == set(variables())
+
+
+@pytest.mark.parametrize("name", COMPOSE_FILES)
+def test_a_variable_that_is_missing_is_named(name: str) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    assert "${" not in json.dumps(podman_compose.rec_subs(document, variables()))
+    for missing in used_variables(text):
+        rest = {key: value for key, value in variables().items() if key != missing}
+        with pytest.raises(ValueError, match=f"variable {missing} is missing a value: see .env"):
+            podman_compose.rec_subs(document, rest)
 
 
 def test_every_variable_has_a_comment_and_a_value() -> None:
@@ -185,10 +198,56 @@ def test_commands_name_modules_scripts_and_files_that_exist(name: str) -> None:
             assert config in mounted
 
 
-def test_gpu_file_adds_a_device_to_a_service_that_exists() -> None:
-    (name,) = compose("compose.gpu.yaml")["services"]
+@pytest.mark.parametrize("name", COMPOSE_FILES[1:])
+def test_files_that_are_laid_over_it_change_services_that_exist(name: str) -> None:
+    assert set(services(name)) - {"operator"} <= set(services())
+    for service in services(name).values():
+        for volume in service.get("volumes", ()):
+            assert (FOLDER / volume.split(":")[0]).is_file()
 
-    assert name in services()
+
+SECURE = "compose.secure.yaml"
+
+
+@pytest.mark.parametrize("name", ["nats", "operator", *PROCESSES])
+def test_each_process_has_its_own_certificate_in_the_form_of_cert_manager(name: str) -> None:
+    secrets = compose(SECURE)["secrets"]
+    folder = variables()["SECRETS_FOLDER"]
+    files = {
+        one["target"]: secrets[one["source"]]["file"]
+        for one in services(SECURE)[name]["secrets"]
+        if isinstance(one, dict)
+    }
+    assert files == {
+        f"/etc/sluice-tls/{CERTIFICATE}": f"{folder}/{name}/{CERTIFICATE}",
+        f"/etc/sluice-tls/{KEY}": f"{folder}/{name}/{KEY}",
+        f"/etc/sluice-tls/{AUTHORITIES}": f"{folder}/{AUTHORITIES}",
+    }
+
+
+def test_passwords_are_files_that_settings_are_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gateway", "jobs"):
+        service = services(SECURE)[name]
+        passwords = [one for one in service["secrets"] if isinstance(one, str)]
+        environment = {**services()[name]["environment"], **service["environment"]}
+        assert environment["SLUICE_SECRETS"] == "/run/secrets"  # where compose puts them
+        assert not set(passwords) & set(environment)
+        for key, value in {**environment, "SLUICE_SECRETS": str(tmp_path)}.items():
+            monkeypatch.setenv(key, value)
+        for secret in passwords:
+            (tmp_path / secret).write_text(f"0123456789abcdef of {secret}".replace(" ", "-"))
+        settings = load(FOLDER / "sluice.yaml")
+        assert settings.identity.api_keys
+        assert settings.identity.mesh_key == "0123456789abcdef-of-SLUICE_IDENTITY__MESH_KEY"
+        assert not settings.gateway.allow_remote
+        assert str(settings.nats.url).startswith("tls://nats:")
+
+
+def test_the_secure_nats_is_the_open_one_with_a_configuration() -> None:
+    command = services(SECURE)["nats"]["command"]
+    assert command == [*services()["nats"]["command"], "--config=/etc/nats/nats.conf"]
 
 
 def test_docker_compose_reads_it() -> None:

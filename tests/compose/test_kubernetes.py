@@ -1,5 +1,7 @@
 """The overlays render, are valid, and name only what exists; the base says the same as compose.yaml."""
 
+import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sluice.settings import NatsSettings, Settings, load
+from sluice.settings import JobsSettings, NatsSettings, Settings, load
 from sluice.startup import free_port
 from sluice.wire import subjects
 from sluice.wire.connection import connect, disconnect
@@ -35,6 +37,7 @@ with warnings.catch_warnings():
 FOREIGN = ("ScaledObject", "Issuer", "Certificate")
 """Kinds of KEDA and cert-manager."""
 PROCESSES = ("triton", "batcher", "gateway", "jobs")
+DRAINED = ("gateway", "batcher")
 CLUSTER_ALONE = {
     *("SLUICE_NATS__URL", "SLUICE_NATS__REPLICAS"),
     *("SLUICE_GATEWAY__DRAIN_S", "SLUICE_BATCHER__DRAIN_S"),
@@ -69,6 +72,7 @@ def test_every_file_is_part_of_an_overlay() -> None:
     for folder in (FOLDER / "kubernetes").iterdir():
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
         used = {*kustomization["resources"], "kustomization.yaml", "sluice.yaml", "nats.conf"}
+        used |= {"operator.yaml"} if folder.name == "secure" else set()  # applied by hand
         assert {path.name for path in folder.iterdir()} <= used
 
 
@@ -176,6 +180,42 @@ def ports_of_probes(container: dict[str, Any]) -> Iterator[str | int]:
         for handler in ("grpc", "tcpSocket", "httpGet"):
             if handler in container.get(kind, {}):
                 yield container[kind][handler]["port"]
+        for word in container.get(kind, {}).get("exec", {}).get("command", ()):
+            yield from map(int, re.findall(r"127\.0\.0\.1:(\d+)", word))
+
+
+@overlays
+def test_commands_of_probes_name_scripts_of_the_image(overlay: str) -> None:
+    for name, container in pod_containers(overlay).items():
+        words = json.dumps([container.get(f"{kind}Probe") for kind in ("startup", "liveness")])
+        words += json.dumps(container["readinessProbe"])
+        scripts = set(re.findall(r"/opt/sluice/(\w+\.py)", words))
+        assert scripts <= {"healthcheck.py"}, name
+        assert all((FOLDER / script).is_file() for script in scripts)
+        if overlay == "secure" and name in PROCESSES:
+            # The kubelet's own probe of gRPC does not speak TLS.
+            assert '"grpc": {' not in words
+
+
+def test_each_process_of_the_secure_overlay_is_probed_with_its_certificate() -> None:
+    for name in PROCESSES:
+        assert "healthcheck.py" in json.dumps(pod_containers("secure")[name]["readinessProbe"])
+
+
+def test_the_pod_of_the_operator_is_valid_and_names_what_exists() -> None:
+    pod = yaml.safe_load((FOLDER / "kubernetes/secure/operator.yaml").read_text())
+    kubernetes_validate.validate(pod, "1.33", strict=True)
+    (container,) = pod["spec"]["containers"]
+    addresses = named("secure", "ConfigMap")["sluice-addresses"]["data"]
+    assert {one["name"]: one["value"] for one in container["env"]}.items() <= addresses.items()
+    made = {
+        item["spec"]["secretName"]
+        for item in manifests("secure")
+        if "secretName" in item.get("spec", {})
+    }
+    (secret,) = (one["secret"]["secretName"] for one in pod["spec"]["volumes"] if "secret" in one)
+    assert secret in made
+    assert container["image"] == pod_containers("secure")["gateway"]["image"]
 
 
 @overlays
@@ -242,9 +282,14 @@ def test_a_rolling_update_lets_streams_end() -> None:
         spec = named("base", "Deployment")[name]["spec"]
         assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
         assert spec["replicas"] > 1
-    for name in ("gateway", "batcher"):
-        drain_s = float(addresses[f"SLUICE_{name.upper()}__DRAIN_S"])
-        assert pod_specs()[name]["spec"]["terminationGracePeriodSeconds"] > drain_s + 10
+    drains_s = {name: float(addresses[f"SLUICE_{name.upper()}__DRAIN_S"]) for name in DRAINED}
+    for name, drain_s in {**drains_s, "jobs": JobsSettings().drain_s}.items():
+        before_s = pod_containers()[name].get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}})
+        needed_s = before_s["preStop"]["sleep"]["seconds"] + drain_s
+        assert pod_specs()[name]["spec"]["terminationGracePeriodSeconds"] > needed_s + 10
+    # Those that are called leave the DNS before they refuse calls.
+    for name in ("gateway", "jobs"):
+        assert pod_containers()[name]["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
 
 
 def test_triton_has_memory_to_share_with_its_models() -> None:

@@ -13,8 +13,13 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "compose"
-COMPOSE_FILES: Final = ("compose.yaml", "compose.gpu.yaml")
-_VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Z_]+)\}")
+COMPOSE_FILES: Final = (
+    "compose.yaml",
+    "compose.gpu.yaml",
+    "compose.secure.yaml",
+    "compose.sampling.yaml",
+)
+_VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Z_]+):\?see \.env\}")
 
 
 @cache
@@ -46,9 +51,9 @@ def filled(name: str, values: Mapping[str, str]) -> dict[str, Any]:
     return document
 
 
-def services() -> dict[str, dict[str, Any]]:
-    """The services of compose.yaml."""
-    found: dict[str, dict[str, Any]] = compose()["services"]
+def services(name: str = "compose.yaml") -> dict[str, dict[str, Any]]:
+    """The services of a compose file."""
+    found: dict[str, dict[str, Any]] = compose(name)["services"]
     return found
 
 

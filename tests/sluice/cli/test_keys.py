@@ -44,6 +44,15 @@ async def test_a_key_is_shown_once_replaced_and_revoked(cli: Cli, config: str) -
     assert (again.code, again.err.split(": ")[1]) == (1, "KEY_REVOKED")
 
 
+async def test_the_environment_may_name_the_mesh(
+    cli: Cli, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_NATS__URL", nats_url)
+    made = await cli("keys", "create", "acme")
+    assert made.code == 0
+    assert id_of(made.out.strip())
+
+
 async def test_roles_and_an_end(cli: Cli, config: str) -> None:
     words = ("keys", "create", "ops", "--role", "operator", "--role", "auditor")
     made = await cli(*words, "--expires-days", "1", "--json", "--config", config)

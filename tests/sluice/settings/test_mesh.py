@@ -37,6 +37,31 @@ def test_the_environment_wins_over_the_file(
     assert load(tmp_path, "nats: {url: 'nats://127.0.0.1:1'}").nats.url == "nats://10.0.0.1:4222"
 
 
+def test_secrets_are_files_named_like_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_SECRETS", str(tmp_path))
+    monkeypatch.setenv("SLUICE_NATS__PORT", "4333")
+    for name, text in (
+        ("SLUICE_IDENTITY__MESH_KEY", "0123456789abcdef\n"),
+        ("SLUICE_NATS__PORT", "1"),
+        ("others", "x"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    loaded = load(tmp_path, "identity: {api_keys: true, mesh_key: of-the-file-of-settings}")
+    assert loaded.identity.mesh_key == "0123456789abcdef"
+    assert loaded.identity.api_keys
+    assert loaded.nats.port == 4333
+
+
+def test_a_folder_of_secrets_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_SECRETS", str(tmp_path / "none"))
+    with pytest.raises(settings.SettingsError, match=r"^SLUICE_SECRETS: .*none: cannot be read"):
+        load(tmp_path, "")
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
