@@ -1,6 +1,7 @@
-"""`scripts/containers`: the images are built, and a stream survives the kill of a container."""
+"""`scripts/containers`: images are built, and a stream survives the kill of a container, open and encrypted."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -23,4 +24,12 @@ def test_images_are_built_and_a_stream_survives_the_kill_of_a_container() -> Non
         [ROOT / "scripts/containers"], capture_output=True, text=True, timeout=2600, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
-    assert "is the same beside a kill" in ran.stdout
+    said = ran.stdout
+    assert said.count("is the same beside a kill") == 2
+    for name in ("triton", "batcher", "jobs", "gateway"):
+        confined = f"{name} runs as user 10001 on a read-only root without capabilities"
+        assert said.count(confined) == 2
+    assert "UNAUTHENTICATED" in said
+    size = re.search(r"^sluice-process +(\d+) MB$", said, re.MULTILINE)
+    assert size is not None
+    assert int(size[1]) < 400

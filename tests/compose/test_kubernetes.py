@@ -38,6 +38,11 @@ FOREIGN = ("ScaledObject", "Issuer", "Certificate")
 """Kinds of KEDA and cert-manager."""
 PROCESSES = ("triton", "batcher", "gateway", "jobs")
 DRAINED = ("gateway", "batcher")
+CERTIFICATE_KEYS = {
+    *("secretName", "commonName", "uris", "dnsNames", "ipAddresses"),
+    *("usages", "privateKey", "issuerRef"),
+}
+"""What of a Certificate of cert-manager is used here."""
 CLUSTER_ALONE = {
     *("SLUICE_NATS__URL", "SLUICE_NATS__REPLICAS"),
     *("SLUICE_GATEWAY__DRAIN_S", "SLUICE_BATCHER__DRAIN_S"),
@@ -320,6 +325,31 @@ def test_each_process_has_the_certificate_that_nats_knows_it_by() -> None:
         assert made[secret]["uris"] == [identity(name)]
         mounts = {m["name"]: m["mountPath"] for m in pod_containers("secure")[name]["volumeMounts"]}
         assert mounts["tls"] == "/etc/sluice-tls"
+
+
+def test_certificates_are_valid_for_the_names_that_are_called(tmp_path: Path) -> None:
+    made = {
+        item["metadata"]["name"]: item["spec"]
+        for item in manifests("secure")
+        if item["kind"] == "Certificate"
+    }
+    addresses = named("secure", "ConfigMap")["sluice-addresses"]["data"]
+    jobs = {one["name"]: one["value"] for one in pod_containers("secure")["jobs"]["env"]}
+    called = {
+        "nats": addresses["SLUICE_NATS__URL"].replace("tls://", "").split(","),
+        "triton": [
+            url for one in settings_of("secure", tmp_path).models for url in one.triton_urls
+        ],
+        "gateway": [jobs["SLUICE_JOBS__GATEWAYS"]],
+        "jobs": [addresses["SLUICE_JOBS__ADDRESS"]],
+    }
+    for name, urls in called.items():
+        assert {url.split(":")[0] for url in urls} <= set(made[name]["dnsNames"])
+    for name in (*called, BATCHER, OPERATOR):
+        assert set(made[name]) == CERTIFICATE_KEYS
+        assert made[name]["issuerRef"] == {"name": "sluice"}
+        assert "127.0.0.1" in made[name]["ipAddresses"]  # its own health check
+        assert {"server auth", "client auth"} <= set(made[name]["usages"])
 
 
 async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path: Path) -> None:
