@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from sluice.startup import free_port
 from tests.support.compose import ROOT
 
 TOOLS = ("podman", "buildah", "runc", "mmdebstrap")
@@ -20,8 +21,14 @@ def test_images_are_built_and_a_stream_survives_the_kill_of_a_container() -> Non
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(TOOLS)}; missing: {', '.join(missing) or 'root'}")
     pytest.importorskip("podman_compose")
+    ports = {"GATEWAY_PUBLISHED": str(free_port()), "HTTP_PUBLISHED": str(free_port())}
     ran = subprocess.run(
-        [ROOT / "scripts/containers"], capture_output=True, text=True, timeout=2600, cwd=ROOT
+        [ROOT / "scripts/containers"],
+        env={**os.environ, **ports},
+        capture_output=True,
+        text=True,
+        timeout=2600,
+        cwd=ROOT,
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     said = ran.stdout
