@@ -41,9 +41,9 @@ class ClassLimiter:
         self.idle = asyncio.Event()
         self.idle.set()
         by_class = (1.0, shares.standard, shares.bulk)
-        self._limits = [math.ceil(limit * share) for share in by_class]
+        self._limits = [_places(limit, share) for share in by_class]
         """Of a class together with the less urgent ones, by rank."""
-        self._tenant_limits = [math.ceil(most * shares.tenant) for most in self._limits]
+        self._tenant_limits = [_places(most, shares.tenant) for most in self._limits]
         self._running = [0] * len(CLASSES)
         self._by_tenant: Counter[tuple[str, int]] = Counter()
         self._slots = {name: asyncio.Semaphore(count) for name, count in PREPARED_MAX.items()}
@@ -107,6 +107,11 @@ class ClassLimiter:
             del self._by_tenant[tenant, rank]
         if not self.active:
             self.idle.set()
+
+
+def _places(limit: int, share: float) -> int:
+    """A share of ``limit`` places; a share of less than all leaves one, if there are two."""
+    return min(math.ceil(limit * share), limit - (share < 1 < limit))
 
 
 def _overloaded(message: str) -> Overloaded:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,13 +94,14 @@ async def connect(
     """
     url, connect_s = settings.url, settings.connect_s
     assert url is not None, "checked before"
+    where = shown(url)
     client = CancellableClient()
     context = None if tls is None else ClientContext(tls)
     logging.getLogger("asyncio").addFilter(_is_news)
     starting = True
 
     async def on_error(error: Exception) -> None:
-        refused = refusal(url, tls, error) if tls is not None and starting else None
+        refused = refusal(url, tls, error) if starting else None
         if refused is not None:
             raise refused from error
         # Denied publishes, slow consumers and broken links arrive here, and only here.
@@ -148,11 +150,13 @@ async def connect(
         raise
     except APIError as error:
         await _abandon(client)
-        raise NatsUnreachable(f"JetStream of NATS at {url} refuses its streams: {error}") from error
+        raise NatsUnreachable(
+            f"JetStream of NATS at {where} refuses its streams: {error}"
+        ) from error
     except (TimeoutError, OSError, NatsError) as error:
         await _abandon(client)
         raise NatsUnreachable(
-            f"NATS at {url} does not answer within {connect_s:g} s; start one or set nats.url"
+            f"NATS at {where} does not answer within {connect_s:g} s; start one or set nats.url"
         ) from error
     return client
 
@@ -169,23 +173,30 @@ async def _abandon(client: Client) -> None:
             await client.close()
 
 
-def refusal(url: str, tls: Path, error: Exception) -> NatsUnreachable | None:
-    """The error when one side does not accept the certificate of the other; None: it is something else."""
+def shown(url: str) -> str:
+    """``url`` for people: without the users and passwords in it."""
+    return ",".join(re.sub("//[^/]*@", "//", one) for one in url.split(","))
+
+
+def refusal(url: str, tls: Path | None, error: Exception) -> NatsUnreachable | None:
+    """The error when one side does not accept the credentials of the other; None: it is something else."""
+    where, refused = f"NATS at {shown(url)}", "authorization violation" in str(error).lower()
+    if tls is None:
+        help_ = "nats.url needs its user, nats://USER:PASSWORD@HOST:PORT, or tls.mesh a certificate"
+        return NatsUnreachable(f"{where} refuses the credentials: {help_}") if refused else None
     if isinstance(error, ssl.SSLCertVerificationError):
         return NatsUnreachable(
-            f"NATS at {url} is not trusted by {tls / AUTHORITIES}: {error.verify_message}"
+            f"{where} is not trusted by {tls / AUTHORITIES}: {error.verify_message}"
         )
-    if isinstance(error, ssl.SSLError) or "Authorization Violation" in str(error):
-        return NatsUnreachable(
-            f"NATS at {url} refuses the certificate {tls / CERTIFICATE}: {error}"
-        )
+    if refused or isinstance(error, ssl.SSLError):
+        return NatsUnreachable(f"{where} refuses the certificate {tls / CERTIFICATE}: {error}")
     return None
 
 
 def check_encrypted(client: Client, url: str) -> None:
     """nats-py asks for TLS only when the server demands it: then everything would go unencrypted."""
     if not client._server_info.get("tls_required"):
-        raise NatsUnreachable(f"NATS at {url} offers no TLS, and tls.mesh is set")
+        raise NatsUnreachable(f"NATS at {shown(url)} offers no TLS, and tls.mesh is set")
 
 
 def secured(context: ClientContext | None) -> dict[str, Any]:

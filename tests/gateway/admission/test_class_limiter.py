@@ -1,7 +1,9 @@
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.admission.class_limiter import PREPARED_MAX, ClassLimiter
 from sluice.errors import Overloaded, ShuttingDown
@@ -54,6 +56,28 @@ async def test_all_calls_of_a_tenant_together_leave_places_to_others() -> None:
     with ExitStack() as held:
         assert enter(limiter, held, "bulk") == 40
         assert enter(limiter, held, "interactive") == 40
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.sampled_from(["bulk", "standard", "interactive"]), st.sampled_from("ab")),
+    max_size=80,
+)
+
+
+@given(st.integers(2, 40), ARRIVALS)
+async def test_neither_bulk_nor_one_tenant_takes_the_last_place(
+    limit: int, arrivals: list[tuple[str, str]]
+) -> None:
+    limiter = new_limiter(limit, CallShares())
+    with ExitStack() as held:
+        tenants = set()
+        for name, tenant in arrivals:
+            with suppress(Overloaded):
+                held.enter_context(limiter.call(name, tenant))
+                tenants.add((name, tenant))
+        # All of them bulk or standard, or all of one tenant: whoever comes then finds a place.
+        if all(name != "interactive" for name, _ in tenants) or len({t for _, t in tenants}) < 2:
+            held.enter_context(limiter.call("interactive", "c"))
 
 
 async def test_who_left_makes_room() -> None:

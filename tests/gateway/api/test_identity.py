@@ -1,5 +1,7 @@
 """Who may call what, over the real wire: every way in without credentials, and from one tenant to another."""
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
+from gateway.identity.key_bucket import POLL_S
+from sluice.cli.main import run
 from sluice.errors import SluiceError
 from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
@@ -157,6 +161,53 @@ async def test_keys_and_tokens_make_the_calls_of_their_tenant(
                 assert task.tenant == "acme"
                 await mesh.wire.batcher.send(task, last(0, mesh.wire.tokens("hello")))
                 assert text_of(await events_of(call)) == "hello"
+
+
+async def test_a_revoked_key_is_refused_by_every_gateway_within_two_looks(
+    nats_url: str, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A look each second, and two questions of a second each at most: 5 s at the latest.
+    assert 2 * POLL_S + 2 * 1.0 < 5.0
+    config = tmp_path / "sluice.yaml"
+    config.write_text(f"nats: {{url: '{nats_url}'}}\nidentity: {{api_keys: true}}\n")
+    looks: Counter[str] = Counter()
+    async with (
+        secured(nats_url, model_folder, tmp_path) as one,
+        secured(nats_url, model_folder, tmp_path, gateway_id="gw2") as two,
+    ):
+        for mesh in (one, two):
+            count_looks(mesh, looks)
+            calls = mesh.wire.stub.ListModels(pb.ListModelsRequest(), metadata=one["acme"])
+            assert (await calls).models
+        words = ["keys", "revoke", one.keys["acme"].split("_")[1], "--config", str(config)]
+        assert await asyncio.to_thread(run, words) == 0, capsys.readouterr()
+        looks.clear()
+
+        async def looks_until_refused(mesh: Secured) -> int:
+            while (code := await models_of(mesh, one["acme"])) == "OK":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert code == "UNAUTHENTICATED"
+            assert await models_of(mesh, two["acme"]) == "OK"
+            return looks[mesh.wire.gateway.peers.gateway_id]
+
+        assert max(await asyncio.gather(*map(looks_until_refused, (one, two)))) <= 2
+
+
+def count_looks(mesh: Secured, looks: Counter[str]) -> None:
+    """Counts how often the gateway asks for changes of the keys."""
+    bucket = mesh.wire.gateway.authenticator._identities.bucket
+    assert bucket is not None
+    refresh, name = bucket.refresh, mesh.wire.gateway.peers.gateway_id
+
+    async def counted() -> None:
+        looks[name] += 1
+        await refresh()
+
+    bucket.refresh = counted  # type: ignore[method-assign]
+
+
+async def models_of(mesh: Secured, metadata: Any) -> str:
+    return await ended(mesh.wire.stub.ListModels(pb.ListModelsRequest(), metadata=metadata))
 
 
 ALLOWED = {

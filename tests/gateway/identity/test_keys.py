@@ -1,14 +1,23 @@
 """API keys without I/O."""
 
+import base64
+import hmac
+import math
+import random
+import secrets
+import statistics
 import string
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.identity import keys
 from gateway.identity.keys import caller_of_key
 from sluice.errors import Unauthenticated
-from sluice.wire.api_keys import digest_of, id_of, new_key
+from sluice.wire.api_keys import PREFIX, NewKey, _checksum, digest_of, id_of, new_key
 from tests.gateway.kit.issuer import key_record
 
 KEY = new_key()
@@ -50,6 +59,59 @@ def test_whether_a_key_is_revoked_is_told_to_its_owner_alone() -> None:
 def test_one_wrong_character_is_found_before_any_key_is_looked_up(at: int, character: str) -> None:
     wrong = KEY.text[:at] + character + KEY.text[at + 1 :]
     assert (id_of(wrong) == KEY.id) is (wrong == KEY.text)
+
+
+def test_of_a_secret_only_hashes_are_compared_and_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return hmac.compare_digest(a, b)
+
+    monkeypatch.setattr(keys, "compare_digest", compare)
+    near = key_like(25)
+    assert near.startswith(KEY.text[:56])
+    for text in (KEY.text, near):
+        records = {KEY.id: key_record(KEY.text, "acme")}
+        with suppress(Unauthenticated):
+            caller_of_key(text, records, 0.0)
+    assert compared == [(digest_of(KEY.text), digest_of(text)) for text in (KEY.text, near)]
+
+
+@pytest.mark.long
+def test_the_time_of_a_check_does_not_tell_how_much_of_a_guess_is_right() -> None:
+    """Guesses with most of the secret take as long as such with most of another one.
+
+    Which of two secrets is the right one changes from check to check, so that all else is equal. Welch's t of
+    measurements without the slowest tenth (dudect): 5 would tell; here it is the median of several rounds.
+    """
+    assert abs(statistics.median(_round(seed) for seed in range(7))) < 4
+
+
+def _round(seed: int) -> float:
+    dice = random.Random(seed)
+    owners = [(key, {KEY.id: key_record(key.text, "acme")}) for key in (KEY, OTHER)]
+    guesses = [(key, key_like(25, key)) for key in (KEY, OTHER) * 200]
+    times: dict[bool, list[int]] = {True: [], False: []}
+    for _ in range(20_000):
+        (like, text), (owner, records) = dice.choice(guesses), dice.choice(owners)
+        begun = time.perf_counter_ns()
+        with suppress(Unauthenticated):
+            caller_of_key(text, records, 0.0)
+        times[like is owner].append(time.perf_counter_ns() - begun)
+    near, far = (sorted(one)[: len(one) * 9 // 10] for one in times.values())
+    spread = statistics.variance(near) / len(near) + statistics.variance(far) / len(far)
+    return (statistics.fmean(near) - statistics.fmean(far)) / math.sqrt(spread)
+
+
+def key_like(right: int, key: NewKey = KEY) -> str:
+    """A whole key with the id of `KEY`, of whose secret the first ``right`` of 31 bytes are those of ``key``."""
+    known = base64.b32decode(key.text[-56:].upper())
+    secret = known[:right] + secrets.token_bytes(31 - right)
+    encoded = base64.b32encode(secret + _checksum(KEY.id, secret)).decode().lower()
+    return f"{PREFIX}{KEY.id}_{encoded}"
 
 
 def test_keys_differ_and_only_their_hash_is_kept() -> None:

@@ -7,11 +7,12 @@ import pytest
 from nats.aio.msg import Msg
 
 from sluice.settings import NatsSettings
-from sluice.startup import free_port
+from sluice.startup import answers, free_port
 from sluice.wire import subjects
 from sluice.wire.connection import NatsUnreachable, connect, disconnect, settle
 from sluice.wire.permissions import OPERATOR
-from tests.support.nats import running_nats
+from supervisor.nats import find_nats_server
+from tests.support.nats import nats_process_of, running_nats
 
 BOUND_S = 60.0
 
@@ -34,6 +35,25 @@ async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
         await connect(
             NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing, ping_interval_s=2
         )
+
+
+@pytest.mark.parametrize("user", ["", "sluice:wrong-password@"])
+async def test_credentials_that_are_refused_are_told_at_once_without_the_password(
+    tmp_path: Path, user: str
+) -> None:
+    port, path = free_port(), tmp_path / "nats.conf"
+    path.write_text(f"port: {port}\nauthorization {{ user: sluice, password: right }}\n")
+    with nats_process_of((str(find_nats_server()), "--config", str(path)), tmp_path):
+        async with asyncio.timeout(BOUND_S):
+            while not await asyncio.to_thread(answers, "127.0.0.1", port, 1.0):
+                pass
+        settings = NatsSettings(url=f"nats://{user}127.0.0.1:{port}", connect_s=BOUND_S)
+        with pytest.raises(NatsUnreachable) as refused:
+            await connect(settings, OPERATOR, "test", nothing, ping_interval_s=2)
+    assert f"NATS at nats://127.0.0.1:{port} refuses the credentials: nats.url" in str(
+        refused.value
+    )
+    assert "wrong-password" not in str(refused.value)
 
 
 async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
