@@ -219,7 +219,7 @@ class Gateway:
         self._jobs = JobForwarder(
             settings.jobs, lambda: self.authenticator.mesh_key, settings.tls.mesh
         )
-        self.models = ServedModels(catalog, self._loads, self.registry)
+        self.models = ServedModels(catalog, self._loads, self.registry, dispatch)
         self._health = GatewayHealth(
             self._loads,
             catalog,

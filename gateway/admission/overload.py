@@ -155,6 +155,10 @@ class OverloadControl:
         sent_s = sent.tokens_ahead(priority_class) / load.tokens_per_s
         return max(0.0, reported_s + sent_s - (now - load.reported_at))
 
+    def serves(self, task_name: str, now: float) -> bool:
+        """Whether a worker of that version of a model is alive."""
+        return self._loads.has_worker(task_name, now)
+
     def problem(self, model: str, scheduling: SchedulingParams, now: float) -> SluiceError | None:
         """Why ``model`` cannot answer in time; None when it can."""
         load = self._loads.load(model, now)

@@ -390,7 +390,19 @@ class Admission:
     ) -> PreparedPrompt:
         conversation, inspection = prompt.conversation, prompt.safety.inspection
         inspect = partial(self.inspector.answer, inspection, conversation.system_text)
-        return await prepare(request, conversation, self.catalog[model], inspect)
+        return await prepare(request, conversation, self._version(request, model), inspect)
+
+    def _version(self, request: ValidRequest, model: str) -> ServedModel:
+        """The version of ``model`` that answers: for tokens that the caller holds the one that they came from."""
+        served = self.catalog.version(model, request.resume_version)
+        if served is not self.catalog[model] and not self._overload.serves(
+            served.settings.task_name, time.monotonic()
+        ):
+            raise InvalidRequest.of(
+                "resume.resume_token",
+                "is of a version of the model that was replaced: ask again without resume",
+            )
+        return served
 
     async def _prepare_second(
         self, request: ValidRequest, prompt: _InspectedPrompt, plan: Plan, first: PreparedPrompt

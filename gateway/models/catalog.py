@@ -63,6 +63,8 @@ class Catalog:
 
     def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
         self._models: dict[str, ServedModel] = {}
+        self._versions: dict[tuple[str, str], ServedModel] = {}
+        """All that were ever served, by name and task name."""
         self._facts: dict[str, ModelFacts] = {}
         self.facts: Mapping[str, ModelFacts] = self._facts
         self.use(models, default)
@@ -70,6 +72,7 @@ class Catalog:
     def use(self, models: Mapping[str, ServedModel], default: str) -> None:
         """Requests from now on get ``models``. Those that run may still look up one that was removed."""
         self._models |= models
+        self._versions |= {(name, one.settings.task_name): one for name, one in models.items()}
         self._facts |= facts_of(models)
         self.default = default
         self.names = tuple(models)
@@ -86,13 +89,18 @@ class Catalog:
         """Those that requests get now, by name."""
         return {name: self._models[name] for name in self.names}
 
-    def task_name(self, name: str) -> str:
-        """What tasks call the model ``name``; "auto" and unknown ones stay as they are."""
-        return self._models[name].settings.task_name if name in self._models else name
+    def task_names(self, name: str) -> list[str]:
+        """What tasks call the model ``name``, of all its versions the present one first; of "auto" its own name."""
+        found = [version for model, version in self._versions if model == name]
+        return found[::-1] or [name]
+
+    def version(self, name: str, task_name: str) -> ServedModel:
+        """That version of a model; the present one where it has none of that name."""
+        return self._versions.get((name, task_name), self._models[name])
 
     def of_engine(self, engine: str) -> tuple[str, ...]:
         """The names of the models with that engine."""
-        return tuple(name for name, one in self._models.items() if one.settings.engine == engine)
+        return tuple(name for name, one in self.served.items() if one.settings.engine == engine)
 
     def max_answer_tokens(self, name: str) -> int:
         """Largest max_tokens of a request for ``name``; of any model for "auto" and unknown ones."""

@@ -184,6 +184,11 @@ class Dispatch:
         """Whether the row is waited for."""
         return row_id in self._rows
 
+    @property
+    def task_names(self) -> set[str]:
+        """What the tasks of all rows call their models."""
+        return {row.task.model for row in self._rows.values()}
+
     # Rows.
 
     def send(self, row: SentRow, now: float) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.admission.load_table import ModelLoadTable
 from gateway.models.catalog import Catalog, ServedModel
+from gateway.streaming.dispatch import Dispatch
 from gateway.streaming.stream import Stream
 
 PREPARE_S: Final = 10.0
@@ -17,12 +18,16 @@ class ServedModels:
 
     Args:
         streams: the live ones. One that is older than a reload may still send tasks to the models of before.
+        rows: theirs; also of an answer that began at another gateway, with a version that was replaced since.
     """
 
-    def __init__(self, catalog: Catalog, loads: ModelLoadTable, streams: Iterable[Stream]) -> None:
+    def __init__(
+        self, catalog: Catalog, loads: ModelLoadTable, streams: Iterable[Stream], rows: Dispatch
+    ) -> None:
         self._catalog = catalog
         self._loads = loads
         self._streams = streams
+        self._rows = rows
         self._replaced: dict[str, float] = {}
         """When, by task name."""
         self._tell_names()
@@ -45,7 +50,7 @@ class ServedModels:
                 for name, at in self._replaced.items()
                 if oldest <= at or now < at + PREPARE_S
             }
-        return {*self._current(), *self._replaced}
+        return {*self._current(), *self._replaced, *self._rows.task_names}
 
     def _current(self) -> list[str]:
         return [model.settings.task_name for model in self._catalog.served.values()]

@@ -74,6 +74,8 @@ class ValidRequest:
     """How long tokens may be gathered before they are sent; None: the operator says."""
     resume_model: str
     """The model that those tokens came from; empty: not named."""
+    resume_version: str = ""
+    """What tasks call the version of the model that those tokens came from."""
     tools: ToolUse | None = None
     """What the answer may call; None: nothing."""
     audio: ValidAudio | None = None
@@ -138,9 +140,10 @@ def validate(
     choose = _model if audio is None else hearing_model
     model = choose(request.model, catalog, found)
     fingerprint = fingerprint_of(request)
+    version = ""
     if resume:
-        model = catalog.task_name(request.resume.model or request.model)
-        _check_issued(request, resume, sampling, fingerprint, resume_key, model)
+        versions = catalog.task_names(request.resume.model or request.model)
+        version = _issued_by(request, resume, sampling, fingerprint, resume_key, versions)
     return ValidRequest(
         conversation=conversation,
         model=model,
@@ -158,6 +161,7 @@ def validate(
         accept_replace=request.accept_replace,
         gather_ms=gather_ms,
         resume_model=request.resume.model,
+        resume_version=version,
         tools=tools,
         audio=audio,
     )
@@ -299,22 +303,28 @@ def _check_resume(
     return tokens_of(resume)
 
 
-def _check_issued(
+def _issued_by(
     request: GenerateRequest,
     held: Sequence[VisibleToken],
     sampling: SamplingParams,
     fingerprint: bytes,
     resume_key: ResumeKey,
-    model: str,
-) -> None:
-    """Raises InvalidRequest unless this mesh sent the tokens in answer to this request, as it serves the model now."""
+    versions: Sequence[str],
+) -> str:
+    """Which of ``versions`` the tokens are of.
+
+    Raises:
+        InvalidRequest: this mesh did not send them in answer to this request.
+    """
     seed = sampling.seed if sampling.temperature > 0 else 0
-    if not resume_key.issued(request.resume.resume_token, fingerprint, model, seed, held):
-        raise InvalidRequest.of(
-            "resume.resume_token",
-            "does not belong to these tokens of an answer to this request: take it from the last delta and model and "
-            "seed from Started; where the model was replaced since, ask again without resume",
-        )
+    for version in versions:
+        if resume_key.issued(request.resume.resume_token, fingerprint, version, seed, held):
+            return version
+    raise InvalidRequest.of(
+        "resume.resume_token",
+        "does not belong to these tokens of an answer to this request: take it from the last delta and model and seed "
+        "from Started, or ask again without resume",
+    )
 
 
 def fingerprint_of(request: GenerateRequest) -> bytes:

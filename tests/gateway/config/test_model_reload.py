@@ -46,20 +46,33 @@ async def test_a_replaced_model_gets_new_requests_and_running_ones_keep_the_form
     assert await wire.health("model.small") == await wire.health("tasks.small--1") == SERVING
 
 
-async def test_tokens_of_a_replaced_version_are_not_continued_by_the_next_one(wire: Wire) -> None:
+async def test_tokens_of_a_replaced_version_are_continued_by_it_alone(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_models, "PREPARE_S", 0.0)
     small, large = wire.settings.models
     request = GenerateRequest(prompt="one", model="small")
     running = wire.stub.Generate(request)
-    task = await wire.batcher.task("small")
-    await wire.batcher.send(task, last(0, wire.tokens("first")))
+    ids = wire.tokens("first")
+    await wire.batcher.send(await wire.batcher.task("small"), last(0, ids))
     events = await events_of(running)
     again = resumed(request, tokens_of(events), "small")
     again.resume.resume_token = events[-2].delta.resume_token
     await wire.ready("small", "small--1", "large")
     await wire.reload(with_models(wire, small.model_copy(update={"generation": 1}), large))
+    await wire.health_becomes("tasks.small", NOT_SERVING)
+    call = wire.stub.Generate(again)
+    task = await wire.batcher.task("small")
+    assert list(task.produced_token_ids) == ids
+    await wire.health_becomes("tasks.small", SERVING)
+    await wire.batcher.send(task, last(len(ids)))
+    assert text_of(await events_of(call)) == ""
+    # Without a worker of that version there is nobody who could go on.
+    await wire.batcher.report("small--1", "large")
+    await wire.until(lambda: not wire.gateway.ready("small"))
     code, error = await error_of(wire.stub.Generate(again))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the model was replaced" in str(error)
+    assert "is of a version of the model that was replaced" in str(error)
 
 
 async def test_a_removed_model_is_unknown_and_an_added_one_is_known(wire: Wire) -> None:
