@@ -31,7 +31,8 @@ class SupervisedProcess:
         spec: what runs.
         life: its phase and restarts.
         child: the present run; None between two runs.
-        first_exit: done with the exit code once the first run has ended.
+        failed_start: done with the exit code once the first run has ended; where a signal ended it, once the second
+            one has: on a busy machine a Triton crashes at times while it starts, and the next one does not.
         first_log_start: how long the log was before the first run, bytes.
     """
 
@@ -41,7 +42,7 @@ class SupervisedProcess:
         self.spec = spec
         self.life = Lifecycle()
         self.child: Child | None = None
-        self.first_exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.failed_start: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.first_log_start = 0
         self._on_change = on_change
         self._watcher = watcher
@@ -128,8 +129,8 @@ class SupervisedProcess:
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        if not self.first_exit.done():
-            self.first_exit.set_result(code)
+        if not self.failed_start.done() and (code >= 0 or self.life.restarts):
+            self.failed_start.set_result(code)
         return code
 
     def _start_watcher(self, child: Child) -> asyncio.Task[None] | None:
@@ -220,14 +221,14 @@ class Supervisor:
     ) -> _T:
         """Waits for ``ready``; a process that ends meanwhile is an error: it would end again after a restart.
 
-        ``starting`` are those that count; by default all.
+        ``starting`` are those that count; by default all. A crash is one when the process ends once more.
 
         Raises:
             SetupError: a process ended; the message names its log and its last lines.
         """
         waiting = asyncio.ensure_future(ready)
         counted = self._processes.values() if starting is None else starting
-        exits = {process.first_exit: process for process in counted}
+        exits = {process.failed_start: process for process in counted}
         try:
             pending: list[asyncio.Future[Any]] = [waiting, *exits]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

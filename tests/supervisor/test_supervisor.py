@@ -166,6 +166,29 @@ async def test_an_exit_during_the_start_names_log_and_last_lines(
     )
 
 
+async def test_a_crash_during_the_start_gets_a_second_try(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    crashed = tmp_path / "crashed"
+    program = (
+        f"import pathlib, os, time; path = pathlib.Path({str(crashed)!r})\n"
+        "if not path.exists(): path.touch(); os.abort()\n"
+        "time.sleep(600)"
+    )
+    process = supervisor.start(python("triton", program, tmp_path / "log"))
+    await supervisor.during_start(supervisor.wait_for(lambda: process.life.restarts == 1, BOUND_S))
+
+
+async def test_a_second_crash_during_the_start_is_an_error(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = "import os; os.abort()"
+    process = supervisor.start(python("triton", program, tmp_path / "log"))
+    with pytest.raises(SetupError, match=r"triton ended while starting \(signal SIGABRT\)"):
+        await supervisor.during_start(asyncio.Event().wait())
+    assert process.life.restarts >= 1
+
+
 async def test_a_missing_program_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
     supervisor.start(ChildSpec("x", ("/no/such/program",), log=tmp_path / "log"))
     with pytest.raises(SetupError, match="cannot start /no/such/program: No such file"):

@@ -52,22 +52,34 @@ def running_triton(
         exit_timeout_s=15,
         shm_prefix=prefix,
     )
-    log = folder / "triton.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            triton.triton_command(config),
-            env={**triton.triton_environment(config.runtime), **(environment or {})},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    address, log = f"127.0.0.1:{config.port}", folder / "triton.log"
+    process = _spawn(config, log, environment or {})
     try:
-        address = f"127.0.0.1:{config.port}"
-        asyncio.run(ready(process, address, log))
+        try:
+            asyncio.run(ready(process, address, log))
+        except AssertionError:
+            if (process.poll() or 0) >= 0:
+                raise
+            # As from the supervisor, one that crashed gets a second try.
+            process = _spawn(config, log, environment or {})
+            asyncio.run(ready(process, address, log))
         yield RunningTriton(address, process, log)
     finally:
         _end(process)
         triton.remove_shared_memory(prefix)
+
+
+def _spawn(
+    config: triton.TritonConfig, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            triton.triton_command(config),
+            env={**triton.triton_environment(config.runtime), **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class WorkerClient:
