@@ -30,6 +30,7 @@ class Plan:
         seconds: from the first call to the last one's begin.
         every: from the end of a fault to the next one, seconds; also before the first and after the last one.
         limit_s: the deadline of each call.
+        faults_min: how many faults there are in any case; a run takes longer than ``seconds`` for them.
     """
 
     topology: Topology
@@ -38,6 +39,7 @@ class Plan:
     seconds: float
     every: float
     limit_s: float
+    faults_min: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,11 @@ async def run_fault(name: str, plan: Plan, calm: CalmAnswers, root: Path) -> Lin
 async def _strike_again_and_again(
     name: str, fault: Fault, mesh: FaultMesh, plan: Plan
 ) -> list[float]:
-    """When each fault began. The last one is over ``every`` before the end, if there is time for more than one."""
+    """When each fault began. Behind the first `Plan.faults_min` the last one is over ``every`` before the end."""
     begun = time.monotonic()
     times: list[float] = []
     await asyncio.sleep(plan.every)
-    while not times or time.monotonic() + plan.every < begun + plan.seconds:
+    while len(times) < plan.faults_min or time.monotonic() + plan.every < begun + plan.seconds:
         times.append(time.monotonic())
         _say(f"{times[-1] - begun:6.1f} s  {name}: {fault.about}")
         try:
