@@ -5,10 +5,11 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from tests.sluice.cli.commands import BOUND_S, process
+from tests.sluice.cli.commands import BOUND_S, Ran, process
 from tests.support.scripted import Hold, ScriptedService, delta, finished, started
 
 PRODUCT = ("batcher", "gateway", "jobs", "learning", "model_workers", "simulator", "supervisor")
@@ -25,7 +26,8 @@ MISSING = (
     "yaml",
 )
 BARE = f"""
-import importlib.abc, sys
+import importlib.abc, io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -34,65 +36,76 @@ class Missing(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Missing())
 from sluice.cli.main import run
-sys.exit(run(sys.argv[1:]))
+
+results = []
+for words in json.load(sys.stdin):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = run(words)
+    results.append((code, out.getvalue(), err.getvalue()))
+json.dump(results, sys.stdout)
 """
-"""The command where only the client is installed, with typer and what that needs: rich and pydantic."""
+"""Runs command lines where only the client is installed, with typer and what that needs: rich and pydantic."""
+LOADED = f"""
+import importlib, json, sys
 
-
-def loaded_by(code: str) -> list[str]:
-    seen = f"import sys; {code}; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", seen], capture_output=True, check=True, text=True)
-    unwanted = {*PRODUCT, *HEAVY, "nats", "tritonclient"}
-    return [name for name in ran.stdout.split() if name in unwanted]
-
-
-def bare(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BARE, *words]
-    return subprocess.run(command, capture_output=True, check=False, text=True)
-
-
-@pytest.mark.parametrize(
-    "module",
-    ["client", *(f"cli.{name}" for name in ("main", "generate", "chat", "mesh", "explain"))],
+loaded = {{}}
+for name in sys.argv[1:]:
+    importlib.import_module("sluice." + name)
+    loaded[name] = sorted({ {*PRODUCT, *HEAVY, "nats", "tritonclient"} } & sys.modules.keys())
+json.dump(loaded, sys.stdout)
+"""
+MODULES = (
+    "client",
+    *(f"cli.{name}" for name in ("main", "generate", "chat", "mesh", "explain")),
+    *(f"cli.{name}" for name in ("safety", "drift", "evaluate", "demo", "process")),
 )
-def test_the_client_and_its_commands_load_nothing_heavy(module: str) -> None:
-    assert loaded_by(f"import sluice.{module}") == []
 
 
-@pytest.mark.parametrize("module", ["safety", "drift", "evaluate", "demo", "process"])
-def test_other_commands_load_nothing_heavy_before_they_run(module: str) -> None:
-    assert loaded_by(f"import sluice.cli.{module}") == []
+def bare(*lines: Sequence[str]) -> list[Ran]:
+    """How each command line ends, one after the other in one process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BARE],
+        input=json.dumps(lines),
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [Ran(*result) for result in json.loads(ran.stdout)]
+
+
+def test_the_client_and_modules_of_commands_load_nothing_heavy_before_they_run() -> None:
+    command = [sys.executable, "-c", LOADED, *MODULES]
+    ran = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert json.loads(ran.stdout) == {name: [] for name in MODULES}
 
 
 def test_without_extras_the_commands_of_the_client_work() -> None:
-    listed = bare("--help")
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert "generate" in listed.stdout
-    for words in (["models"], ["generate", "p"], ["explain", "req-1"], ["safety", "check", "p"]):
-        asked = bare(*words, "--address", "127.0.0.1:1")
-        assert asked.returncode == 1
-        assert asked.stderr.startswith("sluice: TRANSPORT_UNAVAILABLE: "), words
+    lines = ["models"], ["generate", "p"], ["explain", "req-1"], ["safety", "check", "p"]
+    listed, *asked = bare(["--help"], *([*words, "--address", "127.0.0.1:1"] for words in lines))
+    assert (listed.code, listed.err) == (0, "")
+    assert "generate" in listed.out
+    for words, ran in zip(lines, asked, strict=True):
+        assert ran.code == 1
+        assert ran.err.startswith("sluice: TRANSPORT_UNAVAILABLE: "), words
 
 
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        (["up"], "mesh"),
-        (["status"], "mesh"),
-        (["demo"], "mesh"),
-        (["record", "--out", "/dev/null"], "mesh"),
-        (["simulate"], "mesh"),
-        (["eval", "--address", "127.0.0.1:1"], "mesh"),
-        (["gateway", "--config", "c.yaml"], "gateway"),
-        (["batcher", "--config", "c.yaml"], "batcher"),
-        (["worker", "--config", "c.yaml"], "worker"),
-    ],
-)
-def test_a_command_says_which_extra_it_needs(words: list[str], extra: str) -> None:
-    ran = bare(*words)
-    assert ran.returncode == 1
-    assert ran.stderr.startswith(f"sluice: NOT_INSTALLED: needs `pip install 'sluice[{extra}]'`")
-    assert len(ran.stderr.splitlines()) == 1
+def test_a_command_says_which_extra_it_needs() -> None:
+    needs = {
+        "up": "mesh",
+        "status": "mesh",
+        "demo": "mesh",
+        "record --out /dev/null": "mesh",
+        "simulate": "mesh",
+        "eval --address 127.0.0.1:1": "mesh",
+        "gateway --config c.yaml": "gateway",
+        "batcher --config c.yaml": "batcher",
+        "worker --config c.yaml": "worker",
+    }
+    for ran, extra in zip(bare(*map(str.split, needs)), needs.values(), strict=True):
+        assert ran.code == 1
+        says = f"sluice: NOT_INSTALLED: needs `pip install 'sluice[{extra}]'`"
+        assert ran.err.startswith(says)
+        assert len(ran.err.splitlines()) == 1
 
 
 async def test_text_comes_as_it_is_sent() -> None:
