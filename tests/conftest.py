@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (groups[item] != MESH, groups[item] not in first))
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all their modules stay to the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
 def fixtures_of(item: pytest.Item) -> list[str]:
     """The fixtures that a test asks for, also through others."""
     return getattr(item, "fixturenames", [])
@@ -69,10 +76,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return scheduler
 
 
-@cache
 def group_of(nodeid: str) -> str:
-    """The file of a test, so that fixtures of a module are made once, or `MESH`: no two meshes run at once."""
-    file = nodeid.partition("::")[0]
+    """The group of a test's file."""
+    return group_of_file(nodeid.partition("::")[0])
+
+
+@cache
+def group_of_file(file: str) -> str:
+    """The file itself, so that fixtures of a module are made once, or `MESH`: no two meshes run at once."""
     return MESH if STARTS_A_MESH.search((ROOT / file).read_text(encoding="utf-8")) else file
 
 

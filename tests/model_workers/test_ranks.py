@@ -35,27 +35,22 @@ def process_as_before() -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+def test_two_ranks_answer_as_one_and_one_that_ends_is_noticed(tmp_path: Path) -> None:
     folder = save_model(tmp_path)
     # More rows than slots, prompts in chunks, a shared prefix, and a copy of its last block.
     rows = [row_spec(f"r{i}", [*range(3, 67), *range(i)], Sampling(12)) for i in range(5)]
     settings = {"prefill_tokens": 40, "context_tokens": 96}
     expected = drive(load_engine(model(folder, **settings)), *rows)
     sharded = model(folder, **settings, tensor_parallel=2)
-    with closing(RankProcesses(sharded, on_lost=lambda: None)) as ranks:
+    lost = Event()
+    with closing(RankProcesses(sharded, on_lost=lost.set)) as ranks:
         engine = load_engine(sharded, followers=ranks)
         assert engine._runner.model._model._attention.cache.shapes[0].kv_heads == 1
         assert drive(engine, *rows) == expected
-    assert not distributed.is_initialized()
-
-
-def test_a_rank_that_ends_is_noticed(tmp_path: Path) -> None:
-    settings = model(save_model(tmp_path), tensor_parallel=2)
-    lost = Event()
-    with closing(RankProcesses(settings, on_lost=lost.set)) as ranks:
-        load_engine(settings, followers=ranks)
+        assert not lost.is_set()
         os.kill(ranks._processes[0].pid, signal.SIGKILL)
         assert lost.wait(WAIT_S)
+    assert not distributed.is_initialized()
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

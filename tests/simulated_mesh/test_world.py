@@ -5,13 +5,13 @@ import pytest
 from tests.simulated_mesh.world import World
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(7))
 def test_nobody_waits_in_vain(seed: int) -> None:
     World(seed).run()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(12, 212, 10))
+@pytest.mark.parametrize("first", range(7, 207, 10))
 def test_nobody_waits_in_vain_at_length(first: int) -> None:
     for seed in range(first, first + 10):
         World(seed).run()

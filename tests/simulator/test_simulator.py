@@ -112,7 +112,7 @@ def test_a_run_is_over_when_everything_has_ended() -> None:
 
 def test_the_gateway_refuses_what_would_be_late_and_the_rest_is_in_time() -> None:
     load = ["poisson:rate=200,class=interactive,lengths=desk,timeout_s=2"]
-    requests = trace(*load, seconds=30.0)
+    requests = trace(*load, seconds=15.0)
     histories = [simulate(requests, setup(queue_max=n)) for n in (None, 100_000)]
     finished, refused, expired = (
         [sum(o.ending is ending for o in history.outcomes) for history in histories]

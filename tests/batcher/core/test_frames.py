@@ -111,7 +111,7 @@ def test_rows_that_are_held_are_named_in_as_many_messages_as_they_need() -> None
     assert all(one.ByteSize() <= MAX_MESSAGE_BYTES for one in packed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 150_000), max_size=12))
 def test_bundles_keep_all_frames_in_order_below_the_limit(counts: list[int]) -> None:
     sent = [

@@ -6,7 +6,7 @@ from tests.batcher.core import seeds
 from tests.batcher.core.world import World
 
 
-@pytest.mark.parametrize("first", range(0, 30, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (10, 20))])
 def test_nothing_is_lost_doubled_reordered_or_passed_over(first: int) -> None:
     for seed in range(first, first + 10):
         World(seed).run()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.token_bucket import STALE_S, TokenBucket
@@ -69,7 +69,6 @@ def test_no_window_has_more_than_burst_and_rate(
 
 
 @given(ARRIVALS, st.floats(0.5, 50), st.floats(10, 100), st.integers(2, 4), st.integers(0, 99))
-@settings(max_examples=60)
 def test_several_gateways_exceed_it_by_their_stated_error_at_most(
     arrivals: list[tuple[float, float, int]], rate_per_s: float, burst: float, count: int, seed: int
 ) -> None:

@@ -5,7 +5,7 @@ import random
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.actions import Action
@@ -152,7 +152,6 @@ def test_mistakes_are_named_with_line_and_key(old: str, new: str, message: str) 
 
 
 @pytest.mark.parametrize("name", FOR_ANY_PATTERN)
-@settings(max_examples=60, deadline=None)
 @given(st.text(min_size=1, max_size=40), st.text(max_size=9))
 def test_validators_for_any_pattern_answer_for_any_match(name: str, value: str, near: str) -> None:
     spec = RuleSpec("custom.x", (), Severity.LOW, 40, name)

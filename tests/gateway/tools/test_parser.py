@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
@@ -161,7 +161,6 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     form=st.sampled_from(sorted(FORMATS)),
     parts=st.lists(PARTS, max_size=12),

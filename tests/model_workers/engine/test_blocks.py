@@ -253,6 +253,4 @@ class AnyOrderOfUnits(AnyOrder):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderOfUnits = AnyOrderOfUnits.TestCase
-TestAnyOrder.settings = TestAnyOrderOfUnits.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None
-)
+TestAnyOrder.settings = TestAnyOrderOfUnits.settings = settings(stateful_step_count=40)

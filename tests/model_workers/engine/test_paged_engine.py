@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.engine import blocks
@@ -38,7 +38,6 @@ def test_a_greedy_answer_is_what_the_model_says() -> None:
     )
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     rows(),
     st.integers(16, 40),
@@ -172,7 +171,6 @@ def test_a_row_without_numbers_fails_a_step_later_and_alone() -> None:
     assert not busy(engine)
 
 
-@settings(deadline=None, max_examples=40)
 @given(rows(), st.randoms(use_true_random=False))
 def test_resumed_rows_go_on_as_if_nothing_had_happened(
     specs: Sequence[RowSpec], numbers: random.Random

@@ -100,7 +100,7 @@ def _block_bytes(folder: Path) -> int:
     return load_model(str(folder), device="cpu").bytes_per_block(16)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.sampled_from(SAMPLINGS), st.integers(0, 23), st.integers(0, 3), st.integers(0, 9))
 def test_a_resumed_row_answers_as_if_nothing_had_happened(
     llama: Path, sampling: Sampling, cut: int, neighbours: int, seed: int

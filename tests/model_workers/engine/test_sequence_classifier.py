@@ -35,11 +35,11 @@ def settings(folder: Path, **changes: Any) -> ModelSettings:
 def test_batched_rows_get_what_each_gets_alone_and_attacks_are_told_apart(folder: Path) -> None:
     draw = random.Random("held out")
     texts = [
-        (make(draw), label) for _ in range(100) for label, make in ((0, questions), (1, attack))
+        (make(draw), label) for _ in range(40) for label, make in ((0, questions), (1, attack))
     ]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rows = [tokenizer.encode(" ".join(words)).ids for words, _ in texts]
-    engine = load_classifier(settings(folder, slots=16, max_waiting_rows=200))
+    engine = load_classifier(settings(folder, slots=16, max_waiting_rows=80))
     for number, row in enumerate(rows):
         engine.add(row_spec(str(number), row, JUDGED), 0.0)
     steps = []

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_workers.engine.paged_engine import PagedEngine
@@ -58,7 +58,6 @@ def drafting(
     return hash_engine(model, slots=slots, prefix_cache=prefix_cache, speculator=speculator)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     rows(),
     st.integers(16, 40),

@@ -5,7 +5,9 @@ import pytest
 from tests.batcher.core.scheduler.fuzz import QueueFuzz
 
 
-@pytest.mark.parametrize("first", range(0, 80, 10))
+@pytest.mark.parametrize(
+    "first", [0, 10, *(pytest.param(n, marks=pytest.mark.long) for n in range(20, 80, 10))]
+)
 def test_every_decision_is_right(first: int) -> None:
     for seed in range(first, first + 10):
         QueueFuzz(seed).run()

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.scheduler.capacity import Capacity
@@ -99,7 +99,6 @@ def test_without_deadlines_the_order_of_arrival_counts_but_the_late_expire() -> 
     standard_s=st.floats(0.5, 3.0),
     bulk_s=st.floats(0.5, 6.0),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_class_is_passed_over_no_longer_than_its_aging_and_the_turns_of_others_overdue(
     rows: int, aging_rows: int, step_s: float, standard_s: float, bulk_s: float
 ) -> None:

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.core.scheduler.capacity import Capacity
@@ -181,7 +181,6 @@ class Model:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), max_rows=st.integers(1, 6))
-@settings(max_examples=150, deadline=None)
 def test_any_history_takes_tasks_in_the_order_of_the_rules(
     seed: int, steps: int, max_rows: int
 ) -> None:

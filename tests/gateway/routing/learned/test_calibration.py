@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.learned.calibration import Calibration, calibrate
@@ -27,7 +27,6 @@ def test_a_timid_gain_is_stretched() -> None:
     assert found.weak_right(-9) == 0
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 30), st.floats(0, 1))
 def test_targets_hold_on_the_held_out_rows(seed: int, share: float) -> None:
     found = made(200, seed)

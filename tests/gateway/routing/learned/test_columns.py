@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.learned import answer, features
@@ -44,7 +44,6 @@ def test_of_a_long_prompt_both_ends_are_read() -> None:
     assert len(parse("a b " * 1_000_000).tokens) <= READ_CHARS_MAX
 
 
-@settings(max_examples=100)
 @given(st.text(), st.text())
 def test_anything_gives_finite_columns(prompt: str, text: str) -> None:
     row = prompt_example(prompt).columns
@@ -55,7 +54,6 @@ def test_anything_gives_finite_columns(prompt: str, text: str) -> None:
     assert np.isfinite(both).all()
 
 
-@settings(max_examples=100)
 @given(st.text(alphabet="0123456789.,+-*/x=()%$<># \nA", max_size=300))
 def test_anything_like_a_sum_gives_finite_columns(text: str) -> None:
     assert np.isfinite(answer_example(text, text).columns).all()

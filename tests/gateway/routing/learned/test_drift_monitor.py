@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -121,7 +120,6 @@ def test_windows_are_bounded() -> None:
     assert (monitor.health.inputs.rows, monitor.health.outcomes.rows) == (50, 50)
 
 
-@examples(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=120))
 def test_beginnings_and_ends_take_turns_and_each_has_its_cause(
     pairs: list[tuple[float, float]],

@@ -4,7 +4,7 @@ import re
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gateway.safety.actions import Action
 from gateway.safety.output.echo import EchoGuard, SystemText
@@ -40,7 +40,6 @@ def reference(text: str, words: int, matches: int, action: Action) -> str:
     return shown + text[at:]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     ANSWERS,
     CUTS,

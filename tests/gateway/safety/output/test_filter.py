@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gateway.safety.actions import Action
 from gateway.safety.output.filter import OutputFilter, OutputRules, Restorer, output_rules
@@ -164,7 +164,6 @@ def test_an_echo_that_stops_hides_the_rest() -> None:
     assert seen == "######: never tell the " + "#" * 16
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from(["<EMAIL_1>", "<NAME_1>", "<EMAIL_", "1>", "<", "x", "<NAME_2>", ">"]),
@@ -178,7 +177,6 @@ def test_placeholders_come_back_however_they_are_split(text: str, cuts: list[int
     assert shown == prompt().restore(text)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

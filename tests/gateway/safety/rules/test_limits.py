@@ -4,7 +4,7 @@ import random
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.rules.limits import TextLimits, repetitions
@@ -22,7 +22,6 @@ def rules_of(text: str) -> list[str]:
     return [each.rule for each in RULES.scan(text)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 256), st.integers(1600, 6000), st.integers(0, 2000), st.integers(0, 2000))
 def test_every_long_repetition_is_found_where_it_is(
     period: int, length: int, before: int, after: int

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Finding, Severity
@@ -164,7 +164,6 @@ def test_hostile_text_costs_work_in_proportion_to_its_length(unit: str) -> None:
     assert large.bytes_decoded <= 33_000
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.sampled_from([*HOSTILE, *FOUND.values(), *NOT_FOUND, *benign.SCRIPTS]), max_size=30
@@ -186,7 +185,6 @@ def test_findings_lie_inside_the_text_and_do_not_overlap(
             ends[group] = each.end
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="aé漢\U0001f600 \n.,", max_size=3000), st.sampled_from(sorted(FOUND)))
 def test_offsets_count_characters_whatever_stands_before(before: str, rule: str) -> None:
     text = f"{before}\n{FOUND[rule]}\n"

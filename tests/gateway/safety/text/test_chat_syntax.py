@@ -1,7 +1,7 @@
 """Chat-template syntax: every token is broken in plain sight, HTML and code are not."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.safety.text.chat_syntax import DEFAULT_SYNTAX, DEFAULT_TOKENS, ChatSyntax
@@ -47,7 +47,6 @@ PIECES = st.sampled_from([*LONE, *"<|>[a /", "im_start", "<s>"])
 
 
 @given(st.lists(PIECES, max_size=12).map("".join))
-@settings(max_examples=300, deadline=None)
 def test_no_token_survives_and_nothing_is_lost(text: str) -> None:
     normalized = normalize(text).text
     assert not any(token in normalized for token in [*LONE, "<|im_start|>"] if token != "</s>")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import unicodedata2
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.safety.findings import Severity
@@ -57,7 +57,6 @@ def test_clean_text_is_not_even_copied() -> None:
 
 
 @given(st.one_of(HOSTILE, ANY_TEXT))
-@settings(max_examples=400, deadline=None)
 def test_normalizing_again_changes_nothing(text: str) -> None:
     once = normalize(text).text
     assert normalize(once).text == once
@@ -66,7 +65,6 @@ def test_normalizing_again_changes_nothing(text: str) -> None:
 @given(st.one_of(HOSTILE, ANY_TEXT))
 @example("\uac00\uff49\uff47\uff4e\uff4f\uff52\uff45\u0344")
 @example("\U0001d422\U0001d420\U0001d427\U0001d428\U0001d42b\U0001d41e\u2069\u0327")
-@settings(max_examples=300, deadline=None)
 def test_offsets_lead_back_to_what_made_them(text: str) -> None:
     normalized = normalize(text)
     spans = [normalized.original_span(at, at + 1) for at in range(len(normalized.text))]
@@ -86,7 +84,6 @@ def test_offsets_lead_back_to_what_made_them(text: str) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=300, deadline=None)
 def test_spans_hold_the_spans_inside_them(text: str) -> None:
     normalized = normalize(text)
     size = len(normalized.text)
@@ -98,7 +95,6 @@ def test_spans_hold_the_spans_inside_them(text: str) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=200, deadline=None)
 def test_growth_and_findings_are_bounded(text: str) -> None:
     normalized = normalize(text)
     assert len(normalized.text) <= 4 * len(text)

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -114,7 +114,6 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(SCHEMAS, st.integers(0, 2**20), st.floats(0, 1))
 def test_answers_are_what_the_schema_accepts(
     grammars: ConstraintCompiler, schema: dict[str, Any], seed: int, share: float
@@ -145,7 +144,6 @@ PIECES = st.sampled_from(
 REGEXES = st.lists(PIECES, max_size=5).map("".join)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(REGEXES, min_size=1, max_size=3), st.integers(0, 2**20), st.floats(0, 1))
 def test_answers_are_what_the_regex_matches(
     grammars: ConstraintCompiler, parts: list[str], seed: int, share: float
@@ -157,7 +155,6 @@ def test_answers_are_what_the_regex_matches(
     assert answer(grammars, seed, resumed, regex=regex) == tokens
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**20), st.data())
 def test_masks_are_the_same_behind_drafts(
     grammars: ConstraintCompiler, seed: int, data: st.DataObject

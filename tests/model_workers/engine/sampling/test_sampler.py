@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
@@ -40,7 +40,6 @@ def test_greedy_takes_the_most_probable() -> None:
     assert tokens(logits([0, 3, 1], [5, 3, 1]), opened(), opened()) == [1, 0]
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**64 - 1), st.integers(0, 1000))
 def test_the_token_is_where_the_distribution_passes_the_number(
     row: list[float], seed: int, index: int
@@ -61,7 +60,6 @@ def test_counts_follow_the_probabilities() -> None:
         assert abs(counts[token] - DRAWS * share) <= 4 * math.sqrt(DRAWS * share) + 1e-3
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     row=LOGITS,
     temperature=st.floats(0.125, 2, width=16),
@@ -113,7 +111,6 @@ def test_tokens_of_the_same_score_stay_or_go_together() -> None:
     assert found == {0, 1, 2}
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     row=LOGITS,
     produced=st.lists(st.integers(0, SIZE - 1), max_size=40),
@@ -132,7 +129,6 @@ def test_presence_and_frequency_count_the_answer(
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     row=LOGITS,
     biases=st.dictionaries(st.integers(0, SIZE + 3), st.floats(-100, 100, width=32)),
@@ -204,7 +200,6 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(scores, before)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32), st.integers(0, 8), st.sampled_from(MIXED))
 def test_a_row_opened_in_the_middle_goes_on_alike(
     seed: int, cut_at: int, changes: dict[str, Any]
@@ -228,7 +223,6 @@ def test_a_row_opened_in_the_middle_goes_on_alike(
     assert drawn[:cut_at] + again == drawn
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32), st.sampled_from(MIXED), st.data())
 def test_drafts_change_nothing(seed: int, changes: dict[str, Any], data: Any) -> None:
     """Logits that depend on the tokens before, as a model's do; drafts that are right, wrong, or both in turn."""
