@@ -28,8 +28,8 @@ upload is before. Every answer of `throughput` and `interactive` has exactly `AN
               every 10 s for --seconds s (180): batcher, worker (one standby), gateway, NATS, jobs. ours: tokens of
               answers that the workers computed beyond those of the calm run of the same job, a share of them (bound:
               0.05). `also`: `missing` (items without exactly one result), `different` (answers that are not those
-              of the calm run), `resume_max_s` (longest time from a kill to the next item that is written; bound: 5),
-              `kills` (how many) and the seconds that both runs took.
+              of the calm run), `resume_max_s` (longest time from a kill to the next item that is computed and written;
+              bound: 5), `kills` (how many) and the seconds that both runs took.
 """
 
 import argparse

@@ -10,7 +10,12 @@ import grpc
 from google.rpc import status_pb2
 
 from jobs.core.window import Entry
-from sluice.client.channel import bearer_metadata, error_of, open_aio
+from sluice.client.channel import (
+    RECONNECT_IN_MESH_MS_MAX,
+    bearer_metadata,
+    error_of,
+    open_aio,
+)
 from sluice.errors import SluiceError, TransportUnavailable, from_status
 from sluice.internal.v1.items_pb2 import RunRequest, RunResponse
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
@@ -38,7 +43,9 @@ class Gateways:
     def __init__(self, address: str, mesh_key: str | None = None, tls: Path | None = None) -> None:
         """``tls``: folder of this process's certificate for calls between processes."""
         self.metadata = bearer_metadata(mesh_key)
-        self._channel = open_aio(address, channel_credentials(tls))
+        self._channel = open_aio(
+            address, channel_credentials(tls), reconnect_ms_max=RECONNECT_IN_MESH_MS_MAX
+        )
         self.stub: Any = ItemsServiceStub(self._channel)  # its types are those of blocking calls
         self.models = InferenceServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)

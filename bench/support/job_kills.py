@@ -5,29 +5,37 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
+import nats
+from nats.aio.msg import Msg
 
 from bench.faults.mesh import FaultMesh, Topology
 from bench.faults.registry import FAULTS
 from bench.faults.start import fault_mesh
 from bench.support.harness import Figure, machine
-from bench.support.job_client import JobClient, Line, job_client, task_lines
+from bench.support.job_client import JobClient, Line, Outcome, job_client, task_lines
 from bench.support.triton_direct import DirectWorker
-from sluice.errors import SluiceError
+from sluice.internal.v1.job_pb2 import JobSegment
 from sluice.internal.v1.worker_pb2 import WorkerCounts
 from sluice.startup import LOOPBACK
+from sluice.wire import subjects
+from sluice.wire.codec import unpack
 
 KINDS: Final = ("batcher", "worker", "gateway", "nats", "jobs")
 TOKENS: Final = 16
 EVERY_S: Final = 10.0
-POLL_S: Final = 0.1
 RETRY_S: Final = 0.2
+SILENT_S: Final = 2.0
+SETTLED_S: Final = 0.5
+"""What was computed before a kill is written by then."""
+GONE_S: Final = 60.0
+"""A job that does not go on for so long is given up."""
 CALM_ITEMS: Final = 200
 """Of a job that warms the mesh up."""
 MODEL: Final = "small"
@@ -63,10 +71,50 @@ class TokenMeter:
             with suppress(grpc.RpcError, ConnectionError, TimeoutError, AssertionError):
                 async with DirectWorker(address, MODEL, heartbeat_ms=100) as worker:
                     while not self._closed:
-                        report = await worker.report()
+                        async with asyncio.timeout(SILENT_S):  # a killed one may say nothing
+                            report = await worker.report()
                         if report.HasField("counts"):
                             self._counts[report.worker] = report.counts
             await asyncio.sleep(RETRY_S)
+
+
+class Written:
+    """When the mesh has written results: NATS tells everybody who listens."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._changed = asyncio.Event()
+
+    async def after(self, at: float) -> float:
+        """When items were written for the first time after ``at``, monotonic seconds."""
+        while self._at <= at:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._at
+
+    async def note(self, message: Msg) -> None:
+        """A segment came."""
+        if unpack(JobSegment, message.data).outcomes:
+            self._at = time.monotonic()
+            self._changed.set()
+
+
+@asynccontextmanager
+async def written(mesh: FaultMesh) -> AsyncIterator[Written]:
+    """Listens to ``mesh`` for as long as the block runs."""
+
+    async def ignore(_: Exception) -> None:
+        """NATS is killed too."""
+
+    seen = Written()
+    client = await nats.connect(
+        mesh.nats_urls, error_cb=ignore, reconnect_time_wait=0.05, max_reconnect_attempts=-1
+    )
+    try:
+        await client.subscribe(f"{subjects.JOB_RESULTS}.>", cb=seen.note)
+        yield seen
+    finally:
+        await client.close()
 
 
 @dataclass
@@ -76,7 +124,7 @@ class Run:
     Attributes:
         answers: ids and texts, in order.
         tokens: that the workers computed.
-        resumes: seconds from each kill to the next item that was written.
+        resumes: seconds from each kill to the next item that was computed after it and written, at least `SETTLED_S`.
     """
 
     answers: list[tuple[str, str]] = field(default_factory=list)
@@ -146,14 +194,8 @@ async def _run(
         before, begun = meter.computed, time.monotonic()
         job = await jobs.submit(lines)
         ending = asyncio.ensure_future(jobs.end(job))
-        while kind is not None and time.monotonic() < begun + seconds:
-            await asyncio.wait([ending], timeout=EVERY_S)
-            if ending.done():
-                break
-            run.resumes.append(await _kill(mesh, jobs, job, kind))
-            _say(
-                f"{time.monotonic() - begun:6.1f} s  {kind} killed, on after {run.resumes[-1]:.2f} s"
-            )
+        if kind is not None:
+            await _kill_for(seconds, mesh, kind, ending, run.resumes)
         await ending
         run.took_s = time.monotonic() - begun
         _say(f"{run.took_s:6.1f} s  {len(lines):,} items, {kind or 'nothing'} killed")
@@ -165,18 +207,27 @@ async def _run(
     return run
 
 
-async def _kill(mesh: FaultMesh, jobs: JobClient, job: str, kind: str) -> float:
-    """Seconds to the next item that is written; those that were computed before do not count."""
-    killed_at = time.monotonic()
-    await FAULTS[f"{kind}-kill"].strike(mesh)
-    mark: int | None = None
-    while True:
-        with suppress(SluiceError):
-            progress = await jobs.progress(job)
-            if mark is not None and progress.succeeded > mark:
-                return time.monotonic() - killed_at
-            mark = progress.succeeded if mark is None else mark
-        await asyncio.sleep(POLL_S)
+async def _kill_for(
+    seconds: float, mesh: FaultMesh, kind: str, ending: asyncio.Future[Outcome], into: list[float]
+) -> None:
+    """Kills every now and then until the time, or the job, is over."""
+    begun = time.monotonic()
+    async with written(mesh) as seen:
+        while time.monotonic() < begun + seconds:
+            await asyncio.wait([ending], timeout=EVERY_S)
+            if ending.done():
+                return
+            killed_at = time.monotonic()
+            await FAULTS[f"{kind}-kill"].strike(mesh)
+            going = asyncio.ensure_future(seen.after(killed_at + SETTLED_S))
+            waits: set[asyncio.Future[Any]] = {going, ending}
+            await asyncio.wait(waits, timeout=GONE_S, return_when=asyncio.FIRST_COMPLETED)
+            if not going.done():
+                going.cancel()
+                if ending.done():
+                    return
+            into.append(going.result() - killed_at if going.done() else GONE_S)
+            _say(f"{killed_at - begun:6.1f} s  {kind} killed, on after {into[-1]:.2f} s")
 
 
 def _say(text: str) -> None:

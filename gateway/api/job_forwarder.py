@@ -12,7 +12,12 @@ import grpc
 from gateway.api.interceptor import STATUS_DETAILS, abort
 from gateway.api.metadata import metadata_of
 from gateway.identity.caller import JOB_READS, MESH, Caller, current_caller
-from sluice.client.channel import bearer_metadata, error_of, open_aio
+from sluice.client.channel import (
+    RECONNECT_IN_MESH_MS_MAX,
+    bearer_metadata,
+    error_of,
+    open_aio,
+)
 from sluice.defaults import ALL_TENANTS_METADATA, TENANT_METADATA
 from sluice.errors import JobsDisabled, SluiceError, TransportUnavailable
 from sluice.settings import JobsSettings
@@ -99,7 +104,9 @@ class JobForwarder(grpc.GenericRpcHandler):
         if self._address.endswith(":0"):
             raise JobsDisabled("this mesh runs no jobs: set jobs.replicas, or jobs.address")
         if self._channel is None:
-            self._channel = open_aio(self._address, self._credentials)
+            self._channel = open_aio(
+                self._address, self._credentials, reconnect_ms_max=RECONNECT_IN_MESH_MS_MAX
+            )
         return self._channel
 
 

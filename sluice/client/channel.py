@@ -44,7 +44,6 @@ _HANDSHAKE: Final = re.compile(r"Socket closed|handshake|CERTIFICATE|SSL", re.IG
 _OPTIONS: Final = (
     # gRPC's own waits (1 s, growing to 120 s) would make our tries fail without a connection attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
     # The shortest wait for a new connection is also how long it may take.
     ("grpc.min_reconnect_backoff_ms", 3000),
     # The addresses behind a name are read again when a connection is lost, or is too old for its gateway.
@@ -57,6 +56,10 @@ _OPTIONS: Final = (
     # A call's embeddings are up to 2048 of some 4096 numbers each.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
+RECONNECT_MS_MAX: Final = 2000
+"""The longest wait of a client before it connects again."""
+RECONNECT_IN_MESH_MS_MAX: Final = 250
+"""The same of processes of a mesh: the other one is started again at once, and a few know each other."""
 _SPREAD: Final = (("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),)
 """Calls are spread over all gateways that can be reached."""
 
@@ -98,9 +101,14 @@ def _file(field: str, path: str) -> bytes:
     return content
 
 
-def open_aio(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+def open_aio(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    reconnect_ms_max: int = RECONNECT_MS_MAX,
+) -> grpc.aio.Channel:
     """A channel for asyncio; made inside the running loop."""
-    target, options = target_of(address), _options_of(address)
+    target, options = target_of(address), _options_of(address, reconnect_ms_max)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     options = (*options, *_name_of(address))
@@ -109,7 +117,7 @@ def open_aio(address: str, credentials: grpc.ChannelCredentials | None = None) -
 
 def open_blocking(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
     """A channel for threads."""
-    target, options = target_of(address), _options_of(address)
+    target, options = target_of(address), _options_of(address, RECONNECT_MS_MAX)
     if credentials is None:
         return grpc.insecure_channel(target, options=options)
     return grpc.secure_channel(target, credentials, options=(*options, *_name_of(address)))
@@ -146,9 +154,10 @@ def has_several(address: str) -> bool:
     return "," in address or not _is_one(host)
 
 
-def _options_of(address: str) -> tuple[tuple[str, str | int], ...]:
+def _options_of(address: str, reconnect_ms_max: int) -> tuple[tuple[str, str | int], ...]:
+    options = (*_OPTIONS, ("grpc.max_reconnect_backoff_ms", reconnect_ms_max))
     # To one gateway gRPC's default policy connects again with the next call, without a wait.
-    return _OPTIONS + _SPREAD if has_several(address) else _OPTIONS
+    return options + _SPREAD if has_several(address) else options
 
 
 def _is_one(host: str) -> bool:
