@@ -4,14 +4,19 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Semaphore
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from sluice.startup import free_port
 from sluice.telemetry import catalog
+from sluice.telemetry.metrics import measuring
 from sluice.telemetry.registry import MetricRegistry
 from sluice.telemetry.tracing import start_tracing
 
@@ -19,8 +24,8 @@ WAIT_S = 20.0
 Export = Callable[[grpc.ServicerContext], None]
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An endpoint that does something else than to take spans."""
+class Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    """Does something else than to take spans."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
@@ -32,11 +37,27 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
+class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """The same with metrics."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+
+    def Export(
+        self,
+        request: metrics_service_pb2.ExportMetricsServiceRequest,
+        context: grpc.ServicerContext,
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        self._export(context)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 @contextmanager
 def collector(export: Export) -> Iterator[str]:
     """Gives the endpoint."""
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(export), server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(export), server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(export), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
@@ -116,3 +137,23 @@ def test_who_ends_a_span_waits_for_nothing(
         counted = lost(registry)
     assert (counted[""] + counted["queue_full"], counted["export_failed"]) == (24, 0)
     assert not [one for one in caplog.records if one.name.startswith("sluice.")]
+
+
+def test_that_metrics_are_not_taken_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    came = Semaphore(0)
+
+    def fail(context: grpc.ServicerContext) -> None:
+        came.release()
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "traces alone")
+
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+    monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
+    with collector(fail) as endpoint, caplog.at_level(logging.INFO):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        with measuring("sluice-test", "one") as metrics:
+            metrics.registry.counter(catalog.REQUESTS)["", "bulk", "stop"] += 1
+            assert all(came.acquire(timeout=WAIT_S) for _ in range(3))
+    (said,) = [one.message for one in caplog.records if one.name.startswith("sluice.")]
+    assert said == f"{endpoint} does not take metrics: they are dropped"
