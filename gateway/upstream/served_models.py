@@ -28,6 +28,7 @@ class ServedModels:
         self._loads = loads
         self._streams = streams
         self._rows = rows
+        self._reloaded = False
         self._replaced: dict[str, float] = {}
         """When, by task name."""
         self._tell_names()
@@ -36,6 +37,7 @@ class ServedModels:
         """Requests from now on get ``models``."""
         before, now = self._current(), time.monotonic()
         self._catalog.use(models, default)
+        self._reloaded = True
         self._replaced |= dict.fromkeys(before, now)
         for name in self._current():
             self._replaced.pop(name, None)
@@ -50,7 +52,8 @@ class ServedModels:
                 for name, at in self._replaced.items()
                 if oldest <= at or now < at + PREPARE_S
             }
-        return {*self._current(), *self._replaced, *self._rows.task_names}
+        rows = self._rows.task_names if self._reloaded else ()
+        return {*self._current(), *self._replaced, *rows}
 
     def _current(self) -> list[str]:
         return [model.settings.task_name for model in self._catalog.served.values()]

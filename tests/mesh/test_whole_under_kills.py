@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from sluice.errors import SluiceError, UnknownModel
 from sluice.settings import Settings
 from sluice.telemetry import names
 from sluice.telemetry.whole import faults
+from sluice.v1.jobs_pb2 import JobInput, JobSpec
 from supervisor.health import wait_until_serving
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import TOGETHER, environment, kill, small_settings
@@ -76,6 +78,17 @@ async def calls_of_every_kind(mesh: Mesh) -> None:
             await client.generate("classify: z", model="large", timeout_s=0.001).answer()
         async with client.generate("classify: z", model="large", min_tokens=TOKENS) as stream:
             await anext(stream)  # cancelled by its caller behind its first event
+        await run_job(client)
+
+
+async def run_job(client: AsyncClient) -> None:
+    items = [json.dumps({"id": f"i{n}", "prompt": f"classify: item {n}"}) for n in range(4)]
+    upload = await client.jobs.upload("in.jsonl", lambda: ["\n".join(items).encode()])
+    spec = JobSpec(model="small", input=JobInput(upload_id=upload))
+    job = await client.jobs.create(spec, "")
+    async for seen in client.jobs.watch(job.id):
+        job = seen
+    assert job.progress.succeeded == len(items)
 
 
 def faults_of(spans: Iterable[SpanRecord]) -> dict[str, list[str]]:
@@ -85,6 +98,10 @@ def faults_of(spans: Iterable[SpanRecord]) -> dict[str, list[str]]:
     known = {(span.trace_id, span.span_id) for trace in traces.values() for span in trace}
     told = {one: faults([s.of_trace() for s in trace], known) for one, trace in traces.items()}
     return {one: found for one, found in told.items() if found}
+
+
+def jobs_of(spans: Iterable[SpanRecord]) -> set[str]:
+    return {span.span_id for span in spans if span.name == names.SPAN_JOB}
 
 
 async def test_every_trace_is_whole_when_processes_are_killed(tmp_path: Path) -> None:
@@ -114,6 +131,7 @@ async def test_every_trace_is_whole_when_processes_are_killed(tmp_path: Path) ->
     causes = {root.attributes[names.RECOVERED_FROM] for root in recovered}
     assert causes == {"worker", "batcher"}
     assert all(root.attributes[names.RECOVERED_GAP_S] for root in recovered)
+    assert sum(root.parent_id in jobs_of(spans) for root in roots) == 4
     ends = {span.attributes.get(names.END) for span in spans if span.name == names.SPAN_ATTEMPT}
     assert ends >= {"answered", "gateway_lost", "cancelled"}
     assert "lost" in {s.attributes.get(names.END) for s in spans if s.name == names.SPAN_BATCH}
