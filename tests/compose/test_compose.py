@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import podman_compose
 import pytest
 import yaml
+from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
 from sluice.settings import load, otlp_http_endpoint
@@ -37,13 +39,18 @@ def text_of(service: dict[str, Any]) -> str:
     return json.dumps(service)
 
 
-def schema_problems(document: object) -> list[str]:
+@cache
+def compose_validator() -> Validator:
     # check-jsonschema carries the schema of the compose specification (Apache-2.0).
     vendored = importlib.resources.files("check_jsonschema") / "builtin_schemas/vendor"
     schema = json.loads((vendored / "compose-spec.json").read_text(encoding="utf-8"))
     validator = validator_for(schema)
     validator.check_schema(schema)
-    return [error.message for error in validator(schema).iter_errors(document)]
+    return validator(schema)
+
+
+def schema_problems(document: Any) -> list[str]:
+    return [error.message for error in compose_validator().iter_errors(document)]
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
