@@ -152,8 +152,8 @@ def figures(tenants: list[Tenant], options: argparse.Namespace) -> list[Figure]:
     excess = 100 * max(late[one.name] for one in tenants) / allowed - 100
     refused = sum(one.ends["LIMIT"] for one in modest)
     return [
-        Figure("limit_excess_percent", excess, 5.0, None, "%", 1, machine(), note, {}, also),
-        Figure("limit_refusals_below", refused, 0.0, None, "calls", 1, machine(), note),
+        Figure("limit_excess_percent", excess, None, None, "%", 1, machine(), note, {}, also),
+        Figure("limit_refusals_below", refused, None, None, "calls", 1, machine(), note),
     ]
 
 

@@ -23,6 +23,7 @@ SHORT = {
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
     "jobs": ["--runs", "1", "--items", "200", "dedupe"],
+    "limits": ["--minutes", "0.2", "--tenants", "2", "--burst", "10"],
     "mesh": ["--runs", "1"],
     "processes": ["--runs", "1"],
     "overload": ["--runs", "1", "--seconds", "1"],

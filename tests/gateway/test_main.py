@@ -1,6 +1,7 @@
 """The process: what it says when it cannot start, and how it ends."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -105,6 +106,21 @@ def test_an_address_for_other_machines_is_served_encrypted_to_callers_who_say_wh
     key = authority.of("gateway") / "tls.key"
     key.write_bytes((authority.of("other") / "tls.key").read_bytes())
     assert f"{key}: is not the key of " in fails(capsys, path)
+
+
+def test_keys_that_cannot_be_read_are_one_line_with_their_file(
+    nats_server: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jwks = tmp_path / "jwks.json"
+    jwt = [{"issuer": "https://login.example.org", "audience": "sluice", "jwks": str(jwks)}]
+    monkeypatch.setenv("SLUICE_IDENTITY__JWT", json.dumps(jwt))
+    path = config(tmp_path, model_folder, nats_server, "127.0.0.1:0")
+    line = fails(capsys, path)
+    assert line.startswith(f"gateway: identity.jwt.0.jwks: {jwks} cannot be used: No such file")
 
 
 def test_an_id_that_cannot_be_a_subject_is_refused(

@@ -4,13 +4,16 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
+from sluice import tls
 from sluice.errors import SettingsError
 from sluice.tls import (
     AUTHORITIES,
@@ -113,6 +116,14 @@ async def test_renewed_files_are_served_and_broken_ones_are_not(
     ]
 
 
+class _LastYear(datetime):
+    """A clock that is a year late."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) - timedelta(days=365)
+
+
 def test_each_bad_file_is_one_line_that_names_it(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +140,10 @@ def test_each_bad_file_is_one_line_that_names_it(
         read_pair(folder)
     monkeypatch.undo()
     authority.issue("server")
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "datetime", _LastYear)
+        with pytest.raises(SettingsError, match=f"{folder / CERTIFICATE}: .*compare the clocks"):
+            read_pair(folder)
     (folder / AUTHORITIES).unlink()
     with pytest.raises(SettingsError, match=f"{folder / AUTHORITIES}: cannot be read"):
         channel_credentials(folder)
