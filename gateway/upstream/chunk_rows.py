@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
 from gateway.audio.chunks import JoinedTexts
-from gateway.streaming.attempt import ModelAttempt
+from gateway.streaming.attempt import RETRY_AFTER_S, ModelAttempt
 from gateway.streaming.stream import Stream
 from gateway.upstream.rows import InternalRow, RequestContext, Upstream, attempt_headers
-from sluice.errors import InternalError, SluiceError
+from sluice.errors import InternalError, Overloaded, SluiceError
 from sluice.internal.v1.frame_pb2 import ROW_END_LENGTH, ROW_END_STOP, Frame
 from sluice.v1.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 
@@ -82,12 +82,17 @@ class ChunkRows:
         self._frame(self._joined.end(), ended=True)
 
     async def _chunk(self, number: int, headers: Mapping[str, str]) -> InternalRow:
-        row_id = f"{self._context.request_id}-c{number}"
-        row = InternalRow(
-            *(self._upstream, self._request, self._prepared.chunks[number], row_id),
-            self._context.deadline,
-        )
-        await row.answer(headers)
+        """A chunk's row that has ended. The request was taken: where batchers have no room now, it waits for some."""
+        prepared, name = self._prepared.chunks[number], f"{self._context.request_id}-c{number}"
+        for tries in count():
+            row_id, deadline = f"{name}-{tries}" if tries else name, self._context.deadline
+            row = InternalRow(self._upstream, self._request, prepared, row_id, deadline)
+            try:
+                await row.answer(headers)
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after_s or RETRY_AFTER_S)
+            else:
+                break
         return row
 
     def _take(self, row: InternalRow) -> None:

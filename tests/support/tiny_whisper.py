@@ -34,8 +34,8 @@ GENERATION: Final[dict[str, Any]] = {
 }
 
 
-def tiny_whisper(seed: int = 0, **generation: Any) -> Any:
-    """The model; the same seed gives the same weights."""
+def tiny_whisper(seed: int = 0, chunk_s: int = CHUNK_S, **generation: Any) -> Any:
+    """The model, which hears ``chunk_s`` at a time; the same seed gives the same weights."""
     # Imported here: a gateway reads its folder without them.
     import torch
     from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
@@ -44,7 +44,7 @@ def tiny_whisper(seed: int = 0, **generation: Any) -> Any:
     config = WhisperConfig(
         vocab_size=VOCABULARY, d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64,
         decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4, num_mel_bins=16,
-        max_source_positions=50 * CHUNK_S, max_target_positions=POSITIONS, init_std=0.6,
+        max_source_positions=50 * chunk_s, max_target_positions=POSITIONS, init_std=0.6,
         decoder_start_token_id=START, eos_token_id=END, pad_token_id=END, bos_token_id=END,
         suppress_tokens=None, begin_suppress_tokens=None,
     )  # fmt: skip
@@ -53,26 +53,26 @@ def tiny_whisper(seed: int = 0, **generation: Any) -> Any:
     return model
 
 
-def extractor() -> Any:
+def extractor(chunk_s: int = CHUNK_S) -> Any:
     """Its feature extractor."""
     from transformers import WhisperFeatureExtractor
 
-    return WhisperFeatureExtractor(feature_size=16, chunk_length=CHUNK_S)
+    return WhisperFeatureExtractor(feature_size=16, chunk_length=chunk_s)
 
 
-def save_whisper(folder: Path, seed: int = 0, **generation: Any) -> Path:
+def save_whisper(folder: Path, seed: int = 0, chunk_s: int = CHUNK_S, **generation: Any) -> Path:
     """Writes it to ``folder`` in Hugging Face layout, with a tokenizer of words " w0", " w1" and so on."""
     save_whisper_files(folder)
-    tiny_whisper(seed, **generation).save_pretrained(folder)
-    extractor().save_pretrained(folder)
+    tiny_whisper(seed, chunk_s, **generation).save_pretrained(folder)
+    extractor(chunk_s).save_pretrained(folder)
     return folder
 
 
-def save_whisper_files(folder: Path) -> Path:
+def save_whisper_files(folder: Path, chunk_s: int = CHUNK_S) -> Path:
     """What a gateway reads of it."""
     config = {
         "model_type": "whisper", "is_encoder_decoder": True, "vocab_size": VOCABULARY,
-        "max_source_positions": 50 * CHUNK_S, "max_target_positions": POSITIONS,
+        "max_source_positions": 50 * chunk_s, "max_target_positions": POSITIONS,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from gateway.upstream import chunk_rows
-from sluice.errors import InvalidRequest, MessageTooLarge, UnknownModel
-from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
+from sluice.errors import InvalidRequest, MessageTooLarge, SafetyBlocked, UnknownModel
+from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_RETURNED, ROW_END_STOP, RowError
 from sluice.internal.v1.task_pb2 import Task
 from sluice.settings import CacheSettings
 from sluice.v1 import inference_pb2 as pb
@@ -230,6 +230,18 @@ async def test_a_pattern_over_two_chunks_is_hidden(
         assert (await call).text == " w9 w10 <PAIR_1> w13 w14 w15"
 
 
+async def test_the_text_before_the_audio_passes_the_input_safety(
+    nats_url: str, model_folder: Path, speech: Any
+) -> None:
+    rule = {"name": "pair", "pattern": "w11 w12", "action": "block", "must_match": ["w11 w12"]}
+    safety = {"rules": [rule]}
+    async with open_wire(nats_url, model_folder, more_models=[speech], safety=safety) as wire:
+        request = heard(SHORT)
+        request.audio.prompt = "w11 w12"
+        _, error = await error_of(wire.stub.GenerateText(request))
+        assert isinstance(error, SafetyBlocked)
+
+
 async def test_a_kept_answer_is_that_to_the_same_audio(
     nats_url: str, model_folder: Path, speech: Any
 ) -> None:
@@ -300,6 +312,33 @@ async def test_audio_may_be_larger_than_a_message_and_text_not(ears: Wire) -> No
     call.cancel()
     _, error = await error_of(ears.stub.GenerateText(prompt("w1 " * 500_000)))
     assert isinstance(error, MessageTooLarge)
+
+
+async def test_what_whisper_hears_at_once_fits_into_a_message_of_nats(
+    nats_url: str, model_folder: Path, tmp_path: Path
+) -> None:
+    whisper = speech_model(tmp_path, "whisper", 30)
+    async with open_wire(nats_url, model_folder, more_models=[whisper]) as wire:
+        request = heard(bytes(30 * 32_000))
+        request.model, request.audio.prompt = "whisper", "w5 " * 300
+        call = wire.stub.GenerateText(request, metadata=[("tracestate", "a=" + "b" * 200)])
+        task = await wire.batcher.task("whisper")
+        assert len(task.audio.pcm) == 960_000
+        await say(wire, task, 5, 6)
+        assert (await call).text == " w5 w6"
+
+
+async def test_a_chunk_without_room_is_sent_again(ears: Wire) -> None:
+    call = ears.stub.GenerateText(heard(LONG))
+    tasks = await tasks_of(ears, 3)
+    error = RowError(reason="OVERLOADED", message="no room")
+    await ears.batcher.send(tasks[1], frame(0, end=ROW_END_RETURNED, error=error))
+    again = await ears.batcher.task(MODEL)
+    assert again.audio == tasks[1].audio
+    await say(ears, tasks[0], 9, 10, 11, 12)
+    await say(ears, again, 11, 12, 13, 14)
+    await say(ears, tasks[2], 13, 14, 15)
+    assert (await call).text == " w9 w10 w11 w12 w13 w14 w15"
 
 
 async def test_text_is_never_routed_to_a_model_that_hears(ears: Wire) -> None:

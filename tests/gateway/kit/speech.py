@@ -8,14 +8,14 @@ from sluice.settings import ModelSettings
 from sluice.v1.inference_pb2 import AUDIO_FORMAT_PCM, AudioInput, GenerateRequest
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.wire import Wire
-from tests.support.tiny_whisper import END, save_whisper_files
+from tests.support.tiny_whisper import CHUNK_S, END, save_whisper_files
 
 MODEL = "ears"
 
 
-def speech_model(folder: Path) -> ModelSettings:
+def speech_model(folder: Path, name: str = MODEL, chunk_s: int = CHUNK_S) -> ModelSettings:
     """It, in ``folder``."""
-    return ModelSettings(name=MODEL, path=str(save_whisper_files(folder)))
+    return ModelSettings(name=name, path=str(save_whisper_files(folder, chunk_s)))
 
 
 def heard(pcm: bytes, language: str = "en", **fields: object) -> GenerateRequest:

@@ -97,6 +97,17 @@ def test_the_language_is_found_as_generate_finds_it() -> None:
         assert answers[str(n)][3:] == generated(pcm, 9)
 
 
+def test_the_language_is_never_drawn_and_words_depend_on_the_seed_alone() -> None:
+    drawn = {"temperature": 1.5, "top_p": 0.9, "seed": 5}
+    unknown: dict[str, Any] = {"prompt": (START,), "opening": OPENING}
+    rows = [row(str(n), pcm, 12, sampling=drawn, **unknown) for n, pcm in enumerate(SOUNDS)]
+    greedy = run(engine_of(), [row(str(n), pcm, 12, **unknown) for n, pcm in enumerate(SOUNDS)])
+    found = run(engine_of(), rows, 1)
+    assert found == run(engine_of(), rows, 2)
+    assert found != greedy
+    assert all(found[name][:3] == greedy[name][:3] for name in found)
+
+
 def test_the_text_before_the_audio_is_read_as_generate_reads_it() -> None:
     before = (5, 6, 7, 8)
     spec = row("1", SOUNDS[0], 10, prompt=(PREVIOUS, *before, *begin()))

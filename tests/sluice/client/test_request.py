@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluice.client.answer import ToolCall
-from sluice.client.request import Message, Tool, count_request, generate_request
+from sluice.client.request import Audio, Message, Tool, count_request, generate_request
 from sluice.errors import InvalidRequest
 from sluice.v1 import inference_pb2 as pb
 
@@ -108,3 +108,10 @@ def test_count_of_text_that_is_not_utf8() -> None:
 def test_a_schema_may_be_text_or_an_object(schema: Any) -> None:
     request = generate_request("p", {"json_schema": schema})
     assert request.sampling.json_schema == '{"type": "null"}'
+
+
+def test_speech_is_for_generate_alone() -> None:
+    request = generate_request(Audio(b"\x01\x02", language="en", pcm=True), {})
+    assert (request.audio.format, request.audio.language) == (pb.AUDIO_FORMAT_PCM, "en")
+    with pytest.raises(InvalidRequest, match="not audio"):
+        count_request(Audio(b""), "small", False)

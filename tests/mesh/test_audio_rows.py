@@ -1,0 +1,140 @@
+"""Speech through gateway, NATS, batcher and engine in this process: chunks of 30 s, and a worker that is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from opentelemetry.trace import NoOpTracer
+
+from gateway.audio.chunks import JoinedTexts, chunks_of
+from gateway.config.models import load_catalog
+from gateway.config.policies import load_policies_of
+from gateway.config.routers import load_router
+from gateway.safety.inspector import Inspector
+from gateway.server import Gateway
+from model_workers.engine.encoder_decoder import load_encoder_decoder
+from model_workers.engine.protocol import RowStep
+from model_workers.remote.server import start_server
+from model_workers.worker import Worker
+from sluice.client import AsyncClient, Audio, Event, Notice, NoticeKind
+from sluice.settings import GatewaySettings, ModelSettings, Settings
+from sluice.startup import free_port
+from sluice.telemetry.registry import MetricRegistry
+from tests.batcher.batchers import running_batcher, settings_of
+from tests.support.sounds import sound
+from tests.support.tiny_whisper import WORDS, extractor, save_whisper, tiny_whisper
+
+pytestmark = pytest.mark.long
+
+CHUNK_S: Final = 30
+LONG: Final = sound(95.0, seed=7)
+"""Five chunks of almost a megabyte."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
+    folder = save_whisper(tmp_path_factory.mktemp("whisper"), chunk_s=CHUNK_S)
+    return ModelSettings(name="ears", path=str(folder), device="cpu")
+
+
+class StruckWorker:
+    """A worker that can be lost."""
+
+    def __init__(self, model: ModelSettings, address: str) -> None:
+        self._model = model
+        self._address = address
+        self.on_step: Callable[[], None] = lambda: None
+        """Called before each step that has rows."""
+
+    async def start(self) -> None:
+        engine: Any = await asyncio.to_thread(load_encoder_decoder, self._model)
+        step = engine.step
+
+        def watched(now: float) -> list[RowStep]:
+            self.on_step()
+            found: list[RowStep] = step(now)
+            return found
+
+        engine.step = watched
+        self._worker = Worker("ears", engine, NoOpTracer(), on_fault=lambda: None)
+        self._worker.start()
+        self._server = await start_server(self._worker, self._address)
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=None)
+        await asyncio.to_thread(self._worker.stop)
+
+
+@asynccontextmanager
+async def served(settings: Settings) -> AsyncIterator[Gateway]:
+    """A gateway without a policy."""
+    catalog = load_catalog(settings)
+    inspector = Inspector(load_policies_of(settings))
+    router = load_router(settings, catalog.facts)
+    telemetry = NoOpTracer(), MetricRegistry()
+    gateway = Gateway(settings, "gw1", catalog, inspector, router, *telemetry)
+    async with gateway.running():
+        yield gateway
+
+
+def expected(pcm: bytes) -> str:
+    """What transformers says of each chunk, joined."""
+    joined, said = JoinedTexts(), list[int]()
+    torch_model: Any = tiny_whisper(chunk_s=CHUNK_S)
+    for chunk in chunks_of(pcm, CHUNK_S):
+        wave = np.frombuffer(chunk, "<i2").astype(np.float32) / 32768
+        asked = {"sampling_rate": 16_000, "return_tensors": "pt"}
+        features = extractor(CHUNK_S)(wave, **asked).input_features
+        found = torch_model.generate(features, language="en", task="transcribe", num_beams=1)
+        said += joined.add([token for token in found[0].tolist() if token < WORDS])
+    return "".join(f" w{token}" for token in said + joined.end())
+
+
+async def heard(client: AsyncClient, pcm: bytes) -> tuple[str, list[Event]]:
+    """The text, and all events."""
+    audio, events = Audio(pcm, language="en", pcm=True), list[Event]()
+    async with client.generate(audio, timeout_s=120) as stream:
+        events = [event async for event in stream]
+    return "".join(getattr(event, "text", "") for event in events), events
+
+
+async def test_texts_are_those_of_transformers_also_when_a_worker_is_lost(
+    nats_url: str, model: ModelSettings
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = settings_of(nats_url, address, model)
+    gateway = GatewaySettings(address="127.0.0.1:0", drain_s=1.0)
+    settings = settings.model_copy(update={"gateway": gateway})
+    worker, short = StruckWorker(model, address), sound(30.0, seed=1)
+    await worker.start()
+    async with (
+        running_batcher(settings),
+        served(settings) as running,
+        AsyncClient(running.address) as client,
+    ):
+        async with asyncio.timeout(60):
+            while not running.ready("ears"):  # noqa: ASYNC110, it has no event for it
+                await asyncio.sleep(0.01)
+        found = await asyncio.gather(heard(client, short), heard(client, LONG))
+        assert [text for text, _ in found] == [expected(short), expected(LONG)]
+        struck, loop, steps = asyncio.Event(), asyncio.get_running_loop(), iter(range(12))
+
+        def strike() -> None:
+            if next(steps, None) is None:
+                loop.call_soon_threadsafe(struck.set)
+
+        worker.on_step = strike
+        asking = [asyncio.ensure_future(heard(client, pcm)) for pcm in (short, LONG, LONG)]
+        await struck.wait()
+        await worker.stop()
+        assert not any(one.done() for one in asking)
+        worker.on_step = lambda: None
+        await worker.start()
+        again = [await one for one in asking]
+    assert [text for text, _ in again] == [expected(short), expected(LONG), expected(LONG)]
+    kinds = {event.kind for _, events in again for event in events if isinstance(event, Notice)}
+    assert kinds == {NoticeKind.RECOVERED}
+    await worker.stop()
