@@ -188,6 +188,7 @@ class Gateway:
             transport=self._transport,
             stall_s=limits.stall_s,
         )
+        admission.entities = guards = GuardClient(upstream)
         self._shadows = ShadowRunner(upstream, self._store, self._drift)
         self._limiter = ClassLimiter(limits.max_concurrent_requests, limits.shares, usage.limits)
         self._shared_limits = SharedLimits(
@@ -207,7 +208,7 @@ class Gateway:
             resume_key=self._resume_key,
             upstream=upstream,
             escalations=EscalationLimiter(),
-            guards=GuardClient(upstream),
+            guards=guards,
             keys=self._keys,
             answers=self._answers,
             observers=observers,

@@ -55,10 +55,10 @@ def check_model(settings: ModelSettings) -> None:
             if settings.server.api != "tokens":
                 load_text_tokens(folder / TOKENIZER)
             return
-        if settings.engine in ("embedding", "reranker"):
+        if settings.engine in ("embedding", "reranker", "token_classifier"):
             folder = read_sentence_folder(folder).transformer
         _check_folder(folder, with_weights=settings.engine != "echo")
-        if settings.engine == "classifier":
+        if settings.engine in ("classifier", "token_classifier"):
             _check_labels(folder)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error

@@ -36,7 +36,7 @@ def build_engine(settings: ModelSettings) -> Engine:
         from model_workers.engine.classifier import load_classifier
 
         return load_classifier(settings)
-    if settings.engine in ("embedding", "reranker"):
+    if settings.engine in ("embedding", "reranker", "token_classifier"):
         from model_workers.engine.values import load_values
 
         return load_values(settings)

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 
 from opentelemetry.trace import Span
 
+from gateway.admission.entities import Asker, EntityReader, find_entities
 from gateway.admission.overload import OverloadControl, SchedulingParams
 from gateway.admission.prompts import PreparedPrompt, check_length, encode, is_long, prepare
 from gateway.admission.usage import CurrentLoad, UsageAccounting
@@ -23,8 +24,10 @@ from gateway.routing.features import Features, Governed
 from gateway.routing.plan import BUDGET, SAFETY, Plan
 from gateway.routing.router import NoLoad, Router
 from gateway.safety.dry_run import move_labels
-from gateway.safety.guards.checks import Guard
+from gateway.safety.guards.checks import Decided, EntityGuard, Guard
 from gateway.safety.inspector import (
+    NO_ENTITIES,
+    FoundEntities,
     InspectedText,
     Inspector,
     PromptVerdict,
@@ -58,6 +61,7 @@ class AdmittedRequest:
         conversation: as a model may see it.
         second: for the second model of a cascade.
         guards: the guard models of the policy.
+        entity_guards: its token classifiers that read answers.
         policy: version of the policy.
         reservation: what it may cost; released when the request ends.
         prepare_for: prepares the prompt for the model that a guard's policy names; raises as `Admission.admit`.
@@ -69,6 +73,7 @@ class AdmittedRequest:
     first: PreparedPrompt
     second: PreparedPrompt | None
     guards: tuple[Guard, ...]
+    entity_guards: tuple[EntityGuard, ...]
     policy: str
     reservation: Reservation
     prepare_for: Callable[[str], Awaitable[PreparedPrompt]]
@@ -98,8 +103,11 @@ class SafetyOutcome:
     """What the safety layer decided about the texts of a request."""
 
     inspection: RequestInspection
+    entities: FoundEntities
     inspected: Sequence[InspectedText]
     verdict: PromptVerdict
+    checks: Sequence[Decided] = ()
+    """Of token classifiers."""
 
     @property
     def policy(self) -> Policy:
@@ -138,7 +146,10 @@ class Admission:
 
     Attributes:
         router: replaced when the routing policies are reloaded.
+        entities: asks token classifiers; set once there is a way to send rows.
     """
+
+    entities: EntityReader
 
     def __init__(
         self,
@@ -200,6 +211,7 @@ class Admission:
             first,
             second,
             prompt.safety.inspection.guards,
+            prompt.safety.inspection.answer_readers,
             prompt.safety.policy.version,
             reservation,
             partial(self._prepare_governed, request, prompt, decided.scheduling),
@@ -254,7 +266,8 @@ class Admission:
             check_length(texts, [self.catalog[model] for model in models])
         await self._check_constraint(request)
         with _timed(spans, names.SPAN_SAFETY, timings, "safety_ms") as span:
-            prompt = await self._inspect(request, span, record)
+            asker = Asker(request, record.request_id, scheduling, spans)
+            prompt = await self._inspect(asker, span, record)
         with _timed(spans, names.SPAN_ROUTE, timings, "route_ms") as span:
             plan = await self._route(router, request, prompt, scheduling, span, record)
         unnamed = one_prompt and not request.sampling.max_tokens
@@ -268,20 +281,26 @@ class Admission:
         self._overload.sent(prepared.model.name, priority_class, tokens, time.monotonic())
 
     async def count(
-        self, conversation: Conversation, name: str | None, tenant: str
+        self, conversation: Conversation, name: str | None, asker: Asker
     ) -> tuple[int, ServedModel]:
         """Tokens of the prompt, and the model whose tokenizer counted them."""
-        safety = await self.check(conversation.texts, {}, tenant)
+        tenant = asker.request.tenant
+        safety = await self.check(asker)
         prompt = _InspectedPrompt(_passed(conversation, safety), safety)
         features = await self._features(self.router, prompt, name, {}, tenant)
         model = self.catalog[self.router.plan(features, NoLoad()).model]
         return len(await encode(prompt.conversation, model)), model
 
-    async def check(
-        self, texts: Sequence[str], labels: Mapping[str, str], tenant: str
-    ) -> SafetyOutcome:
-        """Inspects the texts of one request."""
-        return await self._run(partial(_inspect, self.inspector, tenant, labels, texts), texts)
+    async def check(self, asker: Asker) -> SafetyOutcome:
+        """Inspects the texts of a request."""
+        request, texts = asker.request, asker.request.conversation.texts
+        begin = partial(self.inspector.begin, request.tenant, request.labels, texts)
+        inspection = await self._run(begin, texts)
+        entities = NO_ENTITIES
+        checks: tuple[Decided, ...] = ()
+        if inspection.entity_guards:
+            entities, checks = await find_entities(self.entities, inspection, asker)
+        return await self._run(partial(_decide, inspection, entities, checks), texts)
 
     async def _run(self, work: Callable[[], _T], texts: Sequence[str]) -> _T:
         """Does ``work`` on ``texts``: in the thread when they are long, so that the event loop runs other calls."""
@@ -297,21 +316,21 @@ class Admission:
             if problem is not None:
                 raise InvalidRequest.of(field, problem)
 
-    async def _inspect(
-        self, request: ValidRequest, span: Span, record: RecordBuilder
-    ) -> _InspectedPrompt:
-        texts = request.conversation.texts
-        safety = await self.check(texts, request.labels, request.tenant)
+    async def _inspect(self, asker: Asker, span: Span, record: RecordBuilder) -> _InspectedPrompt:
+        conversation = asker.request.conversation
+        safety = await self.check(asker)
         taken = finding_attributes(safety.verdict.taken)
         span.set_attributes({names.SAFETY_POLICY: safety.policy.version, **taken})
         seen = [result.text for result in safety.inspected]
-        record.add_inspection(safety.policy.version, safety.verdict, texts, seen)
+        record.add_inspection(
+            safety.policy.version, safety.verdict, conversation.texts, seen, safety.checks
+        )
         await self._rehearse(safety, span)
-        return _InspectedPrompt(_passed(request.conversation, safety), safety)
+        return _InspectedPrompt(_passed(conversation, safety), safety)
 
     async def _rehearse(self, safety: SafetyOutcome, span: Span) -> None:
         """Tries the dry-run policy, if there is one, on the same texts."""
-        rehearse = partial(self.inspector.rehearse, safety.inspection)
+        rehearse = partial(self.inspector.rehearse, safety.inspection, safety.entities)
         tried = await self._run(rehearse, safety.inspection.texts)
         moves = self.inspector.count(safety.inspected, tried)
         if moves:
@@ -445,12 +464,12 @@ def _constraints_of(request: ValidRequest) -> Iterator[tuple[str, str, str]]:
         yield "tools", "grammar", grammar_of(HERMES, tools)
 
 
-def _inspect(
-    inspector: Inspector, tenant: str, labels: Mapping[str, str], texts: Sequence[str]
+def _decide(
+    inspection: RequestInspection, entities: FoundEntities, checks: Sequence[Decided]
 ) -> SafetyOutcome:
-    inspection = inspector.begin(tenant, labels, texts)
-    inspected = list(inspection.results())
-    return SafetyOutcome(inspection, inspected, verdict_on(inspected))
+    inspected = list(inspection.results(entities))
+    verdict = verdict_on(inspected, entities.failed)
+    return SafetyOutcome(inspection, entities, inspected, verdict, checks)
 
 
 def _check_governed(plan: Plan, model: str | None) -> None:

@@ -326,7 +326,7 @@ class _Call:
         cascade = guards = chunks = None
         if admitted.second is not None:
             cascade = Escalation(self._upstream, self._shared.escalations, context)
-        if admitted.guards:
+        if admitted.guards or admitted.entity_guards:
             guards = GuardRunner(self._shared.guards, context)
         first = self._upstream.new_attempt(
             request,

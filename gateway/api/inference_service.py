@@ -4,13 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.admission.entities import asker_of
 from gateway.admission.load_table import ModelLoadTable
 from gateway.admission.pipeline import Admission
-from gateway.api.generate import Generator
-from gateway.api.metadata import metadata_of
+from gateway.api.generate import Generator, new_request_id
+from gateway.api.metadata import metadata_of, timeout_of
 from gateway.api.texts import TextCalls
 from gateway.identity.caller import current_caller
-from gateway.validation.requests import UNSTATED_CLASS, validate_count
+from gateway.validation.requests import UNSTATED_CLASS, request_about, validate_count
 from sluice.errors import InvalidRequest
 from sluice.v1.inference_pb2 import (
     NOTICE_KIND_ESCALATED,
@@ -75,7 +76,9 @@ class InferenceService(InferenceServiceServicer):
         conversation, name = validate_count(request, self._admission.catalog)
         tenant = current_caller().tenant
         async with self._generator.limiter.slot(UNSTATED_CLASS):
-            count, model = await self._admission.count(conversation, name, tenant)
+            asked = request_about(conversation, tenant, {}, timeout_of(context))
+            asker = asker_of(asked, new_request_id(), time.monotonic())
+            count, model = await self._admission.count(conversation, name, asker)
         return CountTokensResponse(
             token_count=count, context_tokens=model.context_tokens, model=model.name
         )

@@ -1,16 +1,21 @@
 """``sluice.v1.SafetyService`` over grpc.aio: what the safety policies make of one text."""
 
+import time
 from typing import Any, Final
 
 from gateway.admission.class_limiter import ClassLimiter
+from gateway.admission.entities import asker_of
 from gateway.admission.pipeline import Admission, SafetyOutcome
+from gateway.api.generate import new_request_id
+from gateway.api.metadata import timeout_of
 from gateway.identity.caller import current_caller
 from gateway.safety.actions import Action
 from gateway.safety.dry_run import DryRun
 from gateway.safety.inspector import PromptFinding
 from gateway.shared.peers import Peers
 from gateway.shared.sums import sum_dry_runs
-from gateway.validation.requests import UNSTATED_CLASS, check_labels
+from gateway.validation.conversation import USER, Conversation, Turn
+from gateway.validation.requests import UNSTATED_CLASS, check_labels, request_about
 from sluice.errors import NoDryRun
 from sluice.internal.v1.gateway_pb2 import DryRunQuestion, GatewayAnswer, GatewayQuestion
 from sluice.v1 import safety_pb2
@@ -44,7 +49,10 @@ class SafetyService(SafetyServiceServicer):
         check_labels(request.labels)
         tenant = current_caller().tenant
         async with self._limiter.slot(UNSTATED_CLASS):
-            return _checked(await self._admission.check([request.text], request.labels, tenant))
+            text = Conversation((Turn(USER, request.text),), raw=True)
+            asked = request_about(text, tenant, request.labels, timeout_of(context))
+            asker = asker_of(asked, new_request_id(), time.monotonic())
+            return _checked(await self._admission.check(asker))
 
     async def GetDryRun(self, request: GetDryRunRequest, context: Any) -> GetDryRunResponse:
         """See the proto."""
@@ -68,7 +76,7 @@ def _checked(safety: SafetyOutcome) -> CheckTextResponse:
     return CheckTextResponse(
         normalized_text=inspected.normalized,
         text="" if blocked else inspected.text,
-        findings=[_finding(found) for found in inspected.found],
+        findings=[*map(_finding, inspected.found), *map(_failure, safety.entities.failed)],
         policy=safety.policy.version,
         blocked=blocked,
         model=safety.governed.model if safety.governed else "",
@@ -91,6 +99,12 @@ def _counted(counts: DryRun, gateway: str) -> GetDryRunResponse:
 
 def _action(action: Action | None) -> "SafetyAction.ValueType":
     return value_of(SafetyAction, "unspecified" if action is None else action.name)
+
+
+def _failure(failed: tuple[str, Action]) -> SafetyFinding:
+    """A token classifier that gave no answer, about no place of the text."""
+    rule, action = failed
+    return SafetyFinding(rule=rule, action=_action(action))
 
 
 def _finding(found: PromptFinding) -> SafetyFinding:

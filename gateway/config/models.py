@@ -24,7 +24,7 @@ _FILES: Final = [
     "generation_config.json",
     "chat_template.jinja",
 ]
-_TEXT_ENGINES: Final = frozenset({"embedding", "reranker"})
+_TEXT_ENGINES: Final = frozenset({"embedding", "reranker", "token_classifier"})
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 16 * 1024
 _VERSIONED: Final = frozenset({".json", ".jinja", ".safetensors", ".bin", ".model"})
@@ -158,9 +158,9 @@ def labels_for(model: ModelSettings) -> tuple[str, ...]:
     Raises:
         SettingsError: a classifier has none.
     """
-    if model.engine != "classifier":
+    if model.engine not in ("classifier", "token_classifier"):
         return ()
-    path = model_folder(model.path) / "config.json"
+    path = model_folder(model.path, model.engine) / "config.json"
     config = read_json(path)
     try:
         return labels_of(config)

@@ -22,7 +22,8 @@ def read_policies(settings: Settings, path: Path | None = None) -> Policies:
     where = f"{path}: " if path else ""
     try:
         text = _text(settings, path)
-        policies = load_policies(text, _read_list, rule_names(), _labels(settings))
+        taggers = [one.name for one in settings.models if one.engine == "token_classifier"]
+        policies = load_policies(text, _read_list, rule_names(), _labels(settings), taggers)
         for policy in policies.by_name.values():
             Lexicon(phrases_of(policy))
     except (PolicyError, RuleError) as error:

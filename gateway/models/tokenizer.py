@@ -13,7 +13,7 @@ conventions are those of transformers' chat templating documentation: blocks are
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
@@ -25,7 +25,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from gateway.streaming.detokenizer import Detokenizer, StreamDetokenizer
 from gateway.tools.formats import ToolFormat
@@ -128,6 +128,31 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedToken:
+    """A token and where it stands in its text: its characters, and the word that it is a part of."""
+
+    token_id: int
+    start: int
+    end: int
+    word: tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a text, for a model whose context is short.
+
+    Attributes:
+        token_ids: with the tokenizer's tokens around a text.
+        lead: how many of those come first.
+        tokens: of the text.
+    """
+
+    token_ids: list[int]
+    lead: int
+    tokens: Sequence[PlacedToken]
+
+
 @dataclass(frozen=True)
 class ModelTokenizer:
     """Tokenizer, template and limits of one model."""
@@ -185,21 +210,22 @@ class ModelTokenizer:
         # Of a token of blanks alone some tokenizers give no place.
         return list(accumulate((end for _, end in offsets), max))
 
-    def segments(self, text: str, tokens_max: int) -> list[list[int]]:
-        """``text`` in segments of at most ``tokens_max`` tokens, each with the tokenizer's tokens around a text.
+    def segments(self, text: str, tokens_max: int) -> list[Segment]:
+        """``text`` in segments of at most ``tokens_max`` tokens.
 
         Neighbours share a quarter, so that what one segment cuts is whole in the next.
         """
-        sample = self.tokenizer.encode("a", add_special_tokens=True)
-        lead = sample.special_tokens_mask.index(0)
-        tail = len(sample.ids) - sample.special_tokens_mask[::-1].index(0)
-        first, last = sample.ids[:lead], sample.ids[tail:]  # [CLS] text [SEP] in many
+        first, last = self._frame(1)  # [CLS] text [SEP] in many
         room = max(1, tokens_max - len(first) - len(last))
-        bare = self._plain.encode(text)
-        if len(bare) <= room:
-            return [[*first, *bare, *last]]
-        starts = range(0, len(bare) - room // 4, room - room // 4)
-        return [[*first, *bare[start : start + room], *last] for start in starts]
+        tokens = self._plain.place(text)
+        starts = range(0, max(1, len(tokens) - room // 4), room - room // 4)
+        parts = (
+            [tokens[start : start + room] for start in starts] if len(tokens) > room else [tokens]
+        )
+        return [
+            Segment([*first, *(one.token_id for one in part), *last], len(first), part)
+            for part in parts
+        ]
 
     def bare(self, text: str) -> list[int]:
         """The tokens of ``text`` without those that the tokenizer adds."""
@@ -342,21 +368,39 @@ class PlainTextEncoder:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The tokens of ``text``."""
         token_ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        bare = token_ids
-        if add_special_tokens:
-            bare = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        bare = self._bare(text).ids if add_special_tokens else token_ids
         if self.control_of(bare):
-            return self._encode_cut(text)
+            return [one.token_id for one in self.place(text)]
         return token_ids
 
-    def _encode_cut(self, text: str) -> list[int]:
+    def place(self, text: str) -> list[PlacedToken]:
+        """The tokens of ``text`` with their places in it."""
+        whole = self._bare(text)
+        if not self.control_of(whole.ids):
+            return list(self._placed(text, whole, 0))
+        placed: list[PlacedToken] = []
+        begin = 0
+        for piece in self._cut(text):
+            placed += self._placed(text, self._bare(piece), begin)
+            begin += len(piece)
+        return [one for one in placed if one.token_id not in self._control]
+
+    def _placed(self, text: str, found: Encoding, begin: int) -> Iterator[PlacedToken]:
+        """The tokens of a piece of ``text`` that begins at ``begin``."""
+        # Without a pre-tokenizer all is one word.
+        words = found.word_ids if self._tokenizer.pre_tokenizer else range(len(found.ids))
+        for token_id, (start, end), word in zip(found.ids, found.offsets, words, strict=True):
+            blanks = end - start - len(text[begin + start : begin + end].lstrip())
+            yield PlacedToken(token_id, begin + start + blanks, begin + end, (begin, word))
+
+    def _bare(self, text: str) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _cut(self, text: str) -> list[str]:
         """Some vocabularies (unigram) hold control tokens as words: splits them after their first character."""
         control = sorted(self._control.values(), key=len, reverse=True)
         pattern = "|".join(f"(?<={re.escape(c[0])})(?={re.escape(c[1:])})" for c in control)
-        token_ids: list[int] = []
-        for piece in re.split(pattern, text):
-            token_ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
-        return [token_id for token_id in token_ids if token_id not in self._control]
+        return re.split(pattern, text)
 
 
 def _is_control(token: AddedToken) -> bool:

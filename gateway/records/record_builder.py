@@ -101,9 +101,16 @@ class RecordBuilder:
         return self._record
 
     def add_inspection(
-        self, policy: str, verdict: PromptVerdict, original: Sequence[str], seen: Sequence[str]
+        self,
+        policy: str,
+        verdict: PromptVerdict,
+        original: Sequence[str],
+        seen: Sequence[str],
+        checks: Sequence[Decided] = (),
     ) -> None:
         """The decisions of the safety rules about the ``original`` turns; a model would see ``seen``.
+
+        ``checks``: of the token classifiers whose findings were decided with those of the rules.
 
         Raises:
             TransportUnavailable: they cannot be recorded now.
@@ -111,6 +118,8 @@ class RecordBuilder:
         self._shared.store.check_audit()
         record, entry, settings = self._record, self._entry, self._shared.settings
         record.policy = entry.policy = policy
+        for one in checks:
+            self._add_guard(one)
         self._add_decisions(verdict.taken, in_answer=False)
         entry.blocked = bool(verdict.blocked)
         entry.governed_model = "" if verdict.route is None else verdict.route.model or ""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.custom import custom_rule
-from gateway.safety.guards.checks import Guard
+from gateway.safety.guards.checks import EntityGuard, Guard
+from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import family_of
 from gateway.safety.output.filter import OutputRules, output_rules
 from gateway.safety.output.watched import watched_rules
@@ -15,7 +16,7 @@ from gateway.safety.rules.lexicon import ListKind, PhraseList
 from gateway.safety.rules.limits import TextLimits
 from gateway.safety.rules.payloads import ENCODINGS
 from gateway.safety.rules.ruleset import RuleSet
-from gateway.safety.settings import CUSTOM, RuleSettings
+from gateway.safety.settings import CUSTOM, GuardSettings, RuleSettings
 
 HIDDEN: Final = "invisible"
 """How payloads of invisible characters are called: "injection.encoded.invisible"."""
@@ -59,12 +60,14 @@ class CompiledPolicy:
         rules: for prompts.
         output: for answers; None when the policy does not change them.
         guards: the models that check prompts and answers.
+        entity_guards: the token classifiers, whose findings join those of the rules.
     """
 
     policy: Policy
     rules: RuleSet
     output: OutputRules | None
     guards: tuple[Guard, ...] = ()
+    entity_guards: tuple[EntityGuard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,17 +123,37 @@ class _Compiler:
         lists = tuple(phrases)
         if (lists, limits) not in self._prompts:
             self._prompts[lists, limits] = RuleSet(self._specs, phrases=phrases, limits=limits)
-        output = self._output(policy, lists) if policy.settings.enabled else None
-        guards = self._guards(policy) if policy.settings.enabled else ()
-        return CompiledPolicy(policy, self._prompts[lists, limits], output, guards)
+        rules = self._prompts[lists, limits]
+        if not policy.settings.enabled:
+            return CompiledPolicy(policy, rules, None)
+        entity_guards = self._entity_guards(policy)
+        output = self._output(policy, lists, entity_guards)
+        return CompiledPolicy(policy, rules, output, self._guards(policy), entity_guards)
 
     def _guards(self, policy: Policy) -> tuple[Guard, ...]:
         return tuple(
             Guard(name, settings, family_of(settings, self._labels.get(settings.model, ())))
             for name, settings in policy.settings.guard.items()
+            if settings.template != "token_classifier"
         )
 
-    def _output(self, policy: Policy, lists: tuple[PhraseList, ...]) -> OutputRules | None:
+    def _entity_guards(self, policy: Policy) -> tuple[EntityGuard, ...]:
+        return tuple(
+            EntityGuard(name, settings, self._tags(settings))
+            for name, settings in policy.settings.guard.items()
+            if settings.template == "token_classifier"
+        )
+
+    def _tags(self, settings: GuardSettings) -> EntityTags:
+        labels = tuple(self._labels.get(settings.model, ()))
+        return EntityTags(labels, settings.categories, settings.threshold or 0.0)
+
+    def _output(
+        self,
+        policy: Policy,
+        lists: tuple[PhraseList, ...],
+        entity_guards: Sequence[EntityGuard],
+    ) -> OutputRules | None:
         if not policy.settings.output.enabled:
             return None
         if lists not in self._answers:
@@ -138,7 +161,16 @@ class _Compiler:
                 self._plain, phrases=lists, limits=_NO_LIMITS, decode=False
             )
         denied = policy.deny if policy.output_actions.edits(DENY_LIST) else ()
-        return output_rules(policy, self._watched, self._answers[lists], (*denied, *policy.allow))
+        readers = [one for one in entity_guards if "output" in one.settings.checks]
+        return output_rules(
+            policy,
+            self._watched,
+            self._answers[lists],
+            (*denied, *policy.allow),
+            min((one.settings.window_tokens for one in readers), default=None),
+            tuple(rule for one in readers for rule in one.tags.rules),
+            self._answers[lists],
+        )
 
 
 def phrases_of(policy: Policy) -> list[PhraseList]:

@@ -6,7 +6,7 @@ spell. Every finding has offsets in the original text.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,7 @@ from gateway.safety.actions import Action, Choice, Decision, apply
 from gateway.safety.compiled import HIDDEN, CompiledPolicies, CompiledPolicy
 from gateway.safety.dry_run import DryRun, Move, Place, moves_of
 from gateway.safety.findings import Finding, Severity
-from gateway.safety.guards.checks import Guard
+from gateway.safety.guards.checks import EntityGuard, Guard
 from gateway.safety.output.filter import OutputFilter, OutputRules
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
@@ -70,7 +70,7 @@ class AnswerInspection:
     def _rehearsed(self, decision: Decision) -> Counter[Move]:
         if self._tried is None or self._counts is None:
             return Counter()
-        then = self._tried.review(self.filter.raw)
+        then = self._tried.review(self.filter.raw, self.filter.entities)
         moves = moves_of(_answer_places(decision), _answer_places(then))
         changed = (decision.text, decision.blocked) != (then.text, then.blocked)
         self._counts.add(moves, changed)
@@ -120,6 +120,26 @@ class InspectedText:
 
 
 @dataclass(frozen=True)
+class FoundEntities:
+    """What token classifiers say of the texts of a request.
+
+    Attributes:
+        by_text: the entities in each normalized text; empty: no classifier reads prompts.
+        failed: rule and action of each classifier that gave no answer.
+    """
+
+    by_text: Sequence[Sequence[Finding]] = ()
+    failed: Sequence[tuple[str, Action]] = ()
+
+    def of(self, place: int) -> Sequence[Finding]:
+        """Those in one text."""
+        return self.by_text[place] if self.by_text else ()
+
+
+NO_ENTITIES: Final = FoundEntities()
+
+
+@dataclass(frozen=True)
 class PromptVerdict:
     """The decision about a request, all its texts together.
 
@@ -134,13 +154,16 @@ class PromptVerdict:
     taken: Mapping[tuple[str, Action], int]
 
 
-def verdict_on(inspected: Sequence[InspectedText]) -> PromptVerdict:
-    """The verdict on the texts of one request."""
+def verdict_on(
+    inspected: Sequence[InspectedText], failed: Sequence[tuple[str, Action]] = ()
+) -> PromptVerdict:
+    """The verdict on the texts of one request; ``failed`` as in `FoundEntities`."""
     found = [each for text in inspected for each in text.found]
-    blocked = dict.fromkeys(each.rule for each in found if each.action is Action.BLOCK)
+    taken = [*((each.rule, each.action) for each in found), *failed]
+    blocked = dict.fromkeys(rule for rule, action in taken if action is Action.BLOCK)
     routes = [each for each in found if each.action is Action.ROUTE]
     route = max(routes, key=lambda each: each.severity) if routes else None
-    return PromptVerdict(tuple(blocked), route, Counter((each.rule, each.action) for each in found))
+    return PromptVerdict(tuple(blocked), route, Counter(taken))
 
 
 class Inspector:
@@ -168,12 +191,17 @@ class Inspector:
         """The inspection of one request with all its ``texts``; the policy is chosen here and stays."""
         return RequestInspection(self._compiled.choose(tenant, labels), texts)
 
-    def rehearse(self, inspection: "RequestInspection") -> list[InspectedText]:
-        """The texts of ``inspection`` as the policy in dry run would treat them; empty when there is none to try."""
+    def rehearse(
+        self, inspection: "RequestInspection", entities: FoundEntities = NO_ENTITIES
+    ) -> list[InspectedText]:
+        """The texts of ``inspection`` as the policy in dry run would treat them; empty when there is none to try.
+
+        It decides about the ``entities`` that the active policy's classifiers found; its own are not asked.
+        """
         trial = self._compiled.trial
         if trial is None or trial.policy is inspection.policy:
             return []
-        return list(RequestInspection(trial, inspection.texts).results())
+        return list(RequestInspection(trial, inspection.texts).results(entities))
 
     def count(
         self, inspected: Sequence[InspectedText], tried: Sequence[InspectedText]
@@ -230,10 +258,27 @@ class RequestInspection:
         """The models that check prompt and answer beside the rules."""
         return self.compiled.guards
 
-    def results(self) -> Iterator[InspectedText]:
+    @property
+    def entity_guards(self) -> tuple[EntityGuard, ...]:
+        """The token classifiers that read the answer or, before `results`, the prompt."""
+        return self.compiled.entity_guards
+
+    @property
+    def answer_readers(self) -> tuple[EntityGuard, ...]:
+        """Those that read the answer, where it is filtered."""
+        reads = self.compiled.output is not None
+        return tuple(one for one in self.entity_guards if reads and "output" in one.settings.checks)
+
+    @property
+    def normalized(self) -> list[str]:
+        """What token classifiers read; empty where a text is over the length limit."""
+        return [each.text for each in self._normalized_texts]
+
+    def results(self, entities: FoundEntities = NO_ENTITIES) -> Iterator[InspectedText]:
         """One for each text, in order; each step is one text's work."""
-        for original, normalized in zip(self.texts, self._normalized_texts, strict=True):
-            yield self._inspect(original, normalized)
+        both = zip(self.texts, self._normalized_texts, strict=True)
+        for place, (original, normalized) in enumerate(both):
+            yield self._inspect(original, normalized, entities.of(place))
 
     def _normalized(self, text: str) -> Normalized:
         """Text over the length limit is not inspected, so it costs nothing."""
@@ -242,8 +287,11 @@ class RequestInspection:
         too_long = Finding("limit.length", self._longest, len(text), Severity.CRITICAL)
         return Normalized("", (too_long,))
 
-    def _inspect(self, original: str, normalized: Normalized) -> InspectedText:
+    def _inspect(
+        self, original: str, normalized: Normalized, entities: Iterable[Finding]
+    ) -> InspectedText:
         seen = self._seen(normalized.text)
+        seen.update(self._rules.without_allowed(normalized.text, entities))
         decision = apply(self.policy.actions, normalized.text, seen, self.placeholders)
         found = [self._found(taken.finding, taken.action, normalized) for taken in decision.taken]
         found += [self._done(finding) for finding in normalized.findings]

@@ -32,6 +32,7 @@ from pydantic import (
 from gateway.safety.actions import ALLOW_LIST, Action, ActionTable, Choice
 from gateway.safety.custom import problems_of
 from gateway.safety.findings import Severity
+from gateway.safety.guards.entities import entities_of, rule_of
 from gateway.safety.settings import ChooseRule, PolicySettings, RuleSettings, SafetySettings
 
 SECTION: Final = "safety"
@@ -126,6 +127,7 @@ def load_policies(
     read_list: Callable[[str], str],
     known_rules: Collection[str] = (),
     known_models: Mapping[str, Sequence[str]] | None = None,
+    token_classifiers: Collection[str] = (),
 ) -> Policies:
     """The policies of a configuration file.
 
@@ -134,6 +136,7 @@ def load_policies(
         read_list: gives the content of a list file by its path as written.
         known_rules: names of all rules; unset: names are not compared.
         known_models: all models by name, with the labels of those that classify; unset: names are not compared.
+        token_classifiers: those among them that classify tokens.
 
     Raises:
         PolicyError: the message names line and key.
@@ -148,7 +151,7 @@ def load_policies(
     _check_rules(settings, lines)
     _check_known(settings, lines, known_rules, known_models or {})
     if known_models is not None:
-        _check_guards(settings, lines, known_models)
+        _check_guards(settings, lines, known_models, token_classifiers)
     _check_possible(settings, lines)
     policies = {
         name: Policy(
@@ -196,6 +199,7 @@ def _check_known(
 ) -> None:
     own = (
         *(rule.id for rule in settings.rules),
+        *_entity_rules(settings, models),
         "output.canary",
         "output.markdown_image",
         "output.ansi",
@@ -210,7 +214,10 @@ def _check_known(
 
 
 def _check_guards(
-    settings: SafetySettings, lines: "_Lines", models: Mapping[str, Sequence[str]]
+    settings: SafetySettings,
+    lines: "_Lines",
+    models: Mapping[str, Sequence[str]],
+    token_classifiers: Collection[str],
 ) -> None:
     for policy, body in settings.policies.items():
         for name, guard in body.guard.items():
@@ -219,15 +226,31 @@ def _check_guards(
                 known = ", ".join(models)
                 raise lines.error((*at, "model"), f"no model {guard.model!r}; known: {known}")
             labels = models[guard.model]
-            if bool(labels) != (guard.template == "classifier"):
-                kind = "is a classifier" if labels else "is no classifier"
-                raise lines.error((*at, "template"), f"{guard.model} {kind}; see engine of models")
+            kind = "token_classifier" if guard.model in token_classifiers else "classifier"
+            if (guard.template == kind) != bool(labels):
+                is_one = f"is a {kind}" if labels else "is no classifier"
+                raise lines.error(
+                    (*at, "template"), f"{guard.model} {is_one}; see engine of models"
+                )
+            if guard.template == "token_classifier":
+                labels = entities_of(labels)
+                if "output" in guard.checks and not body.output.enabled:
+                    raise lines.error(
+                        (*at, "checks"), "output: answers of this policy are not filtered"
+                    )
             strange = [one for one in guard.categories if labels and one not in labels]
             if strange:
                 raise lines.error(
                     (*at, "categories"),
                     f"{guard.model} has no label {strange[0]!r}; known: {', '.join(labels)}",
                 )
+
+
+def _entity_rules(settings: SafetySettings, models: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for body in settings.policies.values():
+        for guard in body.guard.values():
+            if guard.template == "token_classifier":
+                yield from map(rule_of, entities_of(models.get(guard.model, ())))
 
 
 def _check_possible(settings: SafetySettings, lines: "_Lines") -> None:

@@ -55,7 +55,9 @@ Shape = Literal["allow", "redact", "remove", "block"]
 
 
 Stage = Literal["input", "output"]
-Template = Literal["llama_guard", "shieldgemma", "granite_guardian", "classifier", "custom"]
+Template = Literal[
+    "llama_guard", "shieldgemma", "granite_guardian", "classifier", "token_classifier", "custom"
+]
 
 _ONLY_OF: Final[dict[str, tuple[str, ...]]] = {
     "shieldgemma": ("guideline",),
@@ -76,16 +78,19 @@ class GuardSettings(_Section):
     template: Template
     checks: tuple[Stage, ...] = ("input",)
     threshold: float | None = Field(None, gt=0, le=1)
-    """From this score on the guard objects; unset: by its word, or the most probable label."""
+    """From this score on the guard objects; unset: by its word, or the most probable label. Of a token classifier: the
+    least probability of an entity."""
     categories: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    """What is acted on; anything else is flagged. Empty: everything is. Of a classifier: the labels that object."""
+    """What is acted on; anything else is flagged. Empty: everything is. Of a classifier: the labels that object; of a
+    token classifier: the entities that are findings."""
     action: ActionSpec = Choice(Action.BLOCK)
     fail: Literal["open", "closed"] = "open"
     """What happens without a verdict: the text passes, or it does not."""
     budget_s: float = Field(1.0, gt=0, le=60)
     """Longest wait for a verdict."""
     window_tokens: int = Field(64, ge=0)
-    """An answer is checked each time it has grown by so many tokens; 0: at its end alone."""
+    """An answer is checked each time it has grown by so many tokens; 0: at its end alone. Of a token classifier: the
+    longest part that is read at once."""
     hold: bool = False
     """Nothing of an answer is shown before the verdict about all of it."""
     guideline: str | None = None
@@ -139,6 +144,8 @@ class GuardSettings(_Section):
         for key in _NEEDED.get(self.template, ()):
             if not getattr(self, key):
                 raise ValueError(f"template {self.template} needs {key}")
+        if self.template == "token_classifier":
+            self._check_entities()
         if self.template == "custom" and self.threshold is not None:
             raise ValueError("threshold: a custom template gives no score")
         if self.action.action is Action.ROUTE and self.checks != ("input",):
@@ -146,6 +153,16 @@ class GuardSettings(_Section):
         if "output" in self.checks and self.prompt is not None and "{answer}" not in self.prompt:
             raise ValueError("prompt must say where the answer stands: {answer}")
         return self
+
+    def _check_entities(self) -> None:
+        if "action" in self.model_fields_set:
+            raise ValueError(
+                "action: what it finds are findings ner.LABEL; set actions of the policy"
+            )
+        if self.hold or self.window_tokens == 0:
+            raise ValueError(
+                "a token classifier reads an answer in windows: leave out hold and window_tokens 0"
+            )
 
 
 class LimitSettings(_Section):

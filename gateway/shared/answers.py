@@ -84,7 +84,8 @@ class AnswerCache:
         # A key that the caller named belongs to one request, and its answer is kept under it. Of several answers the
         # first alone is as that of a request for one: the others do not count the prompt.
         own = request.resume or request.key_is_shared or request.answer_index
-        if not certain or own or context.admitted.guards:
+        admitted = context.admitted
+        if not certain or own or admitted.guards or admitted.entity_guards:
             return ""
         scope = EVERYONE if settings.across_tenants else request.tenant
         digest = hashlib.sha256(b"".join(_sized(_parts(context)))).hexdigest()

@@ -1,10 +1,12 @@
 """One model's attempt at an answer: its row, the tokens that arrived, and how the row ended."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.safety.findings import Finding
 from gateway.safety.inspector import AnswerInspection
+from gateway.safety.output.windows import Window
 from gateway.streaming.assembler import AcceptedFrame, Assembler
 from gateway.streaming.transcript import Transcript
 from sluice import errors
@@ -73,6 +75,28 @@ class ModelAttempt:
     def raw_text(self) -> str:
         """The answer so far as the model gave it: with placeholders, before the output filter."""
         return self.transcript.text if self.inspection is None else self.inspection.filter.raw
+
+    @property
+    def judged_text(self) -> str:
+        """What a cascade judges: the answer as callers see it, or as the model gave it while it is not decided."""
+        return self.transcript.text if self.transcript.closed else self.raw_text
+
+    @property
+    def unread(self) -> bool:
+        """Whether token classifiers have to read more of the answer."""
+        return self.inspection is not None and self.inspection.filter.unread
+
+    def next_window(self) -> Window | None:
+        """The next part for token classifiers, if there is one to read now."""
+        if self.inspection is None or self.inspection.filter.windows is None or not self.unread:
+            return None
+        return self.inspection.filter.windows.due()
+
+    def settle(self, window: Window, findings: Sequence[Finding]) -> None:
+        """Token classifiers have read ``window``."""
+        was_closed = self.transcript.closed
+        self.transcript.settle(window, findings)
+        self.stopped |= self.transcript.closed and not was_closed
 
     @property
     def completion_tokens(self) -> int:

@@ -154,9 +154,11 @@ class CascadeState:
         decision = monitor.push(accepted.logprobs)
         reason = None if accepted.final is None else finish_reason_of(accepted.final.end)
         if decision is CascadeDecision.PENDING and (attempt.stopped or reason is not None):
-            attempt.transcript.close(truncated=reason != FINISH_REASON_STOP)
+            attempt.transcript.end()
+            if not attempt.unread:
+                attempt.transcript.close(truncated=reason != FINISH_REASON_STOP)
             truncated = reason == FINISH_REASON_LENGTH and not attempt.stopped
-            decision = monitor.end(attempt.transcript.text, truncated=truncated)
+            decision = monitor.end(attempt.judged_text, truncated=truncated)
         return decision, monitor.reason
 
     def _failed(self, accepted: AcceptedFrame) -> bool:

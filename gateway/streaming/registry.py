@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from gateway.safety.findings import Finding
+from gateway.safety.output.windows import Window
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import Cascade
 from gateway.streaming.delivery import Reader
@@ -185,6 +187,19 @@ class Registry:
         """A guard lets the answer of ``stream`` go on."""
         if self._is_live(stream):
             stream.verdict_passed(now)
+            self._update(stream, now)
+
+    def settle(
+        self,
+        stream: Stream,
+        attempt: ModelAttempt,
+        window: Window,
+        findings: Sequence[Finding],
+        now: float,
+    ) -> None:
+        """Token classifiers have read ``window`` of the answer of ``attempt``."""
+        if self._is_live(stream):
+            stream.settle(attempt, window, findings, now)
             self._update(stream, now)
 
     def block(self, stream: Stream, rules: tuple[str, ...], now: float) -> None:

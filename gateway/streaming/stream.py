@@ -7,7 +7,9 @@ answer is, its `CascadeState` which model gives it, its `Delivery` what callers 
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Checks
+from gateway.safety.output.windows import Window
 from gateway.streaming.attempt import ModelAttempt, error_of, finish_reason_of
 from gateway.streaming.cascade_state import ENDED, REROUTED, Cascade, CascadeState
 from gateway.streaming.delivery import Delivery, Reader
@@ -196,7 +198,7 @@ class Stream(Lifecycle):
             self._escalate(now)
             return
         if accepted.token_ids and not self.hidden:
-            self._set_shown(now)
+            self._note_shown(now)
         if self._finish_if_complete(now):
             self._dispatch.release(attempt.row_id, attempt.final)
         elif accepted.gap:
@@ -216,11 +218,19 @@ class Stream(Lifecycle):
 
     def verdict_passed(self, now: float) -> None:
         """A guard lets the answer go on: shows and ends what waited for its verdict alone."""
-        assert self.guards is not None, "the verdict came from them"
-        if self._row_end is not None and not self.guards.checks.waits:
-            self._finish(*self._row_end, now)
+        if self._row_end is not None and not self._waits:
+            self._close(*self._row_end, now)
         elif not self.hidden and self.delivery.reader is not None:
             self._show_held_back(now)
+
+    def settle(
+        self, attempt: ModelAttempt, window: Window, findings: Sequence[Finding], now: float
+    ) -> None:
+        """Token classifiers have read ``window`` of what ``attempt`` answers; `verdict_passed` shows it."""
+        attempt.settle(window, findings)
+        if attempt is self.current and attempt.stopped and not self.row_ended:
+            self._finish_if_complete(now)
+            self._dispatch.release(attempt.row_id, attempt.final)
 
     def block(self, rules: tuple[str, ...], now: float) -> None:
         """A guard ends the answer: callers keep what was delivered, nothing else is shown."""
@@ -240,18 +250,30 @@ class Stream(Lifecycle):
     def finish(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
         """Ends with the answer complete, or with an error when it is not what the caller holds."""
         self.cascade.commit(ENDED)
-        reason = self.current.close(reason)
-        if self.current.transcript.visible.contradicted:
-            self._fail(_contradiction())
-            return
-        if self.guards is not None:
+        attempt = self.current
+        attempt.transcript.end()
+        if self.guards is None or not attempt.unread:
+            reason = attempt.close(reason)
+        if self.guards is not None and not attempt.transcript.visible.contradicted:
             self.guards.check_answer(self, ended=True)
-            if self.guards.checks.waits:
+            if self._waits:
                 self._row_end = reason, row
                 self._move(StreamState.CHECKING)
                 self.delivery.wake()
                 return
-        self._finish(reason, row, now)
+        self._close(reason, row, now)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether guard models have something to say before the answer may end."""
+        return self.guards is not None and (self.guards.checks.waits or self.current.unread)
+
+    def _close(self, reason: "FinishReason.ValueType", row: RowTimings, now: float) -> None:
+        reason = self.current.close(reason)
+        if self.current.transcript.visible.contradicted:
+            self._fail(_contradiction())
+        else:
+            self._finish(reason, row, now)
 
     def _finish_if_complete(self, now: float) -> bool:
         """Ends the answer when the current attempt has; whether it did."""

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final
 
+from gateway.safety.findings import Finding
 from gateway.safety.output.filter import OutputFilter
+from gateway.safety.output.windows import Window
 from gateway.streaming.detokenizer import Detokenizer
 from gateway.streaming.stops import StopMatcher
 from sluice.internal.v1.frame_pb2 import Logprobs
@@ -51,8 +53,15 @@ class FilteredTokens:
 
     def finish(self, text: str, *, truncated: bool) -> str:
         """Adds the last ``text``, which no token completed; returns the rest that may be shown."""
+        return self.end(text) + self.output.finish(truncated)
+
+    def end(self, text: str) -> str:
+        """Adds the last ``text``; returns what of it may be shown already."""
         self._complete(text)
-        return self.output.push(text) + self.output.finish(truncated)
+        shown = self.output.push(text)
+        if self.output.windows is not None:
+            self.output.windows.end()
+        return shown
 
     def release(self, *, all_tokens: bool = False) -> list[Token]:
         """Takes out the tokens that may be shown: those that are decided, or all once the filter has finished."""
@@ -171,6 +180,7 @@ class Transcript:
         self.visible = VisibleTokens(held)
         self.closed = False
         self.blocked: tuple[str, ...] = ()
+        self._ended = False
         self._pending_text = ""
         """Text that waits for a token to leave with."""
         self._detokenizer = detokenizer
@@ -204,6 +214,26 @@ class Transcript:
         if self.stop is not None or (filtered is not None and filtered.output.stopped):
             self.close(truncated=True)
 
+    def end(self) -> None:
+        """No token will be added: token classifiers may read the rest of the answer before it is closed."""
+        filtered = self._filtered
+        if self._ended or self.closed or filtered is None or filtered.output.windows is None:
+            return
+        self._ended = True
+        self._pending_text += self._matcher.push(filtered.end(self._detokenizer.flush()))
+
+    def settle(self, window: Window, findings: Sequence[Finding]) -> None:
+        """Token classifiers have read ``window`` of the answer."""
+        filtered = self._filtered
+        assert filtered is not None, "they read for the filter"
+        shown = filtered.output.settle(window, findings)
+        if self.closed:
+            return
+        self._pending_text += self._matcher.push(shown)
+        self._show_all(filtered.release())
+        if self.stop is not None or filtered.output.stopped:
+            self.close(truncated=True)
+
     def close(self, truncated: bool = False) -> None:
         """Releases what was held back: the answer is complete.
 
@@ -214,7 +244,7 @@ class Transcript:
             return
         self.closed = True
         # In this order: the last characters may still complete a match or a stop string.
-        text, filtered = self._detokenizer.flush(), self._filtered
+        text, filtered = "" if self._ended else self._detokenizer.flush(), self._filtered
         if filtered is not None:
             text = filtered.finish(text, truncated=truncated)
         self.visible.tail = self._matcher.push(text) + self._matcher.flush()

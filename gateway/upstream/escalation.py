@@ -50,7 +50,7 @@ class Escalation:
     def start(self, draft: str, now: float) -> ModelAttempt:
         """See `Cascade.start`."""
         self._attempt.escalated = True
-        if self._route.hint:
+        if self._route.hint and draft:
             self._prepared = self._with_hint(draft)
         upstream, context = self._upstream, self._context
         attempt = upstream.new_attempt(context.request, self._prepared, next(self._row_ids))

@@ -1,15 +1,25 @@
-"""One question to one guard model: its prompts, its rows, its verdict. Every problem is a `Failure`, never an error."""
+"""One question to one guard model: its prompts, rows and answer. Every problem is a `Failure`, never an error."""
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
+from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.util.types import AttributeValue
+
+from gateway.admission.entities import Asker, Reading
 from gateway.admission.prompts import PreparedPrompt
 from gateway.models.catalog import ServedModel
-from gateway.models.tokenizer import TemplateRefused
-from gateway.safety.guards.checks import Check
+from gateway.models.tokenizer import Segment, TemplateRefused
+from gateway.safety.actions import Action
+from gateway.safety.findings import Finding
+from gateway.safety.guards.checks import Check, Cost, EntityGuard, Guard
+from gateway.safety.guards.entities import LabelledToken
 from gateway.safety.guards.families import (
     Failure,
     Family,
@@ -22,7 +32,7 @@ from gateway.safety.guards.families import (
 )
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.transcript import Transcript
-from gateway.upstream.rows import InternalRow, RequestContext, Upstream
+from gateway.upstream.rows import InternalRow, Upstream
 from gateway.validation.requests import WORKLOAD_LABEL
 from sluice.errors import (
     DeadlinePassed,
@@ -31,15 +41,23 @@ from sluice.errors import (
     SluiceError,
     TransportUnavailable,
 )
-from sluice.internal.v1.task_pb2 import Sampling
+from sluice.internal.v1.task_pb2 import Sampling, Values
+from sluice.telemetry import names
+from sluice.telemetry.tracing import headers_of
 from sluice.v1.inference_pb2 import SamplingParams
 
 WORKLOAD: Final = "guard"
 """Answers of guards have similar lengths, unlike those to callers."""
 SEGMENTS_MAX: Final = 32
 """Rows of one question to a classifier, whose context is short; a longer text is too long."""
+READ_SEGMENTS_MAX: Final = 512
+"""Rows of all texts of a prompt that a token classifier reads; more are too long."""
 _THREAD_CHARS: Final = 8192
 _ALTERNATIVES: Final = 16
+
+_T = TypeVar("_T")
+_UNDRAWN: Final = Sampling(max_tokens=1, top_p=1.0, repetition_penalty=1.0)
+"""A token classifier draws nothing, but every task has sampling parameters."""
 
 _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
     (DeadlinePassed, Failure.TIMEOUT),
@@ -51,7 +69,7 @@ _FAILURES: Final[tuple[tuple[type[SluiceError], Failure], ...]] = (
 
 @dataclass(frozen=True)
 class Question:
-    """A check, and the request that it is about.
+    """A check by a guard that gives verdicts, and the request that it is about.
 
     Attributes:
         turns: of caller and model as the model may see them, the caller's last.
@@ -59,14 +77,15 @@ class Question:
     """
 
     check: Check
-    context: RequestContext
+    asker: Asker
     turns: Sequence[Message]
     headers: Mapping[str, str]
 
-    def row_id(self, number: int) -> str:
-        """The name of its ``number``-th row."""
-        name = f"{self.context.request_id}-g{self.check.number}"
-        return f"{name}-{number}" if number else name
+    @property
+    def guard(self) -> Guard:
+        """The one that is asked."""
+        assert isinstance(self.check.guard, Guard), "the others give no verdicts"
+        return self.check.guard
 
 
 class _NoVerdict(Exception):
@@ -75,73 +94,182 @@ class _NoVerdict(Exception):
 
 
 @dataclass(frozen=True)
+class _Rows:
+    """The rows of one check.
+
+    Attributes:
+        attempts: those that were opened, in order.
+    """
+
+    asker: Asker
+    check: Check
+    headers: Mapping[str, str]
+    attempts: list[ModelAttempt]
+
+    def row_id(self, number: int) -> str:
+        """The name of the ``number``-th."""
+        reads = isinstance(self.check.guard, EntityGuard)
+        kind = ("w" if self.check.in_answer else "e") if reads else "g"
+        name = f"{self.asker.request_id}-{kind}{self.check.number}"
+        return f"{name}-{number}" if number else name
+
+
+@dataclass(frozen=True)
 class GuardClient:
-    """Asks guards."""
+    """Asks guards; also a `gateway.admission.entities.EntityReader`."""
 
     upstream: Upstream
 
     async def ask(self, question: Question) -> tuple[Outcome, float]:
         """The outcome, within the guard's time budget, and what it cost."""
-        attempts: list[ModelAttempt] = []
-        outcome: Outcome
+        rows = _Rows(question.asker, question.check, question.headers, [])
+        return await self._within_budget(rows, partial(self._verdict, question, rows))
+
+    async def read(self, asker: Asker, check: Check, texts: Sequence[str]) -> Reading:
+        """See `gateway.admission.entities.EntityReader.read`."""
+        with check_span(asker, check) as span:
+            start = time.monotonic()
+            rows = _Rows(asker, check, headers_of(span), [])
+            outcome, cost = await self._within_budget(rows, partial(self._found, rows, texts))
+            reading = Reading(outcome, Cost((time.monotonic() - start) * 1000, cost))
+            set_outcome(span, reading.taken(check))
+            return reading
+
+    async def _within_budget(
+        self, rows: _Rows, work: Callable[[], Awaitable[_T]]
+    ) -> tuple[_T | Failure, float]:
+        outcome: _T | Failure
         try:
-            async with asyncio.timeout(question.check.guard.settings.budget_s):
-                outcome = await self._verdict(question, attempts)
+            async with asyncio.timeout(rows.check.guard.settings.budget_s):
+                outcome = await work()
         except TimeoutError:
             outcome = Failure.TIMEOUT
         except _NoVerdict as none:
             outcome = none.failure
-        return outcome, sum(self.upstream.usage.cost(attempt) for attempt in attempts)
+        return outcome, sum(self.upstream.usage.cost(attempt) for attempt in rows.attempts)
 
-    async def _verdict(self, question: Question, attempts: list[ModelAttempt]) -> GuardVerdict:
-        guard, scheduling = question.check.guard, question.context.admitted.scheduling
-        model = self.upstream.admission.catalog[guard.settings.model]
-        problem = self.upstream.overload.problem(model.name, scheduling, time.monotonic())
-        if problem is not None:
-            raise _NoVerdict(_failure_of(problem))
+    async def _verdict(self, question: Question, rows: _Rows) -> GuardVerdict:
+        guard, model = question.guard, self._model(rows)
         prompts = await _prompts_of(question, model)
-        # Cancelled together: without a verdict on one segment there is none on the text.
-        answers = [
-            asyncio.ensure_future(self._answer(question, model, prompt, number, attempts))
-            for number, prompt in enumerate(prompts)
-        ]
+        sampling = _sampling(guard.family, model)
+        # Without the caller's stop strings, and with all alternatives.
+        asked = SamplingParams(logprobs=sampling.top_logprobs)
+        prepared = [PreparedPrompt(model, prompt, sampling, None) for prompt in prompts]
+        answered = await self._compute(rows, prepared, asked)
         try:
-            said = await asyncio.gather(*answers)
-        finally:
-            for answer in answers:
-                answer.cancel()
-        try:
-            return _worst([guard.family.reader.read(one) for one in said])
+            return _worst([guard.family.reader.read(_said(one.transcript)) for one in answered])
         except Unparsable:
             raise _NoVerdict(Failure.UNPARSABLE) from None
 
-    async def _answer(
-        self,
-        question: Question,
-        model: ServedModel,
-        prompt: list[int],
-        number: int,
-        attempts: list[ModelAttempt],
-    ) -> Said:
-        guard, context = question.check.guard, question.context
-        sampling = _sampling(guard.family, model)
-        # Without the caller's stop strings, and with all alternatives.
-        request = replace(
-            context.request,
-            labels={WORKLOAD_LABEL: WORKLOAD},
-            sampling=SamplingParams(logprobs=sampling.top_logprobs),
-        )
-        prepared = PreparedPrompt(model, prompt, sampling, None)
-        deadline = min(context.deadline, time.monotonic() + guard.settings.budget_s)
-        row = InternalRow(self.upstream, request, prepared, question.row_id(number), deadline)
-        attempts.append(row.attempt)
+    async def _found(self, rows: _Rows, texts: Sequence[str]) -> list[list[Finding]]:
+        model, guard = self._model(rows), rows.check.guard
+        assert isinstance(guard, EntityGuard), "the others find no entities"
+        segments = await _segments_of(texts, model)
+        if len(segments) > READ_SEGMENTS_MAX:
+            raise _NoVerdict(Failure.TOO_LONG)
+        prepared = [
+            PreparedPrompt(model, segment.token_ids, _UNDRAWN, None, Values())
+            for _, segment in segments
+        ]
+        answered = await self._compute(rows, prepared, SamplingParams())
+        found: list[list[Finding]] = [[] for _ in texts]
+        for (place, segment), attempt in zip(segments, answered, strict=True):
+            found[place] += guard.tags.findings(_labelled(segment, attempt))
+        return found
+
+    def _model(self, rows: _Rows) -> ServedModel:
+        model = self.upstream.admission.catalog[rows.check.guard.settings.model]
+        scheduling = rows.asker.scheduling
+        problem = self.upstream.overload.problem(model.name, scheduling, time.monotonic())
+        if problem is not None:
+            raise _NoVerdict(_failure_of(problem))
+        return model
+
+    async def _compute(
+        self, rows: _Rows, prepared: Sequence[PreparedPrompt], sampling: SamplingParams
+    ) -> list[ModelAttempt]:
+        # Cancelled together: without an answer about one segment there is none about the text.
+        answers = [
+            asyncio.ensure_future(self._answer(rows, one, sampling, number))
+            for number, one in enumerate(prepared)
+        ]
         try:
-            await row.answer(question.headers)
+            return await asyncio.gather(*answers)
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    async def _answer(
+        self, rows: _Rows, prepared: PreparedPrompt, sampling: SamplingParams, number: int
+    ) -> ModelAttempt:
+        asker, budget_s = rows.asker, rows.check.guard.settings.budget_s
+        request = replace(
+            asker.request, labels={WORKLOAD_LABEL: WORKLOAD}, sampling=sampling, tools=None
+        )
+        deadline = min(asker.deadline, time.monotonic() + budget_s)
+        row = InternalRow(self.upstream, request, prepared, rows.row_id(number), deadline)
+        rows.attempts.append(row.attempt)
+        try:
+            await row.answer(rows.headers)
         except SluiceError as error:
             raise _NoVerdict(_failure_of(error)) from error
         finally:
             self.upstream.usage.record_stream(request.tenant, row.stream, time.monotonic())
-        return _said(row.attempt.transcript)
+        return row.attempt
+
+
+@contextmanager
+def check_span(asker: Asker, check: Check) -> Iterator[Span]:
+    """The span of a check."""
+    if asker.spans is None:
+        yield INVALID_SPAN
+        return
+    attributes: dict[str, AttributeValue] = {
+        names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
+        names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
+        names.GUARDRAIL_NAME: check.guard.name,
+        names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
+    }
+    with asker.spans.hop(names.SPAN_GUARD, attributes=attributes) as span:
+        yield span
+
+
+def set_outcome(
+    span: Span, taken: Sequence[tuple[str, Action]], score: float | None = None
+) -> None:
+    """Says on the span of a check what came of it."""
+    action = max(action for _, action in taken)
+    span.set_attribute(names.GUARDRAIL_ACTION, action.name.lower())
+    pairs = [f"{rule}:{action.name.lower()}" for rule, action in taken]
+    span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)
+    if score is not None:
+        span.set_attribute(names.GUARDRAIL_SCORE, score)
+
+
+async def _segments_of(texts: Sequence[str], model: ServedModel) -> list[tuple[int, Segment]]:
+    """The segments of all texts, each with the number of its text."""
+
+    def segments() -> list[tuple[int, Segment]]:
+        return [
+            (place, segment)
+            for place, text in enumerate(texts)
+            if text.strip()
+            for segment in model.tokenizer.segments(text, model.context_tokens)
+        ]
+
+    long = sum(map(len, texts)) > _THREAD_CHARS
+    return await asyncio.to_thread(segments) if long else segments()
+
+
+def _labelled(segment: Segment, attempt: ModelAttempt) -> Iterator[LabelledToken]:
+    """The tokens of ``segment`` with what the model said of each: two numbers, its label and the probability."""
+    assert attempt.final is not None, "it has ended"
+    values = array("f", attempt.final.values)
+    if len(values) != 2 * len(segment.token_ids):
+        raise _NoVerdict(Failure.UNPARSABLE)
+    for place, token in enumerate(segment.tokens, segment.lead):
+        label, score = int(values[2 * place]), values[2 * place + 1]
+        yield LabelledToken(token.start, token.end, token.word, label, score)
 
 
 async def _prompts_of(question: Question, model: ServedModel) -> list[list[int]]:
@@ -153,14 +281,13 @@ async def _prompts_of(question: Question, model: ServedModel) -> list[list[int]]
 
 
 def _prompts_now(question: Question, model: ServedModel) -> list[list[int]]:
-    check, tokenizer = question.check, model.tokenizer
-    family = check.guard.family
+    check, tokenizer, family = question.check, model.tokenizer, question.guard.family
     tokens_max = model.context_tokens - family.answer_tokens
     if family.classifies:
         prompts = tokenizer.segments(_text_to_classify(question), tokens_max)
         if len(prompts) > SEGMENTS_MAX:
             raise _NoVerdict(Failure.TOO_LONG)
-        return prompts
+        return [segment.token_ids for segment in prompts]
     prompt = _chat_prompt(family.messages(question.turns, check.answer), family, model)
     if len(prompt) > tokens_max:
         raise _NoVerdict(Failure.TOO_LONG)

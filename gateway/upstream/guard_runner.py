@@ -1,22 +1,22 @@
 """The guard models of one request: starts the checks that are due beside the generation, and acts on their verdicts."""
 
+import asyncio
 import logging
 import time
 
-from opentelemetry.trace import Span
-from opentelemetry.util.types import AttributeValue
-
 from gateway.safety.actions import Action
+from gateway.safety.findings import Finding
 from gateway.safety.guards.checks import Check, Checks, Cost, Decided
 from gateway.safety.guards.families import Failure, Message
+from gateway.safety.output.windows import Window
+from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.cascade_state import REROUTED
 from gateway.streaming.stream import Stream
-from gateway.upstream.guard_client import GuardClient, Question
+from gateway.upstream.guard_client import GuardClient, Question, check_span, set_outcome
 from gateway.upstream.rows import RequestContext
 from gateway.validation.conversation import SYSTEM, TOOL, USER, Conversation
 from sluice.background import BackgroundTasks
 from sluice.errors import InternalError, SafetyBlocked, SluiceError
-from sluice.telemetry import names
 from sluice.telemetry.tracing import headers_of
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class GuardRunner:
         attempt = stream.current
         due = self.checks.produced(attempt.completion_tokens, lambda: attempt.raw_text, ended)
         self._start(stream, due)
+        self._read_next(stream, attempt)
 
     def close(self) -> None:
         """The request has ended: cancels the checks that run."""
@@ -57,6 +58,41 @@ class GuardRunner:
     def _start(self, stream: Stream, due: list[Check]) -> None:
         for check in due:
             self._running.spawn(self._run(stream, check))
+
+    def _read_next(self, stream: Stream, attempt: ModelAttempt) -> None:
+        """Token classifiers read the next part of the answer, when it is there."""
+        window = attempt.next_window()
+        if window is not None:
+            self._running.spawn(self._read(stream, attempt, window))
+
+    async def _read(self, stream: Stream, attempt: ModelAttempt, window: Window) -> None:
+        try:
+            decided, found = await self._entities(attempt, window)
+            now = time.monotonic()
+            blocking = [rule for one in decided if one.action is Action.BLOCK for rule in one.rules]
+            if stream.current is attempt and blocking:
+                self._registry.block(stream, tuple(blocking), now)
+                return
+            self._registry.settle(stream, attempt, window, found, now)
+            self._continue(stream)
+        except Exception:  # the task would die silently, and the answer would wait for it
+            _log.exception("request %s: entities could not be found", stream.request_id)
+            error = InternalError("a token classifier of the safety policy failed")
+            self._registry.fail(stream, error)
+
+    async def _entities(
+        self, attempt: ModelAttempt, window: Window
+    ) -> tuple[list[Decided], list[Finding]]:
+        """What is recorded of each classifier, and all that they found in ``window``."""
+        asker, guards = self._context.asker, self._context.admitted.entity_guards
+        checks = [self.checks.reading(one, attempt.completion_tokens) for one in guards]
+        readings = await asyncio.gather(
+            *(self._client.read(asker, check, [window.text]) for check in checks)
+        )
+        both = list(zip(checks, readings, strict=True))
+        decided = [self.checks.read(check, one.taken(check), one.cost) for check, one in both]
+        outcomes = [one.outcome for one in readings if not isinstance(one.outcome, Failure)]
+        return decided, [found for outcome in outcomes for found in outcome[0]]
 
     async def _run(self, stream: Stream, check: Check) -> None:
         try:
@@ -73,15 +109,15 @@ class GuardRunner:
             self._registry.fail(stream, error)
 
     async def _decide(self, check: Check) -> Decided | None:
-        context = self._context
-        with context.spans.hop(names.SPAN_GUARD, attributes=_check_attributes(check)) as span:
+        asker = self._context.asker
+        with check_span(asker, check) as span:
             start = time.monotonic()
-            question = Question(check, context, self._turns, headers_of(span))
+            question = Question(check, asker, self._turns, headers_of(span))
             outcome, cost = await self._client.ask(question)
             took_ms = (time.monotonic() - start) * 1000
             decided = self.checks.decide(check, outcome, Cost(took_ms, cost))
             if decided is not None:
-                _set_outcome(span, decided)
+                set_outcome(span, decided.taken, decided.score)
             return decided
 
     async def _act(self, stream: Stream, decided: Decided) -> None:
@@ -136,20 +172,3 @@ def _turns(conversation: Conversation) -> list[Message]:
             role = USER if turn.role == TOOL else turn.role
             turns.append({"role": role, "content": turn.content})
     return turns
-
-
-def _check_attributes(check: Check) -> dict[str, AttributeValue]:
-    return {
-        names.GEN_AI_OPERATION: names.GUARDRAIL_OPERATION,
-        names.GEN_AI_REQUEST_MODEL: check.guard.settings.model,
-        names.GUARDRAIL_NAME: check.guard.name,
-        names.GUARDRAIL_TARGET: "output" if check.in_answer else "input",
-    }
-
-
-def _set_outcome(span: Span, decided: Decided) -> None:
-    span.set_attribute(names.GUARDRAIL_ACTION, decided.action.name.lower())
-    pairs = [f"{rule}:{action.name.lower()}" for rule, action in decided.taken]
-    span.set_attribute(names.GUARDRAIL_OUTCOMES, pairs)
-    if decided.score is not None:
-        span.set_attribute(names.GUARDRAIL_SCORE, decided.score)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.admission.entities import Asker
 from gateway.admission.overload import OverloadControl
 from gateway.admission.pipeline import Admission, AdmittedRequest
 from gateway.admission.prompts import PreparedPrompt
@@ -64,6 +65,11 @@ class RequestContext:
     def deadline(self) -> float:
         """Monotonic seconds."""
         return self.admitted.scheduling.deadline
+
+    @property
+    def asker(self) -> Asker:
+        """As guard models are asked about it."""
+        return Asker(self.request, self.request_id, self.admitted.scheduling, self.spans)
 
     def stream_spec(self, resume_key: ResumeKey) -> StreamSpec:
         """What is fixed about its stream."""

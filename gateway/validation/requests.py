@@ -186,12 +186,25 @@ def valid_request(
     found.check(request.priority in _CLASSES, "priority", "is none of the known priorities")
     _check_labels(request.labels, found)
     found.raise_if_any()
+    priority_class = _CLASSES[request.priority]
+    return request_about(texts, tenant, request.labels, timeout_s, model, priority_class)
+
+
+def request_about(
+    texts: Conversation,
+    tenant: str,
+    labels: Mapping[str, str],
+    timeout_s: float,
+    model: str | None = None,
+    priority_class: str = UNSTATED_CLASS,
+) -> ValidRequest:
+    """A request for no answer: something is done with its ``texts``."""
     return ValidRequest(
         conversation=texts,
         model=model,
-        priority_class=_CLASSES[request.priority],
+        priority_class=priority_class,
         sampling=SamplingParams(),
-        labels=dict(request.labels),
+        labels=dict(labels),
         key="",
         key_is_shared=False,
         fingerprint=b"",

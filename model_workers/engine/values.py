@@ -1,4 +1,4 @@
-"""The engine of models whose answer is numbers: embeddings of texts, scores of pairs of texts (rerankers)."""
+"""The engine of models whose answer is numbers: embeddings, scores of pairs (rerankers), labels of tokens (NER)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from model_workers.engine.cacheless import WholeTextEngine
 from model_workers.engine.devices import find_device
@@ -102,6 +107,24 @@ class Reranker:
         return list(scores.cpu().numpy().reshape(-1, 1))
 
 
+class TokenClassifier:
+    """The most probable label of every token, by a token classification head."""
+
+    def __init__(self, model: Any) -> None:
+        self._logits = PaddedTexts(model, lambda output: output.logits)
+
+    def __call__(self, rows: Sequence[RowSpec]) -> list[Values]:
+        """See `Compute`; of each token the number of its label, and the label's probability."""
+        found = self._logits([Text(row.prompt) for row in rows])
+        return [_labelled(logits) for logits in found]
+
+
+def _labelled(logits: torch.Tensor) -> Values:
+    chances, labels = logits.softmax(-1).max(-1)
+    values: Values = torch.stack((labels.float(), chances), dim=-1).cpu().numpy()
+    return values
+
+
 def _activation(config: Any) -> Any:
     """What sentence-transformers applies to the logits: a name in the configuration, else the sigmoid."""
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
@@ -114,7 +137,7 @@ def _activation(config: Any) -> Any:
 
 
 def load_values(settings: ModelSettings) -> ValuesEngine:
-    """The engine of a folder or hub id of an embedding model or a reranker, warmed up.
+    """The engine of a folder or hub id of an embedding model, a reranker or a token classifier, warmed up.
 
     Raises:
         SettingsError: it is of another kind, or has a part that is not served.
@@ -123,8 +146,7 @@ def load_values(settings: ModelSettings) -> ValuesEngine:
         folder = read_sentence_folder(_folder_of(settings))
         device = find_device(settings.device)
         dtype = find_dtype(settings.dtype, device)
-        load = _load_embedder if settings.engine == "embedding" else _load_reranker
-        compute, config = load(settings, folder, dtype, device)
+        compute, config = _LOADERS[settings.engine](settings, folder, dtype, device)
         context = _context(folder, settings.context_tokens)
     except SettingsError as error:
         raise SettingsError(f"models: {settings.name}: {error}") from error
@@ -166,6 +188,27 @@ def _load_reranker(
     model = model.to(device).eval()
     replace_linear_layers(model, settings.quantization)
     return Reranker(model), config
+
+
+def _load_token_classifier(
+    settings: ModelSettings, folder: SentenceFolder, dtype: torch.dtype, device: torch.device
+) -> tuple[Compute, Any]:
+    model, about = AutoModelForTokenClassification.from_pretrained(
+        folder.transformer, dtype=dtype, output_loading_info=True
+    )
+    if about["missing_keys"]:
+        absent = ", ".join(sorted(about["missing_keys"])[:3])
+        raise SettingsError(f"has no token classification head (its weights lack {absent})")
+    model = model.to(device).eval()
+    replace_linear_layers(model, settings.quantization)
+    return TokenClassifier(model), model.config
+
+
+_LOADERS: Final = {
+    "embedding": _load_embedder,
+    "reranker": _load_reranker,
+    "token_classifier": _load_token_classifier,
+}
 
 
 def _folder_of(settings: ModelSettings) -> Path:

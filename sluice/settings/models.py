@@ -38,10 +38,17 @@ class ModelSettings(Section):
     path: str
     """A folder in Hugging Face layout, a hub id, or "builtin:small" and "builtin:large" for the shipped tiers. Of the
     engine "openai" only the tokenizer is used."""
-    engine: Literal["transformers", "classifier", "embedding", "reranker", "echo", "openai"] = (
-        "transformers"
-    )
-    """"classifier" judges texts (a sequence classification head, for guards): it answers no requests of callers.
+    engine: Literal[
+        "transformers",
+        "classifier",
+        "token_classifier",
+        "embedding",
+        "reranker",
+        "echo",
+        "openai",
+    ] = "transformers"
+    """"classifier" judges texts (a sequence classification head), "token_classifier" finds entities in them (a token
+    classification head, NER): both are for guards (docs/safety.md) and answer no requests of callers.
     "embedding" gives embeddings of texts, "reranker" scores of pairs of texts (one label): docs/embeddings.md.
     "echo" answers with the prompt's own tokens and no model: for load tests. "openai": ``server`` computes it."""
     server: ServerSettings | None = None
@@ -112,7 +119,7 @@ class ModelSettings(Section):
     @property
     def answers(self) -> bool:
         """Whether it draws tokens, so that prompts can be sent to it."""
-        return self.engine not in ("classifier", "embedding", "reranker")
+        return self.engine in ("transformers", "echo", "openai")
 
     @property
     def triton_models(self) -> tuple[str, ...]:

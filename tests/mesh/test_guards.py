@@ -1,4 +1,4 @@
-"""A guard model in a real mesh: a classifier, trained a moment ago, judges prompts and answers beside the rows."""
+"""Guard models in a real mesh: classifiers judge prompts and answers beside the rows, token classifiers find names."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,22 +31,40 @@ GUARD = {
     "fail": "closed",
     "budget_s": 30,
 }
+NAMES = {"model": "ner", "template": "token_classifier", "fail": "closed", "budget_s": 30}
 SAFETY = {
     "policies": {
         "default": {"guard": {"attacks": GUARD}},
         "answers": {"guard": {"attacks": GUARD | {"checks": ["output"], "hold": True}}},
+        "names": {
+            "actions": {"ner.*": "redact", "pii.*": "redact"},
+            "guard": {"names": NAMES | {"checks": ["input"]}},
+        },
+        "named_answers": {
+            "actions": {"ner.*": "redact", "pii.*": "redact"},
+            "guard": {"names": NAMES | {"checks": ["output"]}},
+        },
     },
-    "choose": [{"labels": {"check": "answers"}, "policy": "answers"}],
+    "choose": [
+        {"labels": {"check": name}, "policy": name}
+        for name in ("answers", "names", "named_answers")
+    ],
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(classifier_folder: Path) -> AsyncIterator[Mesh]:
+async def mesh(
+    classifier_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Mesh]:
+    from tests.support.tiny_tagger import save_tagger  # torch: not for every test run
+
+    tagger = str(save_tagger(tmp_path_factory.mktemp("tagger")))
     settings = config.Settings(
         models=(
             config.ModelSettings(name="small", path="builtin:small"),
             config.ModelSettings(name="echo", path="builtin:small", engine="echo"),
             config.ModelSettings(name="judge", path=str(classifier_folder), engine="classifier"),
+            config.ModelSettings(name="ner", path=tagger, engine="token_classifier"),
         ),
         routing=RoutingSettings(default="small"),
         gateway=config.GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
@@ -102,11 +120,31 @@ async def test_answers_are_judged_before_they_show(mesh: Mesh) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.long
-async def test_a_classifier_answers_no_caller(mesh: Mesh) -> None:
+async def test_names_leave_neither_in_prompts_nor_in_streams(mesh: Mesh) -> None:
+    """The echo engine says what it was told: in the first policy placeholders, in the second the names."""
+    told = "Ask Anna Smith (Anna.Smith@example.org) of New York about Karlsruhe. "
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        stub = InferenceServiceStub(channel)
+        for check in ("names", "named_answers"):
+            sampling = pb.SamplingParams(max_tokens=200)
+            request = pb.GenerateRequest(
+                prompt=told * 2, model="echo", sampling=sampling, labels={"check": check}
+            )
+            events = await ask(stub, request)
+            shown = "".join(event.delta.text for event in events)
+            assert "Ask <PER_1> (<EMAIL_1>) of <LOC_1> about <LOC_2>. Ask <PER_1>" in shown
+            assert not any(name in shown for name in ("Anna", "Smith", "York", "Karls", "ruhe"))
+            assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["judge", "ner"])
+async def test_a_classifier_answers_no_caller(mesh: Mesh, model: str) -> None:
     async with grpc.aio.insecure_channel(mesh.address) as channel:
         stub = InferenceServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await ask(stub, pb.GenerateRequest(prompt="hello", model="judge"))
+            await ask(stub, pb.GenerateRequest(prompt="hello", model=model))
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.safety.actions import Action
+from gateway.safety.findings import Finding
+from gateway.safety.guards.entities import EntityTags
 from gateway.safety.guards.families import Failure, Family, Outcome
 from gateway.safety.settings import GuardSettings
 
@@ -25,12 +27,25 @@ PASSED: Final = "pass"
 
 
 @dataclass(frozen=True)
-class Guard:
-    """One guard of a policy, ready to be asked."""
+class GuardModel:
+    """A model of a policy that checks prompts or answers."""
 
     name: str
     settings: GuardSettings
+
+
+@dataclass(frozen=True)
+class Guard(GuardModel):
+    """One that gives verdicts, ready to be asked."""
+
     family: Family
+
+
+@dataclass(frozen=True)
+class EntityGuard(GuardModel):
+    """A token classifier, whose findings are decided together with those of the rules."""
+
+    tags: EntityTags
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class Check:
     """
 
     number: int
-    guard: Guard
+    guard: GuardModel
     in_answer: bool = False
     tokens: int = 0
     answer: str = ""
@@ -149,6 +164,17 @@ class Checks:
             self._following.add(check.number)
         return decided
 
+    def reading(self, guard: EntityGuard, tokens: int) -> Check:
+        """A token classifier reads a part of the answer, which has ``tokens`` now."""
+        self._count += 1
+        return Check(self._count, guard, True, tokens)
+
+    def read(self, check: Check, taken: tuple[tuple[str, Action], ...], cost: Cost) -> Decided:
+        """A token classifier has read a part of the answer."""
+        decided = Decided(check, taken, cost=cost)
+        self.decided.append(decided)
+        return decided
+
     def followed(self, check: Check) -> None:
         """The governed model of ``check`` answers now, or did already."""
         self._following.discard(check.number)
@@ -193,11 +219,10 @@ class Checks:
         return check
 
 
-def taken_of(guard: Guard, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
+def taken_of(guard: GuardModel, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
     """The rules that an outcome matches, each with the action of the policy."""
     if isinstance(outcome, Failure):
-        action = Action.BLOCK if guard.settings.fail == "closed" else Action.FLAG
-        return ((_rule(guard, outcome), action),)
+        return (failed_of(guard, outcome),)
     if not outcome.flagged:
         return ((_rule(guard, PASSED), Action.ALLOW),)
     wanted, action = guard.settings.categories, guard.settings.action.action
@@ -207,10 +232,26 @@ def taken_of(guard: Guard, outcome: Outcome) -> tuple[tuple[str, Action], ...]:
     )
 
 
+def failed_of(guard: GuardModel, failure: Failure) -> tuple[str, Action]:
+    """The rule and the action when ``guard`` gives no answer."""
+    action = Action.BLOCK if guard.settings.fail == "closed" else Action.FLAG
+    return _rule(guard, failure), action
+
+
+def found_of(
+    guard: GuardModel, outcome: Sequence[Finding] | Failure
+) -> tuple[tuple[str, Action], ...]:
+    """As `taken_of`, of a token classifier: what is done about its findings is decided with those of the rules."""
+    if isinstance(outcome, Failure):
+        return (failed_of(guard, outcome),)
+    names = dict.fromkeys(one.rule.rpartition(".")[2] for one in outcome) or {PASSED: None}
+    return tuple((_rule(guard, name), Action.ALLOW) for name in names)
+
+
 def outcome_of(rule: str, guard: str) -> str:
     """The outcome of a check, from its rule "guard.NAME.OUTCOME"."""
     return rule.removeprefix(f"{RULE}.{guard}.")
 
 
-def _rule(guard: Guard, name: str) -> str:
+def _rule(guard: GuardModel, name: str) -> str:
     return f"{RULE}.{guard.name}.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"

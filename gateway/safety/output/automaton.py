@@ -388,6 +388,10 @@ class StreamWatch:
                 return start
         return free
 
+    def claim(self, start: int, end: int) -> None:
+        """Something else than a pattern has found what is at ``start`` to ``end``, where it has followed just now."""
+        self._claim(start, end, 0)
+
     def claims_before(self, offset: int) -> bool:
         """Whether anything has matched before ``offset``."""
         return bool(self._claims) and self._claims[0][0] < offset

@@ -6,7 +6,7 @@ repetitions of the system message, replace placeholders by the caller's own valu
 alone, never on how it was split into pieces.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,10 @@ from gateway.safety.output.redactor import HiddenPlaces, Redactor, Rules
 from gateway.safety.output.shapes import ShapeScanner
 from gateway.safety.output.view import Scanner, ViewScanner
 from gateway.safety.output.watched import WatchedRule, WordList
+from gateway.safety.output.windows import Window, Windows
 from gateway.safety.policy import Policy
 from gateway.safety.redaction import Placeholders
+from gateway.safety.rules.ruleset import RuleSet
 from gateway.safety.settings import EchoSettings
 
 
@@ -63,10 +65,21 @@ class OutputRules:
     echo: EchoSettings | None
     restore: bool
     all_findings: Scanner
+    window_tokens: int | None = None
+    """Longest window that token classifiers read of an answer; None: none reads answers."""
+    entity_rules: tuple[str, ...] = ()
+    """What they find."""
+    lists: RuleSet | None = None
+    """The operator's lists."""
 
-    def review(self, text: str) -> Decision:
+    @property
+    def holds(self) -> bool:
+        """Whether text waits for the token classifiers: something is done about what they find."""
+        return any(self.rules.table.edits(rule) for rule in self.entity_rules)
+
+    def review(self, text: str, entities: Iterable[Finding] = ()) -> Decision:
         """What all rules say of a whole answer; those that flag change nothing and so never wait in the stream."""
-        return apply(self.rules.table, text, self.all_findings.scan(text))
+        return apply(self.rules.table, text, [*self.all_findings.scan(text), *entities])
 
 
 class _Both:
@@ -99,6 +112,9 @@ def output_rules(
     watched: Sequence[WatchedRule],
     scanner: Scanner,
     words: Sequence[str] = (),
+    window_tokens: int | None = None,
+    entity_rules: tuple[str, ...] = (),
+    lists: RuleSet | None = None,
 ) -> OutputRules | None:
     """The filter of a policy, or None when it leaves answers as they are.
 
@@ -107,6 +123,9 @@ def output_rules(
         watched: all rules of ``scanner`` that go by patterns; those that only flag cost nothing.
         scanner: the rules.
         words: words that ``scanner`` finds as whole words, those of deny and allow lists.
+        window_tokens: as in `OutputRules`.
+        entity_rules: as in `OutputRules`.
+        lists: as in `OutputRules`.
 
     Raises:
         RuleError: a pattern cannot be followed in a stream; the message names the rule.
@@ -128,11 +147,19 @@ def output_rules(
     automaton = Automaton(needed, WordList(words))
     both = ViewScanner(_Both(scanner, shapes) if shapes.watched else scanner)
     rules = Rules(automaton, _Watched(both, needed), table, settings.truncated_chars)
-    return OutputRules(policy.version, rules, settings.echo, policy.settings.restore, both)
+    restore = policy.settings.restore
+    return OutputRules(
+        policy.version, rules, settings.echo, restore, both, window_tokens, entity_rules, lists
+    )
 
 
 class OutputFilter:
-    """The filter of one answer. Offsets count characters of the answer as the model gave it."""
+    """The filter of one answer. Offsets count characters of the answer as the model gave it.
+
+    Attributes:
+        windows: what token classifiers read of the answer; None: none does.
+        entities: what they have found, by offset in the answer.
+    """
 
     def __init__(
         self, shared: OutputRules, placeholders: Placeholders | None = None, system: str = ""
@@ -147,6 +174,11 @@ class OutputFilter:
         own = placeholders or Placeholders()
         self._shared = shared
         self._raw: list[str] = []
+        window = shared.window_tokens
+        self.windows = None if window is None else Windows(window)
+        self.entities: list[Finding] = []
+        self._holds = self.windows is not None and shared.holds
+        self._finished = False
         self._redactor = Redactor(shared.rules, own.for_answer())
         self._hidden = HiddenPlaces(self._redactor)
         self._echo = _echo_guard(shared.echo, system)
@@ -191,10 +223,32 @@ class OutputFilter:
         """Whether a character from ``start`` to ``end`` does not show; they are decided, and asked about in order."""
         return self._hidden.touch(start, end, self._echo.hidden if self._echo is not None else ())
 
+    @property
+    def unread(self) -> bool:
+        """Whether token classifiers have to read more of the answer."""
+        if self.windows is None or (self._holds and self._finished):
+            return False
+        return self.windows.unread
+
     def push(self, text: str) -> str:
         """What may be shown after ``text`` came."""
         self._raw.append(text)
-        return self._after(self._redactor.push(text))
+        if self.windows is not None:
+            self.windows.push(text)
+        return "" if self._holds else self._after(self._redactor.push(text))
+
+    def settle(self, window: Window, findings: Iterable[Finding]) -> str:
+        """What may be shown after token classifiers have read ``window``; ``findings`` by offset in its text."""
+        assert self.windows is not None, "they read them"
+        lists = self._shared.lists
+        kept = findings if lists is None else lists.without_allowed(window.text, findings)
+        text, found = self.windows.settle(window, kept)
+        self.entities += found
+        if not self._holds:
+            return ""
+        table = self._shared.rules.table
+        edited = [one for one in found if table.edits(one.rule)]
+        return self._after(self._redactor.push(text, edited))
 
     def finish(self, truncated: bool = False) -> str:
         """What was held back, when no more text comes.
@@ -203,7 +257,13 @@ class OutputFilter:
             truncated: the model did not end by itself (a limit, a stop string): of what may be the first part of a
                 match at the very end, only `OutputSettings.truncated_chars` characters show.
         """
+        windows, self._finished = self.windows, True
+        if windows is not None and self._holds and windows.unread:
+            truncated = True
         shown = self._after(self._redactor.finish(truncated))
+        if windows is not None and self._holds:
+            # What no token classifier has read does not show.
+            self._redactor.shown_to = min(self._redactor.shown_to, windows.known_to)
         if self._echo is not None:
             rest = self._echo.finish()
             shown += self._restorer.push(rest) if self._restorer is not None else rest
@@ -211,7 +271,7 @@ class OutputFilter:
 
     def review(self) -> Decision:
         """What all rules say of the answer so far; those that flag change nothing and so never wait in the stream."""
-        return self._shared.review(self.raw)
+        return self._shared.review(self.raw, self.entities)
 
     def _after(self, text: str) -> str:
         if self._echo is not None:

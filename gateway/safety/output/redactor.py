@@ -63,6 +63,7 @@ class Redactor:
         self._placeholders = placeholders
         self._watch = StreamWatch(rules.automaton)
         self._held: list[str] = []
+        self._entities: list[Finding] = []
         self._context = ""
         self._context_cut = False
         self._chain_end = 0
@@ -77,12 +78,19 @@ class Redactor:
         """Characters that wait."""
         return self._watch.end - self.decided
 
-    def push(self, text: str) -> str:
-        """What may be shown after ``text`` came."""
+    def push(self, text: str, entities: Sequence[Finding] = ()) -> str:
+        """What may be shown after ``text`` came.
+
+        Args:
+            entities: found in ``text`` by models, by offset in the answer; they are findings as those of rules.
+        """
         if self.stopped or not text:
             return ""
         watch = self._watch
-        watch.feed(text)
+        if entities:
+            self._entities = [one for one in self._entities if one.end > self.decided]
+            self._entities += sorted(entities, key=lambda one: one.end)
+        self._follow(text)
         free = watch.free_to
         if free == watch.end and not self._held and not watch.claims_before(free):
             self.decided = free
@@ -115,6 +123,17 @@ class Redactor:
         self.decided = self._watch.end
         return shown
 
+    def _follow(self, text: str) -> None:
+        """An entity claims its place as a match of a rule does."""
+        watch, at = self._watch, 0
+        begin, end = watch.end, watch.end + len(text)
+        for one in self._entities:
+            if begin < one.end <= end:
+                watch.feed(text[at : one.end - begin])
+                watch.claim(one.start, one.end)
+                at = one.end - begin
+        watch.feed(text[at:])
+
     def _release(self, free: int) -> str:
         held, length = self._text(), free - self.decided
         piece, rest = held[:length], held[length:]
@@ -141,7 +160,7 @@ class Redactor:
         shown = self._show(held[:cut], edits)
         before = held[before_seen(held[:cut], self._rules.automaton.context_before) : cut]
         self._watch = StreamWatch(self._rules.automaton, self.decided, before)
-        self._watch.feed(held[cut:])
+        self._follow(held[cut:])
         self._held = [held[cut:]]
         self._inside_chain = True
         return shown
@@ -163,10 +182,15 @@ class Redactor:
         text = self._context[len(self._context) - before :] + held[:beyond]
         # Inside a chain a match may have begun before the place where the scanner started again.
         first = 0 if self._inside_chain else before
-        return [
+        found = [
             replace(f, start=max(f.start - before, 0), end=min(f.end - before, length))
             for f in self._rules.scanner.scan(text)
             if first <= f.start < before + length and f.end > before
+        ]
+        return found + [
+            replace(f, start=f.start - self.decided, end=f.end - self.decided)
+            for f in self._entities
+            if self.decided <= f.start < self.decided + length
         ]
 
     def _context_chars(self, held: str) -> int:

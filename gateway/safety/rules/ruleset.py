@@ -97,6 +97,12 @@ class RuleSet:
             found.append(Finding("limit.length", len(inspected), len(text), Severity.CRITICAL))
         return resolved(text, found) if found else []
 
+    def without_allowed(self, text: str, found: Iterable[Finding]) -> list[Finding]:
+        """``found`` by others in ``text``, without what lies inside a phrase of an allow list."""
+        matches = self._lexicon.matches(text) if self._lexicon.longest else ()
+        allowed = [span for each, span in matches if each.kind is ListKind.ALLOW]
+        return _without_allowed(list(found), sorted(allowed))
+
     def scan_hidden(self, payload: str, name: str, span: Span) -> list[Finding]:
         """What a text holds that the caller decoded, such as one of tag characters.
 
@@ -121,11 +127,13 @@ class RuleSet:
                 allowed.append(span)
             else:
                 found.append(Finding(f"deny.{each.name}", *span, each.severity))
-        return _without_allowed(found, sorted(allowed)) if allowed else found
+        return _without_allowed(found, sorted(allowed))
 
 
 def _without_allowed(found: Sequence[Finding], allowed: Sequence[Span]) -> list[Finding]:
     """Leaves out what lies inside one allowed phrase; ``allowed`` is ordered."""
+    if not allowed:
+        return list(found)
     furthest = list(accumulate((end for _, end in allowed), max))
 
     def stands(each: Finding) -> bool:

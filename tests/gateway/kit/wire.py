@@ -166,9 +166,13 @@ class Wire:
 
 
 @cache
-def _compiled(safety: str) -> CompiledPolicies:
+def _compiled(safety: str, *models: str) -> CompiledPolicies:
     """Compiled policies never change, so tests share them."""
-    return load_policies_of(Settings(safety=json.loads(safety) or {}))
+    settings = Settings(safety=json.loads(safety) or {})
+    if models:
+        served = tuple(map(ModelSettings.model_validate_json, models))
+        settings = settings.model_copy(update={"models": served})
+    return load_policies_of(settings)
 
 
 @asynccontextmanager
@@ -192,7 +196,9 @@ async def open_wire(
     kinds = (safety, records, routing, prices, http, cache, jobs, more_models, identity, tenants)
     settings = settings_for(folder, url, *kinds, **gateway)
     catalog = load_catalog(settings)
-    inspector = Inspector(_compiled(json.dumps(safety)))
+    # Labels of guard models come with the models.
+    labelled = [one.model_dump_json() for one in settings.models] if more_models else []
+    inspector = Inspector(_compiled(json.dumps(safety), *labelled))
     router = load_router(settings, catalog.facts)
     metrics = MetricRegistry()
     exporter = InMemorySpanExporter()

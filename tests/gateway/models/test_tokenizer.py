@@ -129,7 +129,9 @@ JUDGE = replace(TOKENIZATION, tokenizer=classifier_tokenizer())
 @given(st.text(max_size=200), st.integers(6, 40))
 def test_segments_cover_the_whole_text_and_fit(text: str, tokens_max: int) -> None:
     bos, end = id_of(TOKENIZER, BOS), id_of(TOKENIZER, END)
-    pieces = JUDGE.segments(text, tokens_max)
+    segments = JUDGE.segments(text, tokens_max)
+    pieces = [one.token_ids for one in segments]
+    assert all([token.token_id for token in one.tokens] == one.token_ids[1:-1] for one in segments)
     bare = [piece[1:-1] for piece in pieces]
     assert all((piece[0], piece[-1]) == (bos, end) for piece in pieces)
     assert all(len(piece) <= tokens_max for piece in pieces)

@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from model_workers.engine.forward.encoder import PackedTexts, PaddedTexts, groups, hidden_of
 from model_workers.engine.protocol import (
@@ -27,6 +31,7 @@ from tests.support.tiny_encoders import (
     config_of,
     ids_of,
     save_reranker,
+    save_tokenizer,
     save_transformer,
     texts,
 )
@@ -79,6 +84,39 @@ def test_packed_texts_get_the_numbers_of_each_text_alone(kind: str, tmp_path: Pa
     found = values_of(engine, [row(place, ids) for place, ids in enumerate(rows)])
     for ours, theirs in zip(found, alone, strict=True):
         assert np.abs(ours - theirs).max() < 1e-5
+
+
+TAGGERS = {
+    "bert": {},
+    "roberta": {"max_position_embeddings": CONTEXT + 1},
+    "distilbert": {"dim": SIZE, "n_heads": 4, "n_layers": 2, "hidden_dim": 64},
+    "deberta-v2": {"type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["p2c"]},
+}
+
+
+@pytest.mark.parametrize("kind", TAGGERS)
+def test_tokens_get_the_labels_of_each_text_alone(kind: str, tmp_path: Path) -> None:
+    labels = {str(number): label for number, label in enumerate(("O", "B-PER", "I-PER"))}
+    config = config_of(kind, id2label=labels, **TAGGERS[kind])
+    torch.manual_seed(0)
+    model: Any = AutoModelForTokenClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    rows = ids_of(tmp_path, texts(30))
+    engine = load_values(settings(tmp_path, engine="token_classifier"))
+    found = values_of(engine, [row(place, ids) for place, ids in enumerate(rows)])
+    for ids, ours in zip(rows, found, strict=True):
+        with torch.inference_mode():
+            chances = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
+        theirs = chances.gather(1, torch.tensor(ours.reshape(-1, 2)[:, :1]).long())[:, 0]
+        assert np.abs(ours.reshape(-1, 2)[:, 1] - theirs.numpy()).max() < 1e-4
+        assert np.abs(theirs.numpy() - chances.max(-1).values.numpy()).max() < 1e-4
+
+
+def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
+    folder = save_transformer(tmp_path, config_of("bert", id2label={"0": "O", "1": "PER"}))
+    with pytest.raises(SettingsError, match="has no token classification head"):
+        load_values(settings(folder, engine="token_classifier"))
 
 
 def test_a_model_with_attention_of_its_own_is_padded(tmp_path: Path) -> None:
