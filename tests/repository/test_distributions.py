@@ -6,6 +6,7 @@ import sys
 import tomllib
 import venv
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -56,6 +57,12 @@ def test_every_extra_of_a_process_brings_the_processes(extra: str) -> None:
     assert {one.name for one in named("process")} <= {one.name for one in named(extra)}
 
 
+@cache
+def imports() -> grimp.ImportGraph:
+    """Who imports whom."""
+    return grimp.build_graph(*root_packages(), include_external_packages=True)
+
+
 @pytest.mark.parametrize(
     ("extra", "package"),
     [
@@ -67,8 +74,7 @@ def test_every_extra_of_a_process_brings_the_processes(extra: str) -> None:
     ],
 )
 def test_an_extra_names_what_its_process_imports(extra: str, package: str) -> None:
-    graph = grimp.build_graph(*root_packages(), include_external_packages=True)
-    reached = {name.partition(".")[0] for name in graph.find_upstream_modules(package, True)}
+    reached = {name.partition(".")[0] for name in imports().find_upstream_modules(package, True)}
     given = modules(frozenset(one.name for one in named(extra)))
     inside = {*root_packages(), *sys.stdlib_module_names, "triton_python_backend_utils"}
 

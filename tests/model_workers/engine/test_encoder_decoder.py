@@ -102,7 +102,7 @@ def test_a_row_goes_on_behind_the_tokens_of_an_earlier_attempt(family: str) -> N
     (prompt, *others) = prompts()
     whole = generated(family, tuple(prompt), 20)
     rows = [row(str(n), one) for n, one in enumerate(others)]
-    for held in range(1, len(whole)):
+    for held in range(1, len(whole), 3):
         again = row("again", prompt, 20, produced=tuple(whole[:held]), attempt=1)
         assert run(engine_of(family), [again, *rows[:3]])["again"] == whole
 

@@ -97,7 +97,7 @@ async def test_a_wrong_trace_is_told_by_line(cli: Cli, tmp_path: Path) -> None:
 
 
 async def test_a_plan_for_a_trace(cli: Cli) -> None:
-    load = ("--arrivals", "poisson:rate=150,class=interactive,lengths=desk", "--seconds", "3")
+    load = ("--arrivals", "poisson:rate=150,class=interactive,lengths=desk", "--seconds", "2")
     ran = await cli("plan", *load, "--slo", "interactive:ttft=0.3", "--json")
     plan = json.loads(ran.out)
     assert plan["workers"] > 1
@@ -111,7 +111,8 @@ async def test_a_plan_for_a_trace(cli: Cli) -> None:
 
 
 async def test_a_plan_for_a_job(cli: Cli) -> None:
-    job = ("--documents", "100000000", "--hours", "24", "--worker-hour-price", "0.5")
+    lengths = ("--prompt-tokens", "lognormal/100/0.7/512", "--answer-tokens", "uniform/5/15")
+    job = ("--documents", "100000000", "--hours", "24", "--worker-hour-price", "0.5", *lengths)
     ran = await cli("plan", *job, "--json")
     plan = json.loads(ran.out)
     assert plan["documents_per_s"] == pytest.approx(1157.4, abs=0.1)
