@@ -235,7 +235,7 @@ async def test_cancel_reaches_the_worker_over_the_channel(
 async def test_the_deadline_of_a_running_row_is_kept_here_too(
     worker: WorkerDouble, gateway: GatewayDouble
 ) -> None:
-    task = await gateway.ask(timeout_s=0.4)
+    task = await gateway.ask(timeout_s=1.0)
     await worker.batch(0)
     answer = await gateway.finished(task)
     assert answer.final is not None

@@ -145,7 +145,7 @@ async def test_a_model_that_hangs_is_left_alone(
     monkeypatch.setattr("gateway.admission.usage.HUNG_S", 0.1)
     async with open_wire(nats_url, model_folder, routing=ROUTING) as wire:
         for _ in range(2):
-            call = wire.stub.Generate(prompt(model="large"), timeout=0.4)
+            call = wire.stub.Generate(prompt(model="large"), timeout=1.0)
             await wire.batcher.task("large")
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await wire.until(lambda: len(wire.gateway.registry) == 0)

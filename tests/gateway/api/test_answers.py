@@ -138,7 +138,7 @@ async def test_the_system_message_does_not_come_out(guarded: Wire) -> None:
 
 
 async def test_a_deadline_shows_nothing_of_what_waits(guarded: Wire) -> None:
-    call = guarded.stub.Generate(prompt(), timeout=1)
+    call = guarded.stub.Generate(prompt(), timeout=3)
     task = await guarded.batcher.task()
     await guarded.batcher.send(task, frame(0, guarded.tokens(f"key {KEY}")))
     events = [await call.read(), await call.read()]

@@ -207,7 +207,7 @@ async def test_a_row_past_its_deadline_is_typed(wire: Wire) -> None:
 async def test_the_gateway_ends_the_stream_at_the_deadline_by_itself(
     nats_url: str, model_folder: Path
 ) -> None:
-    async with open_wire(nats_url, model_folder, default_timeout_s=0.3) as wire:
+    async with open_wire(nats_url, model_folder, default_timeout_s=1.0) as wire:
         call = wire.stub.Generate(prompt())
         task = await wire.batcher.task()
         await wire.batcher.send(task, frame(0, wire.tokens("hello")))
@@ -218,7 +218,7 @@ async def test_the_gateway_ends_the_stream_at_the_deadline_by_itself(
 
 
 async def test_the_callers_deadline_cancels_the_row(wire: Wire) -> None:
-    call = wire.stub.Generate(prompt(), timeout=0.4)
+    call = wire.stub.Generate(prompt(), timeout=1.0)
     task = await wire.batcher.task()
     await wire.batcher.cancelled(task)
     await wire.until(lambda: len(wire.gateway.registry) == 0)

@@ -179,7 +179,7 @@ async def test_a_caller_that_goes_cancels_its_rows(wire: Wire) -> None:
 
 
 async def test_the_deadline_ends_the_call(wire: Wire) -> None:
-    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1"]), timeout=0.5)
+    call = wire.stub.Embed(pb.EmbedRequest(texts=["w1"]), timeout=1.0)
     (task,) = await tasks_of(wire, 1, "embed")
     with pytest.raises(Exception, match=r"(?i)deadline"):
         await call

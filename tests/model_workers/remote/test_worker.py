@@ -208,7 +208,7 @@ async def test_a_cancel_closes_the_request_at_once(server: OpenAIServer) -> None
 async def test_a_deadline_closes_the_request(server: OpenAIServer) -> None:
     server.faults.append(Fault("stall", after=2))
     async with running(server) as channel:
-        await channel.ask("r", timeout_ms=300)
+        await channel.ask("r", timeout_ms=1000)
         assert (await channel.ended()).end == frame_pb2.ROW_END_DEADLINE
         await server.until(lambda: server.gone == 1)
 
