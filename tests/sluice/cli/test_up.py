@@ -1,5 +1,6 @@
 """`sluice up`, `down` and `status`, as a user calls them."""
 
+import io
 import json
 import os
 import select
@@ -7,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sluice.cli.main import run
 from sluice.client import Client
 from sluice.settings import SettingsError
 from sluice.startup import free_port
@@ -46,6 +50,13 @@ class Shell:
             self.command(*words), env=self._env, capture_output=True, text=True, timeout=BOUND_S
         )
 
+    def here(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """As `run`, in this process: what ends at once needs none of its own."""
+        out, err = io.StringIO(), io.StringIO()
+        with patch.dict(os.environ, self._env), redirect_stdout(out), redirect_stderr(err):
+            code = run(words)
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
     def json(self, *words: str, code: int = 0) -> Any:
         done = self.run(*words, "--json")
         assert done.returncode == code, done.stderr
@@ -66,7 +77,7 @@ class Shell:
 def shell(tmp_path: Path):
     shell = Shell(tmp_path)
     yield shell
-    assert shell.run("down").returncode == 0
+    assert shell.here("down").returncode == 0
 
 
 def await_end(pid: int) -> None:
@@ -81,11 +92,11 @@ def await_end(pid: int) -> None:
 
 
 def test_nothing_runs(shell: Shell) -> None:
-    done = shell.run("status")
+    done = shell.here("status")
     assert done.returncode == 1
     assert "no mesh is running; start one: sluice up" in done.stderr
-    assert shell.run("down").stdout == "no mesh was running\n"
-    reload = shell.run("reload")
+    assert shell.here("down").stdout == "no mesh was running\n"
+    reload = shell.here("reload")
     assert reload.returncode == 1
     assert f"no mesh is running in {shell.state.root}" in reload.stderr
 
@@ -95,7 +106,7 @@ def test_a_port_in_use_is_one_line(shell: Shell) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         for detach in ((), ("--detach",)):
             words = ("--config", str(shell.config), "--address", address)
-            done = shell.run("up", *words, *detach)
+            done = shell.here("up", *words, *detach)
             assert done.returncode == 1
             assert done.stdout == ""
             assert done.stderr.count("\n") == 1
@@ -104,7 +115,7 @@ def test_a_port_in_use_is_one_line(shell: Shell) -> None:
 
 
 def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
-    done = shell.run("up", "--config", "/no/such/file.yaml")
+    done = shell.here("up", "--config", "/no/such/file.yaml")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "/no/such/file.yaml: cannot be read" in done.stderr
@@ -113,7 +124,7 @@ def test_a_missing_configuration_is_one_line(shell: Shell) -> None:
 def test_a_policy_that_cannot_work_is_one_line(shell: Shell) -> None:
     shell.config.write_text(CONFIG + "safety: {default: nope}\n")
     for detach in ((), ("--detach",)):
-        done = shell.run("up", "--config", str(shell.config), *detach)
+        done = shell.here("up", "--config", str(shell.config), *detach)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert f"{shell.config}: line 7: safety.default: no policy 'nope'" in done.stderr
