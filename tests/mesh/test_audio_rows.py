@@ -1,12 +1,18 @@
 """Speech through gateway, NATS, batcher and engine in this process: chunks of 30 s, and a worker that is lost."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI, OpenAI
 from opentelemetry.trace import NoOpTracer
 
 from gateway.audio.chunks import JoinedTexts, chunks_of
@@ -20,16 +26,17 @@ from model_workers.engine.protocol import RowStep
 from model_workers.remote.server import start_server
 from model_workers.worker import Worker
 from sluice.client import AsyncClient, Audio, Event, Notice, NoticeKind
-from sluice.settings import GatewaySettings, ModelSettings, Settings
+from sluice.settings import GatewaySettings, HttpSettings, ModelSettings, Settings
 from sluice.startup import free_port
 from sluice.telemetry.registry import MetricRegistry
 from tests.batcher.batchers import running_batcher, settings_of
-from tests.support.sounds import sound
+from tests.support.sounds import sound, wav
 from tests.support.tiny_whisper import WORDS, extractor, save_whisper, tiny_whisper
 
 pytestmark = pytest.mark.long
 
 CHUNK_S: Final = 30
+ROOT: Final = Path(__file__).parents[2]
 LONG: Final = sound(95.0, seed=7)
 """Five chunks of almost a megabyte."""
 
@@ -101,23 +108,33 @@ async def heard(client: AsyncClient, pcm: bytes) -> tuple[str, list[Event]]:
     return "".join(getattr(event, "text", "") for event in events), events
 
 
+@asynccontextmanager
+async def whole(nats_url: str, model: ModelSettings) -> AsyncIterator[tuple[Gateway, StruckWorker]]:
+    """Gateway, batcher and worker."""
+    address = f"127.0.0.1:{free_port()}"
+    worker = StruckWorker(model, address)
+    await worker.start()
+    parts = {
+        "gateway": GatewaySettings(address="127.0.0.1:0", drain_s=1.0),
+        "http": HttpSettings(address="127.0.0.1:0"),
+    }
+    settings = settings_of(nats_url, address, model).model_copy(update=parts)
+    async with running_batcher(settings), served(settings) as gateway:
+        async with asyncio.timeout(60):
+            while not gateway.ready("ears"):  # noqa: ASYNC110, it has no event for it
+                await asyncio.sleep(0.01)
+        yield gateway, worker
+    await worker.stop()
+
+
 async def test_texts_are_those_of_transformers_also_when_a_worker_is_lost(
     nats_url: str, model: ModelSettings
 ) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    settings = settings_of(nats_url, address, model)
-    gateway = GatewaySettings(address="127.0.0.1:0", drain_s=1.0)
-    settings = settings.model_copy(update={"gateway": gateway})
-    worker, short = StruckWorker(model, address), sound(30.0, seed=1)
-    await worker.start()
+    short = sound(30.0, seed=1)
     async with (
-        running_batcher(settings),
-        served(settings) as running,
-        AsyncClient(running.address) as client,
+        whole(nats_url, model) as (gateway, worker),
+        AsyncClient(gateway.address) as client,
     ):
-        async with asyncio.timeout(60):
-            while not running.ready("ears"):  # noqa: ASYNC110, it has no event for it
-                await asyncio.sleep(0.01)
         found = await asyncio.gather(heard(client, short), heard(client, LONG))
         assert [text for text, _ in found] == [expected(short), expected(LONG)]
         struck, loop, steps = asyncio.Event(), asyncio.get_running_loop(), iter(range(12))
@@ -137,4 +154,48 @@ async def test_texts_are_those_of_transformers_also_when_a_worker_is_lost(
     assert [text for text, _ in again] == [expected(short), expected(LONG), expected(LONG)]
     kinds = {event.kind for _, events in again for event in events if isinstance(event, Notice)}
     assert kinds == {NoticeKind.RECOVERED}
-    await worker.stop()
+
+
+async def test_openais_client_the_command_and_the_example(
+    nats_url: str, model: ModelSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "speech.wav"
+    file.write_bytes(wav(LONG))
+    async with whole(nats_url, model) as (gateway, _):
+        assert gateway.http is not None
+        url = f"http://{gateway.http.address}/v1"
+        text = await asyncio.to_thread(check_blocking_client, url, file)
+        async with AsyncOpenAI(base_url=url, api_key="none") as client:
+            stream = await client.audio.transcriptions.create(file=file, model="ears", stream=True)
+            *deltas, done = [event async for event in stream]
+        assert len(deltas) > 1
+        assert "".join(event.delta for event in deltas) == done.text  # type: ignore[union-attr]
+        environment = {**os.environ, "SLUICE_ADDRESS": gateway.address}
+        command = ("-m", "sluice.cli", "transcribe", str(file), "--language", "en")
+        plain, asked, example, wrong = await asyncio.gather(
+            ran(environment, *command),
+            ran(environment, *command, "--json"),
+            ran(environment, "examples/transcribe.py", str(file)),
+            ran(environment, "-m", "sluice.cli", "transcribe", __file__),
+        )
+    assert plain.stdout.strip() == json.loads(asked.stdout)["text"].strip() == text
+    assert text == expected(LONG).strip()
+    assert example.stdout.strip() == done.text  # type: ignore[union-attr]
+    assert wrong.returncode != 0
+    assert "ffmpeg" in wrong.stderr
+
+
+def check_blocking_client(url: str, file: Path) -> str:
+    """The text that OpenAI's client gets that blocks."""
+    with OpenAI(base_url=url, api_key="none") as client, file.open("rb") as opened:
+        found = client.audio.transcriptions.create(file=opened, model="ears", language="en")
+    return found.text
+
+
+async def ran(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """A program of Python that has ended."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, *command],
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120,
+    )  # fmt: skip
