@@ -217,7 +217,10 @@ _CLASS_GAUGES: Final[Sequence[tuple[Metric, Callable[[control_pb2.ClassReport], 
     (catalog.QUEUED, lambda each: each.queued),
     (catalog.QUEUED_TOKENS, lambda each: each.queued_tokens),
     (catalog.BACKLOG, lambda each: each.backlog),
-    (catalog.EXPECTED_WAIT, lambda each: each.expected_wait_ms / 1e3),
+    (
+        catalog.EXPECTED_WAIT,
+        lambda each: max([each.expected_wait_ms, *each.tenant_wait_ms.values()]) / 1e3,
+    ),
 )
 _WORKER_GAUGES: Final[Sequence[tuple[Metric, Callable[[WorkerState | None], float]]]] = (
     (catalog.WORKER_LIVE, lambda worker: int(worker is not None and worker.live)),

@@ -20,7 +20,9 @@ class ClassLoad:
     task_tokens: float = 0.0
     """Mean length of their prompts and expected answers; 0: not known."""
     wait_s: float = 0.0
-    """Expected wait for a worker of a task that arrives at the time of the report."""
+    """Expected wait for a worker of a task that arrives with the report, of a tenant that has none waiting."""
+    tenant_waits_s: Mapping[str, float] = field(default_factory=dict)
+    """The same of tenants that have many."""
     service_s: float = 0.0
     """How long a worker takes for an answer; 0: not known."""
 
@@ -171,4 +173,10 @@ def _class_load(entries: Sequence[ClassReport]) -> ClassLoad:
         # A task may come to any of them.
         wait_s=sum(entry.expected_wait_ms for entry in entries) / len(entries) / 1e3,
         service_s=sum(served) / len(served) / 1e3 if served else 0.0,
+        tenant_waits_s={
+            tenant: sum(one.tenant_wait_ms.get(tenant, one.expected_wait_ms) for one in entries)
+            / len(entries)
+            / 1e3
+            for tenant in {name for one in entries for name in one.tenant_wait_ms}
+        },
     )

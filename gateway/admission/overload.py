@@ -34,6 +34,8 @@ class SchedulingParams:
     deadline: float
     """Monotonic seconds."""
     allow_degraded: bool = False
+    tenant: str = ""
+    """Whose request it is: one that floods a model does not make those of others hopeless."""
 
 
 class _Sent:
@@ -144,12 +146,13 @@ class OverloadControl:
         known = self._loads.load(model, now).of_class(priority_class).task_tokens
         self._sent[model].add(priority_class, known or tokens, now)
 
-    def wait_s(self, model: str, priority_class: str, now: float) -> float:
-        """Expected wait for a worker of a task that is sent now."""
+    def wait_s(self, model: str, priority_class: str, now: float, tenant: str = "") -> float:
+        """Expected wait for a worker of a task of ``tenant`` that is sent now."""
         load = self._loads.load(model, now)
         sent = self._sent[model]
         sent.forget(load.reported_at)
-        reported_s = load.of_class(priority_class).wait_s
+        state = load.of_class(priority_class)
+        reported_s = state.tenant_waits_s.get(tenant, state.wait_s)
         if not load.tokens_per_s:
             return reported_s
         sent_s = sent.tokens_ahead(priority_class) / load.tokens_per_s
@@ -173,7 +176,7 @@ class OverloadControl:
                 retry_after_s=retry_s,
             )
         state = load.of_class(scheduling.priority_class)
-        wait_s = self.wait_s(model, scheduling.priority_class, now)
+        wait_s = self.wait_s(model, scheduling.priority_class, now, scheduling.tenant)
         sent = self._sent[model]
         answer_s = wait_s + state.service_s
         late_s = answer_s - (scheduling.deadline - now) * (1 - MARGIN)

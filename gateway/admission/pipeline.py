@@ -255,7 +255,10 @@ class Admission:
         """Inspects and routes. ``one_prompt``: all texts together must fit a context, with an answer."""
         router = self.router  # one version of the policies for all of the request
         scheduling = SchedulingParams(
-            request.priority_class, timings.arrived_at + request.timeout_s, request.allow_degraded
+            request.priority_class,
+            timings.arrived_at + request.timeout_s,
+            request.allow_degraded,
+            request.tenant,
         )
         # Before any work is done for it: a refusal must be quick when most requests are refused.
         self._usage.limits.enter(current_caller())
@@ -354,7 +357,7 @@ class Admission:
             key=request.route_key or record.request_id,
         )
         now = time.monotonic()
-        load = CurrentLoad(self._usage, self._overload, request.priority_class, now)
+        load = CurrentLoad(self._usage, self._overload, request.priority_class, now, request.tenant)
         plan = router.plan(features, load)
         if (
             plan.strategy == BUDGET

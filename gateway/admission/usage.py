@@ -151,10 +151,11 @@ class CurrentLoad:
     overload: OverloadControl
     priority_class: str
     at: float
+    tenant: str = ""
 
     def wait_s(self, model: str) -> float:
         """See `RuntimeState.wait_s`."""
-        return self.overload.wait_s(model, self.priority_class, self.at)
+        return self.overload.wait_s(model, self.priority_class, self.at, self.tenant)
 
     def spent(self, tenant: str) -> float:
         """See `RuntimeState.spent`."""

@@ -10,7 +10,7 @@ ended (P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996; for tokens 
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace, nlargest
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -68,6 +68,13 @@ class FairShares:
         weight = self._weight_of(tenant)
         others = self.weight - (weight if own else 0.0)
         return own * (1.0 + others / weight)
+
+    def busiest(self, most: int) -> list[str]:
+        """The tenants with the most waiting tokens; none where all tasks count as one tenant's."""
+        if self._weights is None:
+            return []
+        waiting = (name for name, share in self._shares.items() if share.waiting)
+        return nlargest(most, waiting, key=lambda name: self._shares[name].tokens)
 
     def room(self, tenant: str, limit: int) -> int:
         """How many more tasks of the tenant may come, when those with waiting tasks share ``limit`` by weight."""

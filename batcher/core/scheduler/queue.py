@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from batcher.core.scheduler.batch import BatchFormer
 from batcher.core.scheduler.capacity import Capacity
@@ -11,6 +12,11 @@ from batcher.core.scheduler.task import Batch, Decision, QueuedTask
 from sluice.internal.v1 import control_pb2
 from sluice.settings.batching import Policy
 from sluice.wire.subjects import CLASSES
+
+NOBODY: Final = ""
+"""A tenant that has nothing waiting: no task is of it."""
+TENANTS_REPORTED: Final = 64
+"""Tenants of a class whose expected wait is reported: those with the most waiting."""
 
 
 class Queue:
@@ -173,7 +179,11 @@ class Queue:
         for name in CLASSES:
             waiting, tokens = self.waiting(name), self.waiting_tokens(name)
             backlog_tokens += backlog[name] * (tokens / waiting if waiting else 0.0)
-            wait_s = self.expected_wait(name, now, backlog_tokens=backlog_tokens)
+            wait_s = self.expected_wait(name, now, NOBODY, backlog_tokens=backlog_tokens)
+            waits_s = {
+                tenant: self.expected_wait(name, now, tenant, backlog_tokens=backlog_tokens)
+                for tenant in self._waiting.of(name).shares.busiest(TENANTS_REPORTED)
+            }
             yield control_pb2.ClassReport(
                 priority_class=name,
                 queued=waiting,
@@ -181,4 +191,5 @@ class Queue:
                 expected_wait_ms=wait_s * 1e3,
                 service_ms=self.service_s(name) * 1e3,
                 backlog=backlog[name],
+                tenant_wait_ms={one: 1e3 * s for one, s in waits_s.items() if s > wait_s},
             )

@@ -275,12 +275,33 @@ class ClassReport(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TenantWaitMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PRIORITY_CLASS_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     EXPECTED_WAIT_MS_FIELD_NUMBER: _builtins.int
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     BACKLOG_FIELD_NUMBER: _builtins.int
+    TENANT_WAIT_MS_FIELD_NUMBER: _builtins.int
     priority_class: _builtins.str
     """The class by name."""
     queued: _builtins.int
@@ -288,11 +309,17 @@ class ClassReport(_message.Message):
     queued_tokens: _builtins.int
     """Their tokens, prompt and expected answer."""
     expected_wait_ms: _builtins.float
-    """How long a task that came now would wait for a worker, tasks that no batcher has taken yet included."""
+    """How long a task that came now, of a tenant that has none waiting, would wait for a worker, tasks that no batcher has
+    taken yet included.
+    """
     service_ms: _builtins.float
     """How long tasks of the class were with a worker lately, from being sent to the end of the answer; 0: not known."""
     backlog: _builtins.int
     """Tasks in the work queue that no batcher has taken. All batchers see the same ones."""
+    @_builtins.property
+    def tenant_wait_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The expected wait of those tenants that have the most waiting, where it is longer."""
+
     def __init__(
         self,
         *,
@@ -302,10 +329,11 @@ class ClassReport(_message.Message):
         expected_wait_ms: _builtins.float = ...,
         service_ms: _builtins.float = ...,
         backlog: _builtins.int = ...,
+        tenant_wait_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "expected_wait_ms", b"expected_wait_ms", "priority_class", b"priority_class", "queued", b"queued", "queued_tokens", b"queued_tokens", "service_ms", b"service_ms", "tenant_wait_ms", b"tenant_wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,28 @@ def test_what_is_in_time_goes_where_it_was_sent(scene: Scene) -> None:
     assert scene.choose(3.8).model == "large"
 
 
+def test_a_tenant_that_floods_a_model_leaves_the_others_their_wait(scene: Scene) -> None:
+    def class_of(wait_s: float, **tenants_s: float) -> ClassReport:
+        return ClassReport(
+            priority_class="standard",
+            queued=10,
+            expected_wait_ms=1e3 * wait_s,
+            service_ms=SERVICE_S * 1e3,
+            tenant_wait_ms={name: 1e3 * one for name, one in tenants_s.items()},
+        )
+
+    for batcher, entry in (("b1", class_of(0.5, loud=60.0)), ("b2", class_of(0.5, loud=20.0))):
+        model = ModelReport(model="large", workers=1, tokens_per_s=TOKENS_PER_S, classes=[entry])
+        scene.loads.update(BatcherReport(batcher=batcher, models=[model]), scene.now)
+    wait_s = scene.overload.wait_s
+    assert wait_s("large", "standard", scene.now, "loud") == pytest.approx(40.0)
+    assert wait_s("large", "standard", scene.now, "quiet") == pytest.approx(0.5)
+    for tenant, is_late in (("loud", True), ("quiet", False)):
+        scheduling = SchedulingParams("standard", scene.now + 10.0, tenant=tenant)
+        problem = scene.overload.problem("large", scheduling, scene.now)
+        assert isinstance(problem, Overloaded) is is_late
+
+
 def test_what_would_be_late_is_refused_with_the_time_to_come_back(scene: Scene) -> None:
     scene.report(large=4.0)
     with pytest.raises(Overloaded, match=r"large would take 5\.0 s") as caught:

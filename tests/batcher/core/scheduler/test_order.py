@@ -11,6 +11,7 @@ from batcher.core.scheduler.capacity import Capacity
 from batcher.core.scheduler.queue import Queue
 from batcher.core.scheduler.task import QueuedTask
 from sluice.settings.batching import Policy
+from sluice.wire.subjects import CLASSES
 
 
 def policy(**values: object) -> Policy:
@@ -162,3 +163,12 @@ def test_the_wait_to_expect_is_what_goes_before_by_what_goes_a_second() -> None:
     assert queue.expected_wait("standard", 4.0, "new") == pytest.approx(10)
     assert queue.expected_wait("bulk", 4.0, "new", backlog_tokens=50) == pytest.approx(10 + 11 + 5)
     assert queue.expected_wait("interactive", 4.0, "new") == pytest.approx(0)
+    # Gateways hear it of a tenant that has nothing waiting, and of those that have.
+    nothing = dict.fromkeys(CLASSES, 0)
+    reports = {one.priority_class: one for one in queue.class_reports(nothing, 4.0)}
+    standard = reports["standard"]
+    assert standard.expected_wait_ms == pytest.approx(10_000)
+    waits_ms = {"a": (10 + 11) * 1e3, "b": (10 + 5 * 4 / 3) * 1e3}
+    assert dict(standard.tenant_wait_ms) == pytest.approx(waits_ms)
+    urgent_ms = dict(reports["interactive"].tenant_wait_ms)
+    assert urgent_ms == pytest.approx({"default": 10_000})
