@@ -195,7 +195,7 @@ async def _run(
         job = await jobs.submit(lines)
         ending = asyncio.ensure_future(jobs.end(job))
         if kind is not None:
-            await _kill_for(seconds, mesh, kind, ending, run.resumes)
+            await kill_for(seconds, mesh, kind, ending, run.resumes)
         await ending
         run.took_s = time.monotonic() - begun
         _say(f"{run.took_s:6.1f} s  {len(lines):,} items, {kind or 'nothing'} killed")
@@ -207,7 +207,7 @@ async def _run(
     return run
 
 
-async def _kill_for(
+async def kill_for(
     seconds: float, mesh: FaultMesh, kind: str, ending: asyncio.Future[Outcome], into: list[float]
 ) -> None:
     """Kills every now and then until the time, or the job, is over."""
