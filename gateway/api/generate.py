@@ -215,7 +215,7 @@ class _Call:
         except TimeoutError:
             raise (self._error or _deadline_passed()).of_request(self._request_id) from None
         except SluiceError as error:
-            _log.log(_level_of(error), "%s of %s: %s", error.reason, request.tenant, error.message)
+            _log_failure(error, request.tenant)
             raise error.of_request(self._request_id) from error
 
     async def _answer(self, request: ValidRequest) -> None:
@@ -444,9 +444,15 @@ class _Call:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)
 
 
-def _level_of(error: SluiceError) -> int:
-    """Callers hear of every error; the log has those that somebody has to look at."""
-    return logging.WARNING if error.code is grpc.StatusCode.INTERNAL else logging.DEBUG
+def _log_failure(error: SluiceError, tenant: str) -> None:
+    """Callers hear of every error; the log has those that somebody has to look at.
+
+    Of the others it has no message, which may say what was wrong with the caller's own text.
+    """
+    if error.code is grpc.StatusCode.INTERNAL:
+        _log.warning("%s of %s: %s", error.reason, tenant, error.message)
+    else:
+        _log.debug("%s of %s", error.reason, tenant)
 
 
 def _deadline_passed() -> DeadlinePassed:
