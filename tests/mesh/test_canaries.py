@@ -26,7 +26,7 @@ from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import environment, small_settings, stubs_of
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
-pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(600)]
 
 BOUND_S: Final = 60.0
 PROMPT: Final = "zqprompt7f3a"
@@ -50,6 +50,7 @@ def settings_of(receiver: OtlpReceiver) -> Settings:
             update={"rules": (), "fallbacks": {}, "policies": {}, "select": ()}
         ),
         "identity": IdentitySettings(api_keys=True),
+        "triton": settings.triton.model_copy(update={"start_s": 240.0}),
         "telemetry": settings.telemetry.model_copy(update={"log_level": "debug"}),
     }
     return settings.model_copy(update=update)

@@ -18,7 +18,7 @@ from supervisor.mesh import Mesh, running_mesh
 from supervisor.reload import Reloaded
 from tests.support.mesh import kill
 
-pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(600)]
 
 BOUND_S = 120.0
 CALLERS = 2

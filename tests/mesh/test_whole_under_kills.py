@@ -21,7 +21,7 @@ from tests.support.mesh import TOGETHER, environment, kill, small_settings
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 from tests.support.spans import SpanRecord
 
-pytestmark = [pytest.mark.mesh, pytest.mark.long]
+pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(600)]
 
 CALLERS = 32
 TOKENS = 200
@@ -34,7 +34,10 @@ STRUCK = ("triton-small", "batcher", "gateway", "gateway.1")
 
 def settings_of(receiver: OtlpReceiver) -> Settings:
     settings = small_settings(receiver.http_endpoint)
-    update = {"gateway": settings.gateway.model_copy(update={"replicas": 2})}
+    update = {
+        "gateway": settings.gateway.model_copy(update={"replicas": 2}),
+        "triton": settings.triton.model_copy(update={"start_s": 240.0}),
+    }
     return settings.model_copy(update=update)
 
 
