@@ -27,8 +27,9 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.harness import MIN_RUNS, Figure, compare, emit, machine, run_count
+from bench.support.llama_model import write_served_model
 from bench.support.open_loop import MODEL as SMALL
-from bench.support.open_loop import interactive_beside_bulk, openloop_ttft
+from bench.support.open_loop import interactive_beside_bulk, openloop_ttft, percentiles
 from bench.support.request_cost import request_cost, secured_vs_open, tls_vs_plain
 from bench.support.triton_direct import DirectWorker, rows
 from gateway.config.models import load_catalog
@@ -36,7 +37,7 @@ from sluice import settings as config
 from sluice.settings.batching import Policy
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2, inference_pb2_grpc
-from supervisor.mesh import running_mesh
+from supervisor.mesh import Mesh, running_mesh
 
 if TYPE_CHECKING:
     Stub = inference_pb2_grpc.InferenceServiceAsyncStub
@@ -50,13 +51,15 @@ ECHO_TOKENS = 512
 PROMPT = "What is the total of 314, 272, 973, 323, 486?"  # 55 tokens of answer
 CALL_S = 120.0
 IDLE_S = 30.0
+TTFT_CALLS = 60
+WARM_CALLS = 10
 
 
-def bench_settings() -> config.Settings:
-    """The shipped large tier and an echo model, with room for all streams."""
+def bench_settings(path: str = "builtin:large") -> config.Settings:
+    """A model, the shipped large tier unless given, and an echo model, with room for all streams."""
     return config.Settings(
         models=(
-            config.ModelSettings(name=MODEL, tier="large", path="builtin:large", slots=STREAMS),
+            config.ModelSettings(name=MODEL, tier="large", path=path, slots=STREAMS),
             config.ModelSettings(
                 name="echo", tier="small", path="builtin:small", engine="echo", slots=STREAMS
             ),
@@ -108,11 +111,13 @@ class MeshClient:
         )
 
 
-async def bench_triton(gateway: "Stub", triton_url: str, runs: int) -> list[Figure]:
-    """Both figures against Triton without the mesh: same model process, same prompts, same stop tokens."""
-    prompt, stop = _prompt_tokens(bench_settings())
-    mesh = MeshClient(gateway, MODEL)
-    async with DirectWorker(triton_url, MODEL) as direct:
+async def engine_share(mesh: Mesh, runs: int, suffix: str = "") -> Figure:
+    """`mesh_vs_engine_throughput` beside Triton without the mesh: same model process, prompts and stop tokens."""
+    prompt, stop = _prompt_tokens(mesh.settings)
+    async with (
+        mesh_client(mesh) as through_mesh,
+        DirectWorker(mesh.worker_address(MODEL), MODEL) as direct,
+    ):
 
         async def direct_tokens_per_s() -> float:
             start, tokens = time.perf_counter(), 0
@@ -120,38 +125,50 @@ async def bench_triton(gateway: "Stub", triton_url: str, runs: int) -> list[Figu
                 tokens += await direct.answer(rows([prompt] * STREAMS, ANSWER_TOKENS, stop))
             return tokens / (time.perf_counter() - start)
 
-        async def direct_first_token_ms() -> float:
-            start = time.perf_counter()
-            await direct.first_token(rows([prompt], 4, stop))
-            elapsed_ms = (time.perf_counter() - start) * 1000
-            await direct.finish()
-            return elapsed_ms
-
         async def mesh_tokens_per_s() -> float:
-            return await mesh.tokens_per_s(STREAMS, ANSWER_TOKENS)
+            return await through_mesh.tokens_per_s(STREAMS, ANSWER_TOKENS)
 
-        async def mesh_first_token_ms() -> float:
-            return await mesh.first_token_s() * 1000
-
-        throughput = await compare(
-            "mesh_vs_engine_throughput",
+        return await compare(
+            f"mesh_vs_engine_throughput{suffix}",
             mesh_tokens_per_s,
             direct_tokens_per_s,
             unit="tokens/s",
             higher_is_better=True,
             runs=runs,
-            note=f"{STREAMS} callers, {REQUESTS} answers of 55 tokens each; peer: batches of {STREAMS} into Triton",
+            note=f"{STREAMS} callers, {REQUESTS} answers each of up to {ANSWER_TOKENS} tokens; "
+            f"peer: batches of {STREAMS} into Triton",
         )
-        ttft = await compare(
-            "mesh_vs_triton_ttft",
-            mesh_first_token_ms,
-            direct_first_token_ms,
-            unit="ms",
-            higher_is_better=False,
-            runs=max(runs, 25),
-            note="one request at a time; peer: straight into Triton",
-        )
-    return [throughput, ttft]
+
+
+async def first_tokens(mesh: Mesh, runs: int) -> list[Figure]:
+    """`mesh_vs_triton_ttft`: one request at a time, alternating; percentiles over the calls of all runs."""
+    prompt, stop = _prompt_tokens(mesh.settings)
+    ours, peer = list[float](), list[float]()
+    async with (
+        mesh_client(mesh) as through_mesh,
+        DirectWorker(mesh.worker_address(MODEL), MODEL) as direct,
+    ):
+
+        async def direct_first_token_s() -> float:
+            start = time.perf_counter()
+            await direct.first_token(rows([prompt], 4, stop))
+            elapsed = time.perf_counter() - start
+            await direct.finish()
+            return elapsed
+
+        for number in range(TTFT_CALLS * runs + WARM_CALLS):
+            sides = [(through_mesh.first_token_s, ours), (direct_first_token_s, peer)]
+            for call, found in sides if number % 2 else reversed(sides):
+                found.append(1000 * await call())
+    where = "one at a time, idle mesh; peer: straight into Triton"
+    return percentiles("mesh_vs_triton_ttft", ours[WARM_CALLS:], peer[WARM_CALLS:], runs, where)
+
+
+@asynccontextmanager
+async def mesh_client(mesh: Mesh) -> AsyncIterator[MeshClient]:
+    """A client of the model on its own connection."""
+    async with grpc.aio.insecure_channel(mesh.address) as channel:
+        yield MeshClient(inference_pb2_grpc.InferenceServiceStub(channel), MODEL)
 
 
 async def bench_echo(gateway: "Stub", runs: int) -> list[Figure]:
@@ -229,22 +246,19 @@ async def open_loop(names: list[str], runs: int) -> list[Figure]:
         }
     )
     figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            if "interactive_beside_bulk" in names:
-                figures += await interactive_beside_bulk(mesh.address, runs)
-            if "openloop_ttft" in names:
-                prompt, _ = _prompt_tokens(settings, SMALL)
-                figures += await openloop_ttft(
-                    mesh.address, mesh.worker_address(SMALL), prompt, runs
-                )
+    async with served(settings) as mesh:
+        if "interactive_beside_bulk" in names:
+            figures += await interactive_beside_bulk(mesh.address, runs)
+        if "openloop_ttft" in names:
+            prompt, _ = _prompt_tokens(settings, SMALL)
+            figures += await openloop_ttft(mesh.address, mesh.worker_address(SMALL), prompt, runs)
     return figures
 
 
 async def main(args: argparse.Namespace) -> None:
     """Runs the figures asked for and prints them."""
     figures: list[Figure] = []
-    if "overhead" in args.figures:
+    if "overhead" in args.figures or not args.figures:
         figures += await overhead(args.runs)
     if "request_cost" in args.figures:
         figures += await request_cost(args.runs)
@@ -259,16 +273,22 @@ async def main(args: argparse.Namespace) -> None:
 
 async def overhead(runs: int) -> list[Figure]:
     """Figures of the mesh beside Triton and gRPC alone."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        async with (
-            running_mesh(bench_settings(), state_dir=Path(folder)) as mesh,
-            grpc.aio.insecure_channel(mesh.address) as channel,
-        ):
-            gateway = inference_pb2_grpc.InferenceServiceStub(channel)
-            figures = await bench_triton(gateway, mesh.worker_address(MODEL), runs)
-            figures += await bench_echo(gateway, runs)
-            figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
+    async with served(bench_settings()) as mesh, grpc.aio.insecure_channel(mesh.address) as channel:
+        figures = [await engine_share(mesh, runs), *await first_tokens(mesh, runs)]
+        figures += await bench_echo(inference_pb2_grpc.InferenceServiceStub(channel), runs)
+        figures.append(await idle_cpu(psutil.Process().children(recursive=True)))
+    with tempfile.TemporaryDirectory(prefix="sluice-model-") as folder:
+        async with served(bench_settings(str(write_served_model(Path(folder))))) as mesh:
+            figures.append(await engine_share(mesh, runs, "_29m"))
     return figures
+
+
+@asynccontextmanager
+async def served(settings: config.Settings) -> AsyncIterator[Mesh]:
+    """A mesh whose state is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        async with running_mesh(settings, state_dir=Path(folder)) as mesh:
+            yield mesh
 
 
 if __name__ == "__main__":
@@ -285,5 +305,6 @@ if __name__ == "__main__":
         "interactive_beside_bulk",
         "openloop_ttft",
     )
-    parser.add_argument("figures", nargs="*", choices=names, default=["overhead"])
+    # The default of "*" must be one of the choices as a whole.
+    parser.add_argument("figures", nargs="*", choices=(*names, []), default=[], metavar="FIGURE")
     uvloop.run(main(parser.parse_args()))

@@ -140,22 +140,24 @@ async def sluice_before(server: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def litellm_before(program: str, server: str) -> AsyncIterator[str]:
-    """LiteLLM's proxy before ``server``; gives its address."""
+async def litellm_before(program: str, server: str, model: str = MODEL) -> AsyncIterator[str]:
+    """LiteLLM's proxy before ``model`` of ``server``; gives its address."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="litellm-") as folder:
-        process = _start_litellm(program, server, port, Path(folder))
+        process = _start_litellm(program, server, port, Path(folder), model)
         try:
-            await asyncio.to_thread(_wait_ready, port, process, Path(folder, "log"))
+            await asyncio.to_thread(wait_ready, port, process, Path(folder, "log"))
             yield f"{LOOPBACK}:{port}"
         finally:
             process.terminate()
             await asyncio.to_thread(process.wait, 30)
 
 
-def _start_litellm(program: str, server: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
-    behind = {"model": f"openai/{MODEL}", "api_base": f"http://{server}/v1", "api_key": "none"}
-    settings = {"model_list": [{"model_name": MODEL, "litellm_params": behind}]}
+def _start_litellm(
+    program: str, server: str, port: int, folder: Path, model: str
+) -> subprocess.Popen[bytes]:
+    behind = {"model": f"openai/{model}", "api_base": f"http://{server}/v1", "api_key": "none"}
+    settings = {"model_list": [{"model_name": model, "litellm_params": behind}]}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     where = ("--host", LOOPBACK, "--port", str(port), "--num_workers", "1")
     # Neither side asks for a key: both listen on loopback.
@@ -177,11 +179,12 @@ def _without_ours() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
-def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when ``process``, which writes ``log``, answers at ``port``."""
     until = time.monotonic() + START_S
     while not answers(LOOPBACK, port, 1.0):
-        assert process.poll() is None, f"LiteLLM has ended: {log.read_text()[-2000:]}"
-        assert time.monotonic() < until, f"LiteLLM does not answer: {log.read_text()[-2000:]}"
+        assert process.poll() is None, f"the server has ended: {log.read_text()[-2000:]}"
+        assert time.monotonic() < until, f"the server does not answer: {log.read_text()[-2000:]}"
         time.sleep(0.2)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import shutil
 import statistics
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Final
 from bench.support.engine_side import OurEngine
 from bench.support.harness import Figure, compare, machine
 from bench.support.job_client import JobClient, Line, job_client, task_lines
-from bench.support.llama_model import SMALL, write_model
+from bench.support.llama_model import write_served_model
 from bench.support.open_loop import QUANTILES, RATE, SECONDS, Client, client, quantile
 from bench.support.sides import Side
 from gateway.config.models import load_catalog
@@ -33,7 +32,6 @@ SETTLE_S: Final = 5.0
 ALONE_S: Final = 4.0
 CHANGE_S: Final = 30.0
 POLL_S: Final = 0.05
-TOKENIZER: Final = "tokenizer*"
 
 
 @asynccontextmanager
@@ -56,18 +54,9 @@ async def throughput(runs: int, items: int) -> list[Figure]:
     """See bench/jobs.py."""
     with tempfile.TemporaryDirectory(prefix="sluice-model-") as folder:
         return [
-            await _throughput("29m", _llama(Path(folder)), runs, items),
+            await _throughput("29m", str(write_served_model(Path(folder))), runs, items),
             await _throughput("large", "builtin:large", runs, items),
         ]
-
-
-def _llama(folder: Path) -> str:
-    """The Llama of bench/engine.py with a shipped tokenizer."""
-    shipped = Path(resolve_model_path("builtin:large"))
-    write_model(folder, SMALL)
-    for file in shipped.glob(TOKENIZER):
-        shutil.copy(file, folder)
-    return str(folder)
 
 
 async def _throughput(name: str, path: str, runs: int, items: int) -> Figure:

@@ -1,5 +1,6 @@
 """A Llama of random weights, the same for every side of a benchmark."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -7,6 +8,8 @@ from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from sluice.settings.models import resolve_model_path
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ SMALL: Final = Shape(512, 1536, layers=8, heads=8, kv_heads=4, vocab=4096, conte
 LARGE: Final = Shape(4096, 14336, layers=32, heads=32, kv_heads=8, vocab=128256, context=4096)
 """8 B parameters: what a GPU serves."""
 
+TOKENIZER: Final = "tokenizer*"
+
 
 def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
     """Saves a model in bfloat16; the same one for the same shape and device."""
@@ -65,6 +70,14 @@ def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
     with torch.device(device):
         model = make(shape.config(), dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    return folder
+
+
+def write_served_model(folder: Path) -> Path:
+    """`SMALL` with a shipped tokenizer: what a mesh needs."""
+    write_model(folder, SMALL)
+    for file in Path(resolve_model_path("builtin:large")).glob(TOKENIZER):
+        shutil.copy(file, folder)
     return folder
 
 

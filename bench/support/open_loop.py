@@ -102,7 +102,7 @@ async def interactive_beside_bulk(address: str, runs: int) -> list[Figure]:
         figure
         for callers in BULK_CALLERS
         for figure in (
-            *_percentiles(
+            *percentiles(
                 f"interactive_beside_bulk_{callers}", first_ms[callers], first_ms[0], runs
             ),
             _kept(callers, bulk[callers], runs),
@@ -148,7 +148,7 @@ async def openloop_ttft(address: str, worker: str, prompt: list[int], runs: int)
     return [
         figure
         for load in LOADS
-        for figure in _percentiles(
+        for figure in percentiles(
             f"openloop_ttft_{round(100 * load)}",
             ours[load],
             peer[load],
@@ -167,9 +167,10 @@ async def _capacity(caller: Client) -> float:
     return capacity
 
 
-def _percentiles(
+def percentiles(
     name: str, ours: list[float], peer: list[float], runs: int, note: str = ""
 ) -> list[Figure]:
+    """A figure for each of `QUANTILES`, over the calls of all runs; milliseconds."""
     where = f"{len(ours)} calls; {note}".removesuffix("; ")
     return [
         Figure(f"{name}_p{q}", a, b, b / a, "ms", runs, machine(), where)

@@ -105,10 +105,10 @@ async def request_cost(runs: int) -> list[Figure]:
             computed, hits = await interleaved(mesh, caching, MANY, runs)
     by_process, by_process_lone = medians(many), medians(lone)
     settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS}
-    bare_ms, gateway_ms = _total(bare_many), by_process["gateway"]
+    bare_ms, gateway_ms = total(bare_many), by_process["gateway"]
     rate = statistics.median(run.requests_per_s for run in many)
     bare_rate = statistics.median(run.requests_per_s for run in bare_many)
-    lone_ms, bare_lone_ms = _total(lone), _total(bare_lone)
+    lone_ms, bare_lone_ms = total(lone), total(bare_lone)
     hit_ms, computed_ms = medians(hits)["gateway"], medians(computed)["gateway"]
     rows: list[tuple[Any, ...]] = [
         ("gateway_cpu_vs_bare_grpc", gateway_ms, bare_ms, bare_ms / gateway_ms, "ms of CPU",
@@ -121,7 +121,7 @@ async def request_cost(runs: int) -> list[Figure]:
          f"gateway, a one-token answer found in the cache, {MANY} callers; peer: the same answer computed", {}),
     ]  # fmt: skip
     return [
-        Figure(name, ours, peer, ratio, unit, runs, machine(), note, settings, _in_ms(also))
+        Figure(name, ours, peer, ratio, unit, runs, machine(), note, settings, in_ms(also))
         for name, ours, peer, ratio, unit, note, also in rows
     ]
 
@@ -149,7 +149,7 @@ def _beside_open(figure: str, what: str, ours: list[Cost], peer: list[Cost]) -> 
     settings = {"callers": MANY, "slots": SLOTS, "requests": REQUESTS[MANY]}
     ours_ms = costs["gateway"]
     values = (ours_ms, open_ms, open_ms / ours_ms, "ms of CPU", len(ours), machine(), note)
-    return Figure(figure, *values, settings, _in_ms(costs))
+    return Figure(figure, *values, settings, in_ms(costs))
 
 
 @asynccontextmanager
@@ -235,12 +235,12 @@ async def interleaved(
     for number in range(runs + 1):
         sides = list(zip((ours, peer), found, strict=True))
         for server, costs in sides if number % 2 else reversed(sides):
-            costs.append(await _run(server, callers))
+            costs.append(await run(server, callers, REQUESTS[callers]))
     return found[0][1:], found[1][1:]
 
 
-async def _run(server: Server, callers: int) -> Cost:
-    requests = REQUESTS[callers]
+async def run(server: Server, callers: int, requests: int) -> Cost:
+    """What each of ``requests`` by ``callers`` costs the server."""
     before, start = _cpu_s(server.processes), time.perf_counter()
     await call(server, callers, requests)
     elapsed = time.perf_counter() - start
@@ -289,10 +289,11 @@ def medians(costs: list[Cost]) -> dict[str, float]:
     return {name: statistics.median(one.cpu_ms[name] for one in costs) for name in costs[0].cpu_ms}
 
 
-def _total(costs: list[Cost]) -> float:
+def total(costs: list[Cost]) -> float:
     """Of all processes."""
     return statistics.median(sum(one.cpu_ms.values()) for one in costs)
 
 
-def _in_ms(by_process: Mapping[str, float]) -> dict[str, float]:
+def in_ms(by_process: Mapping[str, float]) -> dict[str, float]:
+    """As further values of a figure."""
     return {f"{name.replace(' ', '_')}_ms": ms for name, ms in by_process.items()}

@@ -22,6 +22,7 @@ SHORT = {
 }
 """Arguments of a run without a mesh."""
 ON_A_MESH = {
+    "growth": ["--runs", "1", "--streams", "1", "64"],
     "jobs": ["--runs", "1", "--items", "200", "dedupe"],
     "limits": ["--minutes", "0.2", "--tenants", "2", "--burst", "10"],
     "mesh": ["--runs", "1"],
