@@ -6,6 +6,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,10 +46,24 @@ def render_repository(settings: Settings, folder: Path) -> None:
         SettingsError: a relative model folder is missing, or the models do not fit on their devices.
     """
     for name, model in place(settings.models).items():
-        version = folder / name / "1"
-        version.mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.pbtxt").write_text(_config(model, name), encoding="utf-8")
-        (version / "model.py").write_text(_MODEL, encoding="utf-8")
+        _render(model, name, folder)
+
+
+def render_workers(models: Sequence[ModelSettings], folder: Path) -> None:
+    """Writes a repository for each worker, ``folder``/NAME.1 for example, whose only Triton model is called NAME.
+
+    Raises:
+        SettingsError: as `render_repository`.
+    """
+    for name, model in place(models).items():
+        _render(model, model.name, folder / name)
+
+
+def _render(model: ModelSettings, name: str, folder: Path) -> None:
+    version = folder / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (folder / name / "config.pbtxt").write_text(_config(model, name), encoding="utf-8")
+    (version / "model.py").write_text(_MODEL, encoding="utf-8")
 
 
 def _config(model: ModelSettings, name: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from model_workers.deploy import render_repository
+from model_workers.deploy import render_repository, render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings
 from sluice.startup import is_loopback, reachable
@@ -165,7 +165,7 @@ class Mesh:
         certify(self._plan)
         for folder in (state.models, state.versions):
             shutil.rmtree(folder, ignore_errors=True)
-        render_repository(self.settings, state.models)
+        render_workers(self._plan.asked, state.models)
         write_atomically(state.config, self.settings.to_yaml())
         self._write_state()
 

@@ -231,7 +231,7 @@ def plan_version(plan: MeshPlan, settings: Settings, model: ModelSettings) -> Ve
     tritons = tuple(
         replace(
             one,
-            repository=folder,
+            repository=folder / one.repository.name,
             tls=one.tls if plan.authority is None else plan.authority.of(TRITON),
         )
         for one in _plan_tritons(alone, plan.state, taken)
@@ -554,21 +554,25 @@ def _plan_tritons(settings: Settings, state: StateDir, taken: set[int]) -> tuple
     if settings.triton.url is not None:
         _check_external("triton.url", settings.triton.url)
     workers = [
-        (f"{TRITON}-{worker}", model.name)
+        (f"{TRITON}-{process}", model.name, state.models / worker)
         for model in embedded_models(settings)
         if model.server is None
-        for worker in _process_names(model)
+        for process, worker in zip(_process_names(model), model.triton_models, strict=True)
     ]
+    ports = _worker_ports(settings, taken)
     planned = [
-        plan_triton(settings, state.root, name, (model,), LOOPBACK, port)
-        for (name, model), port in zip(workers, _worker_ports(settings, taken), strict=False)
+        # Its own repository, because it may have its own devices.
+        replace(
+            plan_triton(settings, state.root, name, (model,), LOOPBACK, port), repository=folder
+        )
+        for (name, model, folder), port in zip(workers, ports, strict=False)
     ]
     page = settings.telemetry.prometheus.triton
     if page is None:
         return tuple(planned)
     pages = _own_addresses("telemetry.prometheus.triton", page, len(planned), taken)
-    ports = [int(address.rpartition(":")[2]) for address in pages]
-    return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, ports))
+    page_ports = [int(address.rpartition(":")[2]) for address in pages]
+    return tuple(map(lambda one, port: replace(one, metrics_port=port), planned, page_ports))
 
 
 def _process_names(model: ModelSettings) -> list[str]:

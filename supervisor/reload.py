@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from model_workers.deploy import render_repository
+from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import ModelSettings, Settings, SettingsError, parse, resolve_model_path
 from sluice.settings.reload import TAKEN_WHILE_RUNNING, outcome_in
@@ -341,7 +341,7 @@ def _write_files(plan: VersionPlan, asked: Settings) -> None:
     """The Triton repository of a version, sharing devices as at a start with ``asked``; a file for remote workers."""
     plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if plan.tritons:
-        render_repository(asked, plan.folder)
+        render_workers(asked.models, plan.folder)
     if plan.remotes:
         alone = asked.model_dump(mode="json") | {"models": [plan.settings.model_dump(mode="json")]}
         alone |= {"routing": {"default": plan.settings.name}, "retiring": []}

@@ -1,9 +1,11 @@
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from model_workers.deploy import render_workers
 from sluice.errors import SetupError
 from sluice.settings import Settings, SettingsError
 from sluice.startup import free_port
@@ -247,3 +249,14 @@ def test_a_cascade_needs_log_probabilities_of_its_first_model() -> None:
     with pytest.raises(ValueError, match=r"both\.cascade\.first: the server of 'gpt'"):
         settings(models=[remote("gpt"), echo], routing=routing)
     settings(models=[remote("gpt", api="tokens"), echo], routing=routing)
+
+
+def test_each_worker_has_a_repository_with_its_own_devices(tmp_path: Path) -> None:
+    model = {"name": "large", "path": "builtin:large", "devices": [0, 1], "replicas": 2}
+    made = plan(tmp_path, models=[model], routing={"default": "large"})
+    render_workers(made.asked, made.state.models)
+    devices = []
+    for triton_ in made.tritons:
+        text = (triton_.repository / "large/config.pbtxt").read_text(encoding="utf-8")
+        devices += re.findall(r"cuda:\d", text)
+    assert devices == ["cuda:0", "cuda:1"]
