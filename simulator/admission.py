@@ -52,7 +52,9 @@ class Admission:
     def admits(self, arrival: Arrival, now: float) -> bool:
         """Whether a request is sent to the batcher."""
         timeout_s = math.inf if arrival.timeout_s is None else arrival.timeout_s
-        scheduling = SchedulingParams(arrival.priority_class, arrival.at_s + timeout_s)
+        scheduling = SchedulingParams(
+            arrival.priority_class, arrival.at_s + timeout_s, tenant=arrival.tenant
+        )
         try:
             self._overload.refuse_hopeless([MODEL], scheduling, now)
         except Overloaded:

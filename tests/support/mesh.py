@@ -138,11 +138,11 @@ def _run(ready: Future[RunningMesh], stop: threading.Event) -> None:
 
 async def _serve(ready: Future[RunningMesh], stop: threading.Event) -> None:
     async with otlp_receiver() as receiver:
-        environment = {
+        exported = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint,
             "OTEL_BSP_SCHEDULE_DELAY": "200",
         }
-        with environment(environment):
+        with environment(exported):
             settings = small_settings(receiver.http_endpoint)
             async with running_mesh(settings) as mesh:
                 assert mesh.http is not None
