@@ -7,6 +7,7 @@
                 machine. `also` has the CPU time of the gateway's process for a request of each side, milliseconds.
                 Mesh, prompt and counts are those of bench/support/request_cost.py.
 `http_vs_litellm`  see bench/support/beside_litellm.py.
+`http_vs_smg`      see bench/support/beside_smg.py.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.support.beside_litellm import http_vs_litellm
+from bench.support.beside_smg import http_vs_smg
 from bench.support.harness import MIN_RUNS, Figure, check_runs, emit, machine, run_count
 from bench.support.request_cost import (
     MANY,
@@ -59,6 +61,7 @@ async def http_vs_grpc(runs: int) -> list[Figure]:
 PARTS: Final[Mapping[str, Part]] = {
     "http_vs_grpc": http_vs_grpc,
     "http_vs_litellm": http_vs_litellm,
+    "http_vs_smg": http_vs_smg,
 }
 
 

@@ -30,7 +30,7 @@ from bench.support.http_load import stream_chats
 from sluice import settings as config
 from sluice.settings.routing import RoutingSettings
 from sluice.startup import LOOPBACK, answers, free_port
-from supervisor.mesh import running_mesh
+from supervisor.mesh import Mesh, running_mesh
 
 MODEL: Final = "echo"
 CALLERS: Final = 32
@@ -116,7 +116,15 @@ async def upstream() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def sluice_before(server: str) -> AsyncIterator[str]:
-    """A mesh whose only model is ``server``; gives the address of its HTTP API."""
+    """The HTTP API of a mesh whose only model is ``server``."""
+    async with mesh_before(server) as mesh:
+        assert mesh.http is not None
+        yield mesh.http
+
+
+@asynccontextmanager
+async def mesh_before(server: str) -> AsyncIterator[Mesh]:
+    """A mesh whose only model is ``server``."""
     values = {"url": f"http://{server}/v1", "model": MODEL, "api": "chat"}
     model = config.ModelSettings.model_validate(
         {
@@ -135,8 +143,7 @@ async def sluice_before(server: str) -> AsyncIterator[str]:
     )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with running_mesh(settings, state_dir=Path(folder)) as mesh:
-            assert mesh.http is not None
-            yield mesh.http
+            yield mesh
 
 
 @asynccontextmanager
@@ -170,11 +177,11 @@ def _start_litellm(
             (program, "--config", str(folder / "config.yaml"), *where),
             stdout=out,
             stderr=out,
-            env={**_without_ours(), **own},
+            env={**without_ours(), **own},
         )
 
 
-def _without_ours() -> dict[str, str]:
+def without_ours() -> dict[str, str]:
     """Its Python must not import our packages."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 

@@ -31,6 +31,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "peers": ("peers",),
     "http": ("api", "http_vs_grpc"),
     "http-litellm": ("api", "http_vs_litellm"),
+    "http-smg": ("api", "http_vs_smg"),
     "engine": ("engine",),
     "engine-float32": ("engine", "--dtype", "float32"),
     "seq2seq": ("seq2seq",),

@@ -84,6 +84,7 @@ def summary(answer: Answer) -> str:
     """Model, tokens and times of an answer, in one line for people."""
     timings = answer.timings
     why = f" ({', '.join(answer.rules)})" if answer.rules else ""
+    why += " (kept)" if answer.usage.cached else ""
     return (
         f"{answer.model} ({answer.route.strategy}: {answer.route.reason})"
         f" · {answer.usage.completion_tokens} tokens · {answer.finish_reason}{why}"

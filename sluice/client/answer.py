@@ -135,13 +135,15 @@ class Usage:
     """Tokens of the prompt (template included) and of the answer (tokens of a stop string included).
 
     ``cached_prompt_tokens``: those of the prompt that the worker found in its prefix cache. ``resumed_tokens``: those
-    of the answer that an earlier call produced, which cost nothing again.
+    of the answer that an earlier call produced, which cost nothing again. ``cached``: the answer was kept of an earlier
+    equal request, and cost nothing (docs/cache.md).
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int = 0
     resumed_tokens: int = 0
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,4 +357,5 @@ def _usage_of(message: pb.Usage) -> Usage:
         message.completion_tokens,
         message.cached_prompt_tokens,
         message.resumed_tokens,
+        message.cached,
     )

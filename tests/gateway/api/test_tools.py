@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sluice.settings import CacheSettings
 from sluice.v1 import inference_pb2 as pb
 from tests.gateway.kit.batcher import frame, last
 from tests.gateway.kit.tokenizer import (
@@ -305,3 +306,34 @@ async def test_tools_count(wire: Wire) -> None:
     )
     without = await wire.stub.CountTokens(pb.CountTokensRequest(chat=chat, model="small"))
     assert with_tools.token_count > without.token_count + 20
+
+
+async def test_a_kept_answer_belongs_to_the_calls_that_the_caller_sent(
+    nats_url: str, folder: Path
+) -> None:
+    """Redacted arguments look alike to the model, and not to the caller who gets them back."""
+    policy = {"actions": {"pii.*": "redact"}, "restore": True}
+
+    def about(mail: str) -> pb.GenerateRequest:
+        made = pb.ToolCall(id="call_1", name="weather", arguments=json.dumps({"city": mail}))
+        turns = [
+            pb.ChatMessage(role=pb.ROLE_USER, content="Weather?"),
+            pb.ChatMessage(role=pb.ROLE_ASSISTANT, tool_calls=[made]),
+            pb.ChatMessage(role=pb.ROLE_TOOL, content="rain", tool_call_id="call_1"),
+        ]
+        return asked(chat=pb.ChatInput(messages=turns), tools=[])
+
+    safety = {"policies": {"default": policy}}
+    cache = CacheSettings(enabled=True)
+    async with open_wire(nats_url, folder, safety=safety, cache=cache) as wire:
+        prompts = []
+        for mail in ("jo@example.org", "al@example.net"):
+            call = wire.stub.Generate(about(mail))
+            task = await wire.batcher.task()
+            prompts.append(list(task.prompt_token_ids))
+            await wire.batcher.send(task, last(0, wire.tokens("for <EMAIL_1>")))
+            assert text_of(await events_of(call)) == f"for {mail}"
+        assert prompts[0] == prompts[1]
+        again = await events_of(wire.stub.Generate(about("jo@example.org")))
+        assert text_of(again) == "for jo@example.org"
+        assert again[-1].finished.usage.cached

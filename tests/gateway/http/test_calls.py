@@ -51,6 +51,18 @@ WRONG_BODIES: list[tuple[Any, str | None, str]] = [
         "messages[0].content",
         "no text",
     ),
+    *(
+        # Text beside it does not make it one.
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]),
+            "messages[0].content",
+            "no text",
+        )
+        for part in (
+            {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+            {"type": "file", "file": {"file_id": "file-1"}},
+        )
+    ),
 ]
 WRONG_HEADERS = [
     ({"x_sluice_priority": "high"}, "x-sluice-priority"),

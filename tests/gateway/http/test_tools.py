@@ -273,6 +273,10 @@ async def test_a_response_that_is_cut_off_says_why(http: Wire, openai: AsyncOpen
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content",
         ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            "input[0].content",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"text": {"verbosity": "low"}}, "text"),
         ({"stream_options": {"x": 1}}, "stream_options"),

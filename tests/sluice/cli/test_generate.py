@@ -44,6 +44,7 @@ async def test_json_is_one_object(cli: Cli) -> None:
             "completion_tokens": 3,
             "cached_prompt_tokens": 0,
             "resumed_tokens": 0,
+            "cached": False,
         },
     }
 
