@@ -214,7 +214,7 @@ class Gateway:
             observers=observers,
             tracer=tracer,
         )
-        texts = TextCalls(limits, self._limiter, upstream, records, metrics, tracer)
+        texts = TextCalls(limits, self._limiter, upstream, self._answers, records, metrics, tracer)
         self._service = InferenceService(generator, texts, admission, self._loads)
         self._items = ItemsService(generator, texts, catalog)
         self._jobs = JobForwarder(

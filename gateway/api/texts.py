@@ -16,10 +16,12 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.admission.class_limiter import ClassLimiter
 from gateway.admission.pipeline import AdmittedTexts, PrepareTexts
+from gateway.admission.prompts import PreparedPrompt
 from gateway.admission.texts import embed_rows, rerank_rows, score_rows
 from gateway.api.generate import new_request_id
 from gateway.identity.caller import current_caller
 from gateway.records.record_builder import RecordBuilder, RecordBuilders
+from gateway.shared.answers import AnswerCache
 from gateway.streaming.attempt import ModelAttempt
 from gateway.streaming.lifecycle import RequestTimings
 from gateway.telemetry.metrics import RequestMetrics
@@ -74,18 +76,15 @@ class _Done:
     trace_id: str
     admitted: AdmittedTexts
     attempts: Sequence[ModelAttempt]
-
-    @property
-    def values(self) -> list[bytes]:
-        """What each row gave, float32."""
-        return [_values_of(attempt) for attempt in self.attempts]
+    values: Sequence[bytes]
+    """Of each row, float32."""
 
     @property
     def usage(self) -> Usage:
         """Tokens of all rows."""
         cached = sum(one.usage.cached_prompt_tokens for one in self.attempts)
-        tokens = sum(one.prompt_tokens for one in self.attempts)
-        return Usage(prompt_tokens=tokens, cached_prompt_tokens=cached)
+        tokens = sum(len(row.prompt_token_ids) for row in self.admitted.rows)
+        return Usage(prompt_tokens=tokens, cached_prompt_tokens=cached, cached=not self.attempts)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class TextCalls:
     settings: GatewaySettings
     limiter: ClassLimiter
     upstream: Upstream
+    answers: AnswerCache
     records: RecordBuilders
     metrics: RequestMetrics
     tracer: Tracer
@@ -211,13 +211,13 @@ class _Call:
             metrics.count_refusal(priority_class, refused.reason, record.record)
             raise
         try:
-            await self._work(admitted)
+            values = await self._work(admitted)
         except BaseException as error:
             self._ended(admitted, record, self._error_of(error).reason)
             raise
         self._ended(admitted, record, "")
         attempts = [row.attempt for row in self._rows]
-        return _Done(self.request_id, self._spans.trace_id, admitted, attempts)
+        return _Done(self.request_id, self._spans.trace_id, admitted, attempts, values)
 
     async def _admit(self, record: RecordBuilder, prepare: PrepareTexts) -> AdmittedTexts:
         async with self._shared.limiter.slot(self._request.priority_class):
@@ -225,13 +225,33 @@ class _Call:
                 self._request, self._spans, self._timings, record, prepare
             )
 
-    async def _work(self, admitted: AdmittedTexts) -> None:
-        """Sends all rows, and waits until they have ended; when one fails the others are cancelled."""
+    async def _work(self, admitted: AdmittedTexts) -> list[bytes]:
+        """What each row gives: those that are kept do not need to be computed, and equal ones only once."""
+        if self._kind is not EMBED:
+            return await self._compute(admitted, admitted.rows)
+        answers = self._shared.answers
+        keys = answers.value_keys(self._request.tenant, admitted.rows)
+        if not any(keys):
+            return await self._compute(admitted, admitted.rows)
+        found = await answers.find_values(keys)
+        wanted = {
+            key: row for key, row in zip(keys, admitted.rows, strict=True) if key not in found
+        }
+        computed = await self._compute(admitted, list(wanted.values())) if wanted else []
+        for key, values in zip(wanted, computed, strict=True):
+            answers.keep_values(key, values)
+            found[key] = values
+        return [found[key] for key in keys]
+
+    async def _compute(
+        self, admitted: AdmittedTexts, rows: Sequence[PreparedPrompt]
+    ) -> list[bytes]:
+        """Sends ``rows``, and waits until they have ended; when one fails the others are cancelled."""
         # Answers of no tokens must not count as short answers of the caller's own kind of work.
         request = replace(self._request, labels={WORKLOAD_LABEL: self._kind.operation})
         deadline = admitted.scheduling.deadline
         try:
-            for number, row in enumerate(admitted.rows):
+            for number, row in enumerate(rows):
                 row_id = f"{self.request_id}-{number}"
                 self._rows.append(InternalRow(self._upstream, request, row, row_id, deadline))
             with self._spans.hop(
@@ -245,6 +265,7 @@ class _Call:
         finally:
             for one in self._rows:
                 one.close()
+        return [_values_of(one.attempt) for one in self._rows]
 
     def _ended(self, admitted: AdmittedTexts, record: RecordBuilder, error: str) -> None:
         now, attempts = time.monotonic(), [row.attempt for row in self._rows]
@@ -302,6 +323,8 @@ def _end_attributes(
         names.TIER: admitted.plan.tier,
         names.ROUTE_STRATEGY: admitted.plan.strategy,
     }
+    if not attempts:
+        attributes[names.CACHED] = True
     final = attempts[0].final if attempts else None
     if final is not None and admitted.rows[0].model.settings.engine == "embedding":
         attributes[names.GEN_AI_DIMENSIONS] = len(final.values) // 4

@@ -167,6 +167,7 @@ class RecordBuilder:
             total, billed = self._record.attempts[0], [one.billed_tokens[0] for one in attempts]
             total.rows, total.prompt_tokens = len(attempts), sum(billed)
             total.cost = self._shared.models[model].cost(sum(billed), 0)
+        self._record.cached = not attempts and not error
         self._record.timings.CopyFrom(timings)
         self._record.error_reason = error
         if not error:

@@ -14,10 +14,11 @@ import hashlib
 import logging
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.admission.prompts import PreparedPrompt
 from gateway.shared.peers import Peers
 from gateway.streaming.idempotency import REPLAY_BYTES_MAX, Replay, ReplayCache, is_whole
 from gateway.streaming.stream import Stream
@@ -42,6 +43,8 @@ PAUSE_S: Final = 5.0
 """JetStream is not asked for so long after it did not answer, seconds: requests are computed instead."""
 STORING_MAX: Final = 256
 """Answers on their way to JetStream; more are kept in memory alone."""
+READS_MAX: Final = 64
+"""Embeddings of one call that JetStream is asked for; of more texts the memory alone is."""
 EVERYONE: Final = "$all"
 """Stands for the tenant when answers go across tenants."""
 
@@ -76,8 +79,8 @@ class AnswerCache:
 
     def key_of(self, context: RequestContext) -> str:
         """The name of the answer to a request; empty when none is kept."""
-        request, settings = context.request, self._settings
-        if not settings.enabled or (settings.tenants and request.tenant not in settings.tenants):
+        request = context.request
+        if not self._keeps(request.tenant):
             return ""
         sampling = request.sampling
         certain = sampling.temperature == 0 or sampling.HasField("seed")
@@ -87,9 +90,35 @@ class AnswerCache:
         admitted = context.admitted
         if not certain or own or admitted.guards or admitted.entity_guards:
             return ""
-        scope = EVERYONE if settings.across_tenants else request.tenant
-        digest = hashlib.sha256(b"".join(_sized(_parts(context)))).hexdigest()
-        return f"{scope}.{context.admitted.plan.model}.{digest}"
+        return self._key(request.tenant, admitted.plan.model, _parts(context))
+
+    def value_keys(self, tenant: str, rows: Sequence[PreparedPrompt]) -> list[str]:
+        """The names of the embeddings of texts; empty strings when none are kept."""
+        if not self._keeps(tenant):
+            return [""] * len(rows)
+        return [self._key(tenant, row.model.name, _value_parts(row)) for row in rows]
+
+    async def find_values(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The embeddings that are kept under ``keys``."""
+        now, found = time.monotonic(), {}
+        asked: list[str] = []
+        for key in dict.fromkeys(filter(None, keys)):
+            record = self._memory.record(key, now)
+            if record is not None:
+                found[key] = record.values
+            elif len(asked) < READS_MAX:
+                asked.append(key)
+        for key, record in zip(asked, await asyncio.gather(*map(self._read, asked)), strict=True):
+            if record is not None and record.values:
+                self._memory.put(key, record, now)
+                found[key] = record.values
+        return found
+
+    def keep_values(self, key: str, values: bytes) -> None:
+        """The embedding of a text was computed."""
+        record = KeyRecord(values=values)
+        self._memory.put(key, record, time.monotonic())
+        self._store(key, record)
 
     async def find(self, context: RequestContext, key: str) -> Replay | None:
         """The answer kept under ``key``. None: the request is computed, and `ended` or `given_up` is called for it.
@@ -142,6 +171,14 @@ class AnswerCache:
         """Returns when everything is stored, or after ``timeout_s`` seconds."""
         await self._storing.settle(timeout_s)
 
+    def _keeps(self, tenant: str) -> bool:
+        settings = self._settings
+        return settings.enabled and (not settings.tenants or tenant in settings.tenants)
+
+    def _key(self, tenant: str, model: str, parts: Iterator[bytes]) -> str:
+        scope = EVERYONE if self._settings.across_tenants else tenant
+        return f"{scope}.{model}.{hashlib.sha256(b''.join(_sized(parts))).hexdigest()}"
+
     async def _lead(self, key: str, computation: _Computation) -> Replay | None:
         """This request computes the answer, unless another gateway has it."""
         self._computations[key] = computation
@@ -150,7 +187,7 @@ class AnswerCache:
         except BaseException:
             self.given_up(key, computation.request_id)
             raise
-        if record is None:
+        if record is None or not is_whole(record):
             return None
         self._memory.put(key, record, time.monotonic())
         self.given_up(key, computation.request_id)
@@ -164,7 +201,7 @@ class AnswerCache:
         except SluiceError as error:
             self._pause(error)
             return None
-        return None if found is None or not is_whole(found[0]) else found[0]
+        return None if found is None else found[0]
 
     def _store(self, key: str, record: KeyRecord) -> None:
         if len(self._storing) < STORING_MAX and time.monotonic() >= self._paused_until:
@@ -220,6 +257,15 @@ def _parts(context: RequestContext) -> Iterator[bytes]:
             yield prepared.model.version.encode()
             yield sampling.SerializeToString(deterministic=True)
             yield array("I", prepared.prompt_token_ids).tobytes()
+
+
+def _value_parts(row: PreparedPrompt) -> Iterator[bytes]:
+    """All that an embedding depends on; rules have changed the text before it became tokens."""
+    assert row.values is not None, "it is a row for an embedding"
+    yield b"embedding"
+    yield row.model.version.encode()
+    yield row.values.SerializeToString(deterministic=True)
+    yield array("I", row.prompt_token_ids).tobytes()
 
 
 def _sized(parts: Iterator[bytes]) -> Iterator[bytes]:

@@ -149,8 +149,13 @@ class ReplayCache:
 
     def get(self, key: str, now: float) -> Replay | None:
         """The answer kept under ``key``, or None."""
+        record = self.record(key, now)
+        return None if record is None else Replay(record)
+
+    def record(self, key: str, now: float) -> KeyRecord | None:
+        """What is kept under ``key``, or None."""
         packed, expires_at = self._entries.get(key, (b"", 0.0))
-        return Replay(KeyRecord.FromString(packed)) if expires_at > now else None
+        return KeyRecord.FromString(packed) if expires_at > now else None
 
     def drop(self, matches: Callable[[str], bool]) -> None:
         """Evicts the answers whose key ``matches``."""

@@ -93,6 +93,7 @@ class RequestMetrics:
         error = record.error_reason
         self._requests[plan.model, request.priority_class, error or "stop"] += 1
         self._routes[plan.model, plan.strategy, "false"] += 1
+        self._cached[plan.model, request.priority_class] += record.cached
         for kept in record.attempts:
             self._tokens[plan.model, "input"] += kept.prompt_tokens
             if kept.cost:

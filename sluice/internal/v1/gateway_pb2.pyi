@@ -30,10 +30,13 @@ class KeyRecord(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     GATEWAY_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Hash of the request that the key belongs to."""
     gateway: _builtins.str
     """The gateway that answers, or has answered."""
+    values: _builtins.bytes
+    """Instead of an answer: the embedding of a text, float32, little-endian."""
     @_builtins.property
     def answer(self) -> Global___StoredAnswer:
         """The answer; unset while it is computed."""
@@ -44,10 +47,11 @@ class KeyRecord(_message.Message):
         fingerprint: _builtins.bytes = ...,
         gateway: _builtins.str = ...,
         answer: Global___StoredAnswer | None = ...,
+        values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "fingerprint", b"fingerprint", "gateway", b"gateway"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "fingerprint", b"fingerprint", "gateway", b"gateway", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,9 +14,10 @@ from sluice.internal.v1.frame_pb2 import ROW_END_FAILED, ROW_END_STOP, RowError
 from sluice.internal.v1.items_pb2 import RunRequest
 from sluice.internal.v1.items_pb2_grpc import ItemsServiceStub
 from sluice.internal.v1.task_pb2 import Task
-from sluice.settings import ModelSettings
+from sluice.settings import CacheSettings, ModelSettings
 from sluice.telemetry import catalog, names
 from sluice.v1 import inference_pb2 as pb
+from sluice.v1.admin_pb2 import ClearAnswersRequest
 from tests.gateway.kit.batcher import frame
 from tests.gateway.kit.cascades import explained
 from tests.gateway.kit.metrics import values
@@ -261,3 +262,78 @@ async def test_an_item_of_a_job_may_ask_for_embeddings(wire: Wire) -> None:
     assert array("f", response.embedded.embeddings[0].values).tolist() == [1, 2]
     assert response.cost == pytest.approx(8e-6)
     assert (refused.id, refused.WhichOneof("outcome")) == (8, "error")
+
+
+@pytest.fixture
+async def keeping(
+    nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> AsyncIterator[Wire]:
+    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
+    cache = CacheSettings(enabled=True)
+    async with open_wire(nats_url, model_folder, more_models=more, cache=cache) as opened:
+        yield opened
+
+
+async def embedded(
+    wire: Wire,
+    texts: Sequence[str],
+    computed: Sequence[float],
+    tenant: str = "default",
+    **more: Any,
+) -> pb.EmbedResponse:
+    """The embeddings of ``texts``, of which the worker gets as many as ``computed``, and answers each with a number."""
+    request = pb.EmbedRequest(texts=texts, model="embed", **more)
+    call = wire.stub.Embed(request, metadata=(("sluice-tenant", tenant),))
+    for number in computed:
+        await answer(wire, await wire.batcher.task("embed"), [number])
+    response: pb.EmbedResponse = await call
+    return response
+
+
+async def test_embeddings_are_kept_item_by_item(keeping: Wire) -> None:
+    wire = keeping
+    first = await embedded(wire, ["w1", "w2", "w1"], [1, 2])
+    assert [array("f", one.values)[0] for one in first.embeddings] == [1, 2, 1]
+    assert not first.usage.cached
+    second = await embedded(wire, ["w3", "w2"], [3])
+    assert [array("f", one.values)[0] for one in second.embeddings] == [3, 2]
+    assert not second.usage.cached
+    spent = wire.gateway.spending.spent("default", 0.0)
+    whole = await embedded(wire, ["w2", "w1", "w3"], [])
+    assert [array("f", one.values)[0] for one in whole.embeddings] == [2, 1, 3]
+    assert whole.usage.cached
+    assert whole.usage.prompt_tokens == 3 * whole.embeddings[0].token_count
+    assert wire.gateway.spending.spent("default", 0.0) == spent
+    assert (await explained(wire, whole.request_id)).cached
+    assert sum(values(wire.metrics, catalog.CACHED).values()) == 1
+
+
+async def test_embeddings_asked_for_otherwise_are_others(keeping: Wire) -> None:
+    wire = keeping
+    await embedded(wire, ["w1"], [1])
+    assert (await embedded(wire, ["w1"], [], tenant="default")).usage.cached
+    for more in (
+        {"tenant": "acme"},
+        {"dimensions": 4},
+        {"prompt_name": "query"},
+        {"normalize": True},
+    ):
+        assert not (await embedded(wire, ["w1"], [2], **more)).usage.cached
+
+
+async def test_another_gateway_finds_embeddings_until_they_are_forgotten(
+    keeping: Wire, nats_url: str, model_folder: Path, folders: tuple[Path, Path]
+) -> None:
+    await embedded(keeping, ["w1"], [1])
+    await keeping.gateway._answers.close(30)
+    more = [ModelSettings(name="embed", path=str(folders[0]), engine="embedding", prompt_price=2.0)]
+    cache = CacheSettings(enabled=True)
+    async with open_wire(
+        nats_url, model_folder, gateway_id="gw2", more_models=more, cache=cache
+    ) as other:
+        assert (await embedded(other, ["w1"], [])).usage.cached
+        answers = other.gateway._answers
+        keys = list(answers._memory._entries)
+        assert len(await answers.find_values(keys)) == 1
+        assert not await answers.clear(ClearAnswersRequest(model="embed"))
+        assert await answers.find_values(keys) == {}
