@@ -120,6 +120,7 @@ async def test_a_kill_loses_and_doubles_no_message(
     job = await create(processes, nats_message_count=1500)
     await processes.when(job.id, lambda one: one.progress.succeeded >= 500)
     await first.kill()
+    gateway.plan = lambda prompt, tries: None  # the 700th may still be to come
     gateway.hold.set()
     await publish(stream, 1000, 1500)
     await stream.purge_stream("PROMPTS", seq=301)  # the stream may forget what was copied
