@@ -25,6 +25,7 @@ from sluice.wire.bucket import Bucket
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import environment, small_settings, stubs_of
 from tests.support.otlp import OtlpReceiver, otlp_receiver
+from tests.support.tool_templates import small_with_tools
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -42,10 +43,13 @@ CRASHED: Final = ("gateway", "batcher", "echo")
 CALLED: Final = {"type": "object", "properties": {TOOL: {"type": "string", "const": TOOL}}}
 
 
-def settings_of(receiver: OtlpReceiver) -> Settings:
+def settings_of(receiver: OtlpReceiver, folder: Path) -> Settings:
+    """Echo, and the small tier with a template that takes tools in ``folder``."""
     settings = small_settings(receiver.http_endpoint)
+    models = {model.name: model for model in settings.models}
+    small = models["small"].model_copy(update={"path": small_with_tools(folder, "hermes")})
     update = {
-        "models": tuple(model for model in settings.models if model.name != "large"),
+        "models": (small, models["echo"]),
         "routing": settings.routing.model_copy(
             update={"rules": (), "fallbacks": {}, "policies": {}, "select": ()}
         ),
@@ -196,7 +200,7 @@ async def test_no_canary_is_found_where_it_must_not_be(tmp_path: Path) -> None:
             "OTEL_BSP_SCHEDULE_DELAY": "200",
         }
         with environment(variables):
-            async with running_mesh(settings_of(receiver), state) as mesh:
+            async with running_mesh(settings_of(receiver, tmp_path / "small"), state) as mesh:
                 key = await made_key(mesh)
                 canaries = {PROMPT, IDEMPOTENCY, TOOL, STOP, FIELD, key}
                 async with AsyncClient(mesh.address, api_key=key) as client:

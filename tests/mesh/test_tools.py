@@ -1,7 +1,6 @@
 """Demanded calls, several answers and a tool's result through a whole mesh: shipped weights, templates with tools."""
 
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,12 +13,12 @@ from openai import AsyncOpenAI
 
 from sluice import settings as config
 from sluice.client import AsyncClient, FinishReason, Message, Tool
-from sluice.settings import resolve_model_path
 from sluice.settings.routing import RoutingSettings
 from sluice.v1 import inference_pb2 as pb
 from sluice.v1.inference_pb2_grpc import InferenceServiceStub
 from supervisor.mesh import Mesh, running_mesh
 from tests.support.mesh import kill
+from tests.support.tool_templates import MARKS, small_with_tools
 
 pytestmark = [pytest.mark.mesh, pytest.mark.long]
 
@@ -35,23 +34,14 @@ SCHEMA: Any = {
 }
 REFUND = Tool("refund", "Pays back items of an order.", SCHEMA)
 CLOSE = Tool("close", "Closes the ticket.")
-# A model knows the format by its template alone.
-MARKS = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-TEMPLATE = (
-    "<|bos|>{{# {mark} #}}{{% for tool in tools or [] %}}<|user|>{{{{ tool.function.name }}}}<|end|>{{% endfor %}}"
-    "{{% for message in messages %}}<|user|>{{{{ message.content }}}}"
-    "{{{{ message.tool_calls | tojson if message.tool_calls else '' }}}}<|end|>{{% endfor %}}<|assistant|>"
-)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     models = []
-    for name, mark in MARKS.items():
-        folder = tmp_path_factory.mktemp("models") / name
-        shutil.copytree(resolve_model_path("builtin:small"), folder)
-        (folder / "chat_template.jinja").write_text(TEMPLATE.format(mark=mark))
-        models.append(config.ModelSettings(name=name, path=str(folder), slots=8))
+    for name in MARKS:
+        path = small_with_tools(tmp_path_factory.mktemp("models") / name, name)
+        models.append(config.ModelSettings(name=name, path=path, slots=8))
     settings = config.Settings(
         models=tuple(models),
         routing=RoutingSettings(default="hermes"),
