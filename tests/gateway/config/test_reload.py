@@ -120,6 +120,7 @@ async def test_identities_are_reloaded_at_all_gateways_or_at_none(
         open_wire(nats_url, model_folder, gateway_id="gw2", identity=identity) as two,
     ):
         await one.until(lambda: one.gateway.peers.known == ["gw2"])
+        await two.until(lambda: two.gateway.peers.known == ["gw1"])
 
         async def both_take(token: str) -> set[bool]:
             return {await taken(wire, token) for wire in (one, two)}
