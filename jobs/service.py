@@ -6,8 +6,8 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -45,6 +45,7 @@ STATUS_DETAILS: Final = "grpc-status-details-bin"
 _CHUNK_OF_CALL_MAX: Final = 512 * 1024
 
 Method = Callable[[Any, Any, Any], Coroutine[Any, Any, Any]]
+_Entry = TypeVar("_Entry")
 
 
 def _method(behaviour: Method) -> Method:
@@ -113,18 +114,14 @@ class JobService(JobServiceServicer):
     @_method
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """See the proto."""
-        tenant, size = scope_of(context), min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
-        jobs = [
-            _shown(record)
+        tenant = scope_of(context)
+        jobs = {
+            _page_key(record.job.create_time.ToMilliseconds(), record.job.id): _shown(record)
             async for record in self._store.records()
             if tenant in (None, record.job.tenant)
             and (not request.states or record.job.state in request.states)
-        ]
-        jobs.sort(key=_page_key)
-        before = request.page_token
-        jobs = [job for job in jobs if not before or _page_key(job) > before]
-        page = jobs[:size]
-        token = _page_key(page[-1]) if len(jobs) > size else ""
+        }
+        page, token = _page(jobs, request)
         return pb.ListJobsResponse(jobs=page, next_page_token=token)
 
     @_method
@@ -242,6 +239,8 @@ class JobService(JobServiceServicer):
             self._store, record.job.id, stages_of(record) - 1, record.round, 0, request.reasons
         )
         items = len([one async for one in letters if one.result.error.reason not in _NO_ITEMS])
+        if items and not record.job.spec.input.nats_subject:
+            await self._store.upload(record.upload_id)  # it may have been deleted since
 
         def retry(record: JobRecord) -> None:
             if record.job.state not in OVER:
@@ -276,7 +275,7 @@ class JobService(JobServiceServicer):
     @_method
     async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.GetUploadResponse:
         """See the proto."""
-        upload = await self._upload(tenant_of(context), request.upload_id)
+        upload = await self._upload(scope_of(context), request.upload_id)
         return pb.GetUploadResponse(
             name=upload.name,
             size_bytes=upload.size_bytes,
@@ -284,10 +283,43 @@ class JobService(JobServiceServicer):
             create_time=timestamp(upload.complete_unix_ms),
         )
 
-    async def _upload(self, tenant: str, upload_id: str) -> UploadRecord:
-        """A complete upload of ``tenant``."""
+    @_method
+    async def ListUploads(
+        self, request: pb.ListUploadsRequest, context: Any
+    ) -> pb.ListUploadsResponse:
+        """See the proto."""
+        tenant = scope_of(context)
+        uploads = {
+            _page_key(upload.complete_unix_ms, upload_id): pb.Upload(
+                upload_id=upload_id,
+                name=upload.name,
+                size_bytes=upload.size_bytes,
+                create_time=timestamp(upload.complete_unix_ms),
+            )
+            async for upload_id, upload in self._store.uploads()
+            if upload.complete_unix_ms and tenant in (None, upload.tenant)
+        }
+        page, token = _page(uploads, request)
+        return pb.ListUploadsResponse(uploads=page, next_page_token=token)
+
+    @_method
+    async def DeleteUpload(
+        self, request: pb.DeleteUploadRequest, context: Any
+    ) -> pb.DeleteUploadResponse:
+        """See the proto."""
+        await self._upload(scope_of(context), request.upload_id)
+        async for record in self._store.records():
+            if record.upload_id == request.upload_id and record.job.state not in OVER:
+                raise WrongJobState(
+                    f"job {record.job.id} reads this upload: cancel it, or wait for its end"
+                )
+        await self._store.delete_upload(request.upload_id)
+        return pb.DeleteUploadResponse()
+
+    async def _upload(self, tenant: str | None, upload_id: str) -> UploadRecord:
+        """A complete upload of ``tenant``; None: of any."""
         upload = await self._store.upload(upload_id)
-        if upload.tenant != tenant:
+        if tenant not in (None, upload.tenant):
             raise UploadUnknown(f"there is no complete upload {upload_id!r}")
         return upload
 
@@ -435,6 +467,16 @@ def _shown(record: JobRecord) -> pb.Job:
     return job
 
 
-def _page_key(job: pb.Job) -> str:
+def _page_key(create_unix_ms: int, name: str) -> str:
     """Sorts newest first."""
-    return f"{(1 << 48) - job.create_time.ToMilliseconds():015d}-{job.id}"
+    return f"{(1 << 48) - create_unix_ms:015d}-{name}"
+
+
+def _page(
+    entries: Mapping[str, _Entry], request: pb.ListJobsRequest | pb.ListUploadsRequest
+) -> tuple[list[_Entry], str]:
+    """The page that ``request`` names of the ``entries`` by their keys, and what names the next one."""
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    keys = sorted(key for key in entries if key > request.page_token)
+    token = keys[size - 1] if len(keys) > size else ""
+    return [entries[key] for key in keys[:size]], token

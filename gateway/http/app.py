@@ -67,7 +67,9 @@ def make_app(
     files, batches = Files(jobs), Batches(jobs)
     batch_routes = [
         route("POST", "/v1/files", files.upload, ASKS),
+        route("GET", "/v1/files", files.page),
         route("GET", "/v1/files/{id}", files.get),
+        route("DELETE", "/v1/files/{id}", files.delete, CHANGES),
         route("GET", "/v1/files/{id}/content", files.content),
         route("POST", "/v1/batches", batches.create, ASKS),
         route("GET", "/v1/batches", batches.page),

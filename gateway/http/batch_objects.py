@@ -5,7 +5,7 @@ or its dead letters (``file-job-...-errors``), which are made when they are read
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.http import headers as header_fields
@@ -24,7 +24,11 @@ BATCH: Final = "batch_"
 OUTPUT: Final = "-output"
 ERRORS: Final = "-errors"
 PURPOSE: Final = "batch"
-PAGE_MAX: Final = 100
+RESULTS: Final = "batch_output"
+"""The purpose of files of results."""
+BATCHES_MAX: Final = 100
+FILES_MAX: Final = 10_000
+"""The longest pages of the lists."""
 _ENDPOINTS: Final = (*URLS, EMBEDDINGS)
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,3})h")
 _STATUS: Final = {
@@ -73,7 +77,7 @@ def job_of(batch_id: str) -> str:
 def file_object(
     file_id: str, name: str, size_bytes: int | None, created: int, purpose: str
 ) -> Json:
-    """A file; the size of results is not known before they are read."""
+    """A file."""
     return {
         "id": file_id,
         "object": "file",
@@ -117,15 +121,57 @@ def create_request(
     return pb.CreateJobRequest(spec=spec, idempotency_key=key)
 
 
-def page_limit(text: str) -> int:
-    """How many batches a page has.
+def page_limit(text: str, most: int) -> int:
+    """How many entries a page has.
 
     Raises:
-        InvalidRequest: ``text`` says none.
+        InvalidRequest: ``text`` says none, or more than ``most``.
     """
-    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= PAGE_MAX):
-        raise InvalidRequest.of("limit", f"must be 1 to {PAGE_MAX}")
+    if not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= most):
+        raise InvalidRequest.of("limit", f"must be 1 to {most}")
     return int(text)
+
+
+def file_page(files: Iterable[Json], query: Mapping[str, str]) -> Json:
+    """The page of ``files`` that ``query`` asks for.
+
+    Raises:
+        InvalidRequest: a parameter is not served, or its value does not fit.
+        UploadUnknown: there is no file ``after``.
+    """
+    if unknown := query.keys() - {"purpose", "limit", "order", "after"}:
+        raise InvalidRequest.of(min(unknown), "is not served")
+    limit = page_limit(query.get("limit", str(FILES_MAX)), FILES_MAX)
+    if (order := query.get("order", "desc")) not in ("asc", "desc"):
+        raise InvalidRequest.of("order", "must be asc or desc")
+    kept = [one for one in files if query.get("purpose", one["purpose"]) == one["purpose"]]
+    kept.sort(
+        key=lambda one: (one["created_at"], one["purpose"], one["id"]), reverse=order == "desc"
+    )
+    if after := query.get("after"):
+        places = {one["id"]: place for place, one in enumerate(kept)}
+        if after not in places:
+            raise UploadUnknown(f"after: there is no file {after!r} in this list")
+        kept = kept[places[after] + 1 :]
+    return list_object(kept[:limit], has_more=len(kept) > limit)
+
+
+def list_object(data: Sequence[Json], *, has_more: bool) -> Json:
+    """A page of a list."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": has_more, **ends}
+
+
+def result_files(job: pb.Job) -> list[Json]:
+    """The files of results that a job has."""
+    batch = batch_object(job)
+    named = (batch["output_file_id"], batch["error_file_id"])
+    return [result_object(job, file_id) for file_id in named if file_id is not None]
+
+
+def result_object(job: pb.Job, file_id: str) -> Json:
+    """A file of results; its size is not known before it is read."""
+    return file_object(file_id, f"{file_id}.jsonl", None, job.end_time.seconds, RESULTS)
 
 
 def batch_object(job: pb.Job) -> Json:

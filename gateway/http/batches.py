@@ -62,10 +62,34 @@ class Files:
                 created, size = found.create_time.seconds, found.size_bytes
                 described = objects.file_object(file_id, found.name, size, created, objects.PURPOSE)
             else:
-                job = await self._job(call, result[0])
-                created, name = job.end_time.seconds, f"{file_id}.jsonl"
-                described = objects.file_object(file_id, name, None, created, "batch_output")
+                described = objects.result_object(await self._job(call, result[0]), file_id)
         await call.answer(200, encode(described))
+
+    async def page(self, call: HttpCall) -> None:
+        """A page of the tenant's files: uploads, and the results of batches that are over."""
+        uploads = [
+            objects.file_object(
+                *(f"{objects.FILE}{one.upload_id}", one.name, one.size_bytes),
+                *(one.create_time.seconds, objects.PURPOSE),
+            )
+            async for one in _all(self._jobs, call, "ListUploads", pb.ListUploadsRequest())
+        ]
+        async for job in _all(self._jobs, call, "ListJobs", pb.ListJobsRequest()):
+            uploads += objects.result_files(job)
+        await call.answer(200, encode(objects.file_page(uploads, call.query)))
+
+    async def delete(self, call: HttpCall) -> None:
+        """Deletes an upload."""
+        file_id = call.path["id"]
+        if result := objects.result_file(file_id):
+            raise InvalidRequest.of(
+                "id", f"results go with their job: `sluice batch delete {result[0]}`"
+            )
+        request = pb.DeleteUploadRequest(upload_id=objects.upload_of(file_id))
+        metadata = self._jobs.metadata(call.headers)
+        with _errors_of_jobs():
+            await self._jobs.stub().DeleteUpload(request, metadata=metadata, timeout=JOBS_S)
+        await call.answer(200, encode({"id": file_id, "object": "file", "deleted": True}))
 
     async def content(self, call: HttpCall) -> None:
         """The lines of a file of results, in the order of the input."""
@@ -126,19 +150,18 @@ class Batches:
         """A page of the tenant's jobs, newest first."""
         if unknown := call.query.keys() - {"after", "limit"}:
             raise InvalidRequest.of(min(unknown), "is not served")
-        limit, after = objects.page_limit(call.query.get("limit", "20")), call.query.get("after")
+        limit = objects.page_limit(call.query.get("limit", "20"), objects.BATCHES_MAX)
+        after = call.query.get("after")
         jobs, has_more = await self._jobs_behind(call, after and objects.job_of(after), limit)
         data = [objects.batch_object(job) for job in jobs]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        listed = {"object": "list", "data": data, "has_more": has_more, **ends}
-        await call.answer(200, encode(listed))
+        await call.answer(200, encode(objects.list_object(data, has_more=has_more)))
 
     async def _jobs_behind(
         self, call: HttpCall, after: str | None, limit: int
     ) -> tuple[list[pb.Job], bool]:
         """At most ``limit`` jobs behind the job ``after``, and whether there are more."""
         jobs: list[pb.Job] = []
-        async for job in self._all(call):
+        async for job in _all(self._jobs, call, "ListJobs", pb.ListJobsRequest()):
             if after is None and len(jobs) == limit:
                 return jobs, True
             if after is None:
@@ -147,17 +170,6 @@ class Batches:
                 after = None
         return jobs, False
 
-    async def _all(self, call: HttpCall) -> AsyncIterator[pb.Job]:
-        metadata, request = self._jobs.metadata(call.headers), pb.ListJobsRequest(page_size=1000)
-        while True:
-            with _errors_of_jobs():
-                page = await self._jobs.stub().ListJobs(request, metadata=metadata, timeout=JOBS_S)
-            for job in page.jobs:
-                yield job
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
     async def _answer(self, call: HttpCall, method: str, request: Any) -> None:
         metadata = self._jobs.metadata(call.headers)
         with _errors_of_jobs():
@@ -165,6 +177,19 @@ class Batches:
                 request, metadata=metadata, timeout=JOBS_S
             )
         await call.answer(200, encode(objects.batch_object(response.job)))
+
+
+async def _all(jobs: JobForwarder, call: HttpCall, method: str, request: Any) -> AsyncIterator[Any]:
+    """What all pages of a list have."""
+    metadata, request.page_size = jobs.metadata(call.headers), 1000
+    while True:
+        with _errors_of_jobs():
+            page = await getattr(jobs.stub(), method)(request, metadata=metadata, timeout=JOBS_S)
+        for entry in page.uploads if method == "ListUploads" else page.jobs:
+            yield entry
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
 
 
 async def _send(call: HttpCall, form: FileForm, storing: Any) -> None:

@@ -80,6 +80,7 @@ JOB_READS: Final = frozenset(
     for name in (
         "GetJob",
         "GetUpload",
+        "ListUploads",
         "ListJobs",
         "WatchJob",
         "GetResults",

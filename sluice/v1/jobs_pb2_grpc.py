@@ -100,6 +100,16 @@ class JobServiceStub:
                 request_serializer=sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.FromString,
                 _registered_method=True)
+        self.ListUploads = channel.unary_unary(
+                '/sluice.v1.JobService/ListUploads',
+                request_serializer=sluice_dot_v1_dot_jobs__pb2.ListUploadsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_jobs__pb2.ListUploadsResponse.FromString,
+                _registered_method=True)
+        self.DeleteUpload = channel.unary_unary(
+                '/sluice.v1.JobService/DeleteUpload',
+                request_serializer=sluice_dot_v1_dot_jobs__pb2.DeleteUploadRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_jobs__pb2.DeleteUploadResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -198,6 +208,20 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListUploads(self, request, context):
+        """Lists the complete uploads of the tenant, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteUpload(self, request, context):
+        """Deletes an upload. One that a job still reads is refused; dead letters of jobs that are over cannot run again without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -265,6 +289,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.GetUpload,
                     request_deserializer=sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.SerializeToString,
+            ),
+            'ListUploads': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUploads,
+                    request_deserializer=sluice_dot_v1_dot_jobs__pb2.ListUploadsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_jobs__pb2.ListUploadsResponse.SerializeToString,
+            ),
+            'DeleteUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUpload,
+                    request_deserializer=sluice_dot_v1_dot_jobs__pb2.DeleteUploadRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_jobs__pb2.DeleteUploadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -619,6 +653,60 @@ class JobService:
             '/sluice.v1.JobService/GetUpload',
             sluice_dot_v1_dot_jobs__pb2.GetUploadRequest.SerializeToString,
             sluice_dot_v1_dot_jobs__pb2.GetUploadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUploads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.JobService/ListUploads',
+            sluice_dot_v1_dot_jobs__pb2.ListUploadsRequest.SerializeToString,
+            sluice_dot_v1_dot_jobs__pb2.ListUploadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.JobService/DeleteUpload',
+            sluice_dot_v1_dot_jobs__pb2.DeleteUploadRequest.SerializeToString,
+            sluice_dot_v1_dot_jobs__pb2.DeleteUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,

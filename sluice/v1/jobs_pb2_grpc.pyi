@@ -63,6 +63,10 @@ class JobServiceStub:
     """Stores a file for JobInput.upload_id. An upload that no job uses is deleted after a day."""
     GetUpload: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetUploadRequest, _jobs_pb2.GetUploadResponse]
     """What is known of a complete upload."""
+    ListUploads: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListUploadsRequest, _jobs_pb2.ListUploadsResponse]
+    """Lists the complete uploads of the tenant, newest first."""
+    DeleteUpload: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DeleteUploadRequest, _jobs_pb2.DeleteUploadResponse]
+    """Deletes an upload. One that a job still reads is refused; dead letters of jobs that are over cannot run again without it."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -97,6 +101,10 @@ class JobServiceAsyncStub(JobServiceStub):
     """Stores a file for JobInput.upload_id. An upload that no job uses is deleted after a day."""
     GetUpload: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetUploadRequest, _jobs_pb2.GetUploadResponse]  # type: ignore[assignment]
     """What is known of a complete upload."""
+    ListUploads: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListUploadsRequest, _jobs_pb2.ListUploadsResponse]  # type: ignore[assignment]
+    """Lists the complete uploads of the tenant, newest first."""
+    DeleteUpload: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DeleteUploadRequest, _jobs_pb2.DeleteUploadResponse]  # type: ignore[assignment]
+    """Deletes an upload. One that a job still reads is refused; dead letters of jobs that are over cannot run again without it."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs jobs. A job survives the end of any process: another one of the `jobs` service continues it at the item where it was."""
@@ -206,5 +214,21 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.GetUploadResponse, _abc.Awaitable[_jobs_pb2.GetUploadResponse]]:
         """What is known of a complete upload."""
+
+    @_abc_1.abstractmethod
+    def ListUploads(
+        self,
+        request: _jobs_pb2.ListUploadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ListUploadsResponse, _abc.Awaitable[_jobs_pb2.ListUploadsResponse]]:
+        """Lists the complete uploads of the tenant, newest first."""
+
+    @_abc_1.abstractmethod
+    def DeleteUpload(
+        self,
+        request: _jobs_pb2.DeleteUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.DeleteUploadResponse, _abc.Awaitable[_jobs_pb2.DeleteUploadResponse]]:
+        """Deletes an upload. One that a job still reads is refused; dead letters of jobs that are over cannot run again without it."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

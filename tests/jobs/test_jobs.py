@@ -345,6 +345,23 @@ async def test_an_upload_that_no_job_uses_is_deleted(
     assert kept == {job.spec.input.upload_id}
 
 
+async def test_dead_letters_without_their_upload_are_refused(
+    processes: Processes, gateway: GatewayDouble
+) -> None:
+    await processes.start()
+    gateway.plan = lambda prompt, tries: errors.PromptTooLong("too long")
+    job = await processes.create(lines(1))
+    job = await processes.ended(job.id)
+    upload = pb.DeleteUploadRequest(upload_id=job.spec.input.upload_id)
+    await processes.stub.DeleteUpload(upload)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        await processes.stub.RetryDeadLetters(pb.RetryDeadLettersRequest(id=job.id))
+
+    assert isinstance(error_of(refused.value), errors.UploadUnknown)
+    assert await processes.ended(job.id) == job
+
+
 async def test_a_deleted_job_is_gone_with_its_results(
     processes: Processes, gateway: GatewayDouble
 ) -> None:

@@ -53,6 +53,11 @@ async def test_jobs_and_dead_letters_of_another_tenant_are_unknown(processes: Pr
     theirs = pb.CreateJobRequest(spec=spec, idempotency_key="monthly")
     refused = await error(stub.CreateJob(theirs, metadata=other))
     assert isinstance(refused, errors.UploadUnknown)
+    upload = pb.DeleteUploadRequest(upload_id=job.spec.input.upload_id)
+    assert isinstance(await error(stub.DeleteUpload(upload, metadata=other)), errors.UploadUnknown)
+    assert not (await stub.ListUploads(pb.ListUploadsRequest(), metadata=other)).uploads
+    (kept,) = (await stub.ListUploads(pb.ListUploadsRequest())).uploads
+    assert kept.upload_id == upload.upload_id
     assert (await stub.GetJob(pb.GetJobRequest(id=job.id))).job.id == job.id
 
 

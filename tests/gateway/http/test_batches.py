@@ -9,6 +9,7 @@ import grpc
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
+from openai.types import Batch
 
 from sluice.settings import JobsSettings, NatsSettings, Settings
 from sluice.startup import free_port
@@ -76,6 +77,7 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     assert [one["custom_id"] for one in answers] == ["a", "c"]
     assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == "world"
     letters = (await client.files.content(done.error_file_id)).text.splitlines()
+    await _list_files(client, stored.id, done)
     (failed,) = [json.loads(one) for one in letters]
     assert failed["custom_id"] == "b"
     assert failed["response"]["status_code"] == 404
@@ -87,13 +89,45 @@ async def _run_batch(wire: Wire, client: AsyncOpenAI) -> None:
     await wire.batcher.task(priority_class="bulk")
     with pytest.raises(sdk.NotFoundError, match="not over"):
         await client.files.content(f"file-{another.id.removeprefix('batch_')}-output")
+    with pytest.raises(sdk.BadRequestError, match=r"reads this upload: cancel it") as in_use:
+        await client.files.delete(stored.id)
+    assert in_use.value.code == "job_state_wrong"
     assert (await client.batches.cancel(another.id)).status == "cancelled"
+    await _delete_files(client, stored.id, done.output_file_id)
     assert [one.id async for one in client.batches.list(limit=1)] == [another.id, batch.id]
     with pytest.raises(sdk.NotFoundError):
         await client.batches.retrieve("batch_job-0")
     with pytest.raises(sdk.BadRequestError, match="purpose"):
         await client.files.create(file=("in.jsonl", data), purpose="fine-tune")
     await _vanish_in_an_upload(wire)
+
+
+async def _list_files(client: AsyncOpenAI, stored: str, done: Batch) -> None:
+    results = {done.output_file_id, done.error_file_id}
+    newest = [one.id async for one in client.files.list(limit=1)]
+    assert set(newest[:2]) == results
+    assert newest[2:] == [stored]
+    oldest = client.files.list(order="asc", limit=2)
+    assert [one.id async for one in oldest] == newest[::-1]
+    (only,) = [one async for one in client.files.list(purpose="batch")]
+    assert (only.id, only.filename, only.purpose) == (stored, "in.jsonl", "batch")
+    of_results = client.files.list(purpose="batch_output")
+    assert {one.id async for one in of_results} == results
+    with pytest.raises(sdk.NotFoundError, match="after: there is no file"):
+        await client.files.list(after="file-none")
+    with pytest.raises(sdk.BadRequestError, match="limit: must be 1 to 10000"):
+        await client.files.list(limit=0)
+
+
+async def _delete_files(client: AsyncOpenAI, stored: str, output: str) -> None:
+    with pytest.raises(sdk.BadRequestError, match=r"results go with their job: `sluice batch"):
+        await client.files.delete(output)
+    deleted = await client.files.delete(stored)
+    assert (deleted.id, deleted.deleted) == (stored, True)
+    assert not (await client.files.list(purpose="batch")).data
+    for gone in (client.files.retrieve, client.files.delete):
+        with pytest.raises(sdk.NotFoundError, match="no complete upload"):
+            await gone(stored)
 
 
 async def _vanish_in_an_upload(wire: Wire) -> None:
