@@ -1,12 +1,13 @@
 """`sluice generate`: one prompt, one answer, streamed."""
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from sluice.cli import options, output
-from sluice.client import AnswerBuilder, Client, GenerateOptions
+from sluice.client import Answer, AnswerBuilder, AnswerStream, Client, GenerateOptions
 
 
 @options.sampling
@@ -24,6 +25,9 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Give the prompt to the model without chat template.")
     ] = False,
+    n: options.Count = 1,
+    tool: options.ToolFiles = None,
+    tool_choice: options.ToolChoice = None,
     tenant: options.Tenant = None,
     address: options.Address = options.ADDRESS,
     as_json: options.Json = False,
@@ -31,7 +35,8 @@ def generate(
     """Ask for one answer, and print it as it comes.
 
     With --json prints one object when the answer is complete: request_id, trace_id, model, tier, text, finish_reason,
-    usage, timings and more. Ctrl-C cancels the request in the mesh.
+    usage, timings and more; of several answers (--n) one a line. Calls of tools are printed as JSON, one a line, behind
+    the text. Ctrl-C cancels the request in the mesh.
     """
     if logprobs is not None and not as_json:
         raise typer.BadParameter(
@@ -43,10 +48,34 @@ def generate(
     if prompt == "-":
         read = options.text_of(sys.stdin.buffer.read(), "prompt")
         prompt = read if raw else read.removesuffix("\n")
-    with Client(address, tenant=tenant) as client, client.generate(prompt, **chosen) as stream:
-        if as_json:
-            output.write_json(output.answer_object(stream.answer()))
+    if tools := options.tools_of(tool):
+        chosen["tools"] = tools
+    if tool_choice is not None:
+        chosen["tool_choice"] = tool_choice
+    with Client(address, tenant=tenant) as client:
+        if n > 1:
+            _print_several(client.generate_several(prompt, n, **chosen), as_json)
         else:
-            builder = AnswerBuilder()
-            output.write_events(stream, builder)
-            output.note(output.summary(builder.build()))
+            with client.generate(prompt, **chosen) as stream:
+                _print_one(stream, as_json)
+
+
+def _print_one(stream: AnswerStream, as_json: bool) -> None:
+    if as_json:
+        output.write_json(output.answer_object(stream.answer()))
+        return
+    builder = AnswerBuilder()
+    output.write_events(stream, builder)
+    answer = builder.build()
+    output.write_calls(answer)
+    output.note(output.summary(answer))
+
+
+def _print_several(answers: Sequence[Answer], as_json: bool) -> None:
+    for number, answer in enumerate(answers, start=1):
+        if as_json:
+            output.write_json(output.answer_object(answer))
+            continue
+        output.write_text(f"[{number}] {answer.text}\n")
+        output.write_calls(answer)
+        output.note(output.summary(answer))

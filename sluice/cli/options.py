@@ -1,6 +1,7 @@
 """Options that several commands share, so that they read the same everywhere."""
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -8,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from sluice.client.channel import ADDRESS_VARIABLE
-from sluice.client.request import GenerateOptions, PriorityName
+from sluice.client.request import GenerateOptions, PriorityName, Tool
 from sluice.defaults import AUTO, DEFAULT_ADDRESS
 from sluice.errors import InvalidRequest
 
@@ -86,6 +87,23 @@ Logprobs = Annotated[
     int | None,
     typer.Option(help="Alternatives per token with their log-probabilities; needs --json."),
 ]
+Count = Annotated[
+    int,
+    typer.Option("--n", min=1, max=16, help="So many answers; they differ above --temperature 0."),
+]
+ToolFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        metavar="FILE|TEXT",
+        help="A function that the model may call, as JSON: name, description, parameters; or a list of them, or "
+        "OpenAI's form. May be repeated.",
+    ),
+]
+ToolChoice = Annotated[
+    str | None,
+    typer.Option(metavar="none|auto|required|NAME", help="Whether, or which, tool is called."),
+]
 Label = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="For routing rules and accounting; may be repeated."),
@@ -144,13 +162,35 @@ def text_of(given: bytes, field: str) -> str:
 
 def schema_of(given: str | None) -> str | None:
     """The JSON schema in ``given``, or in the file of that name."""
-    if given is None or given.lstrip().startswith("{"):
+    return None if given is None else _json_text(given, "--json-schema")
+
+
+def tools_of(given: Sequence[str] | None) -> list[Tool]:
+    """The tools in each of ``given``: JSON, or the name of a file with it."""
+    return [tool for one in given or () for tool in _tools_in(one)]
+
+
+def _tools_in(given: str) -> list[Tool]:
+    try:
+        value = json.loads(_json_text(given, "--tool"))
+        described = value if isinstance(value, list) else [value]
+        return [Tool(**one.get("function", one)) for one in described]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise typer.BadParameter(
+            f"{given}: is no tool, a JSON object with name, description, parameters: {error}",
+            param_hint="--tool",
+        ) from error
+
+
+def _json_text(given: str, option: str) -> str:
+    """``given`` where it is JSON, else what is in the file of that name."""
+    if given.lstrip().startswith(("{", "[")):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise typer.BadParameter(f"{given}: {reason}", param_hint="--json-schema") from error
+        raise typer.BadParameter(f"{given}: {reason}", param_hint=option) from error
 
 
 def sampling(command: Callable[..., None]) -> Callable[..., None]:

@@ -37,6 +37,12 @@ def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
             write_text("\n")
 
 
+def write_calls(answer: Answer) -> None:
+    """The calls of tools, one a line."""
+    for call in answer.tool_calls:
+        write_json(asdict(call))
+
+
 def note(text: str) -> None:
     """A remark for people: on stderr, and only when stderr is a terminal."""
     if sys.stderr.isatty():
@@ -73,6 +79,8 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         described["rules"] = answer.rules
     if answer.logprobs:
         described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
+    if answer.tool_calls:
+        described["tool_calls"] = [asdict(call) for call in answer.tool_calls]
     if len(answer.attempts) > 1:
         described["attempts"] = [asdict(one) for one in answer.attempts]
     if answer.notices:

@@ -22,7 +22,7 @@ from sluice.client.request import (
     count_request,
     generate_request,
 )
-from sluice.client.resumption import ResumableAnswer
+from sluice.client.resumption import ResumableAnswer, SeveralAnswers
 from sluice.client.retry import Retries, RetryPolicy
 from sluice.client.texts import (
     CALLS,
@@ -145,6 +145,37 @@ class AsyncClient(AsyncCaller):
         return AsyncAnswerStream(
             self._events(request, timeout_s, (*self._metadata, *channel.trace_metadata()))
         )
+
+    async def generate_several(
+        self, prompt: Prompt, n: int, **options: Unpack[GenerateOptions]
+    ) -> tuple[Answer, ...]:
+        """`n` answers to one prompt, at most 16, when all are there. They differ where `temperature` is above 0.
+
+        The prompt is computed and counted once.
+
+        Raises:
+            SluiceError: one of them is not complete.
+        """
+        timeout_s = options.get("timeout_s")
+        channel.check_timeout(timeout_s)
+        request = generate_request(prompt, options, n)
+        metadata = (*self._metadata, *channel.trace_metadata())
+        retries = Retries(self._retry, timeout_s, monotonic())
+        while True:
+            several = SeveralAnswers(request)
+            left_s = retries.timeout_s(monotonic())
+            call = self._stub.Generate(request, timeout=left_s, metadata=metadata)
+            error: SluiceError = channel.ended_early()
+            try:
+                async for response in call:
+                    several.add(response)
+            except grpc.RpcError as failed:
+                error = channel.error_of(failed)
+            finally:
+                call.cancel()  # gRPC does not cancel an abandoned call by itself
+            if several.complete:
+                return several.build()
+            await sleep(retries.wait_s_after(error, monotonic()))
 
     async def generate_batch(
         self,

@@ -133,8 +133,8 @@ class GenerateOptions(SamplingOptions, total=False):
     parallel_tool_calls: bool
 
 
-def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
-    """The message for `generate`.
+def generate_request(prompt: Prompt, options: GenerateOptions, n: int = 1) -> pb.GenerateRequest:
+    """The message for `generate`, or for ``n`` answers.
 
     Raises:
         InvalidRequest: a value does not fit its field: text that is not UTF-8, a number out of range.
@@ -162,6 +162,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     for name in SamplingOptions.__annotations__:
         if (value := options.get(name)) is not None:
             set_field(request.sampling, name, _as_sent(name, value), "sampling.")
+    if n != 1:
+        set_field(request.sampling, "n", n, "sampling.")
     for key, value in options.get("labels", {}).items():
         with _Field(f"labels.{key}"):
             request.labels[key] = value

@@ -15,6 +15,8 @@ A core without I/O: `next_request`, then `accept` for each message, until `compl
 """
 
 from sluice.client.answer import (
+    Answer,
+    AnswerBuilder,
     Delta,
     Event,
     Notice,
@@ -150,3 +152,34 @@ class ResumableAnswer:
         self._text_length += len(new.text)
         self._text_length_at.setdefault(len(self._token_ids), self._text_length)
         return new
+
+
+class SeveralAnswers:
+    """The answers to one request with n, from one call: a call that breaks is made again as a whole."""
+
+    def __init__(self, request: pb.GenerateRequest) -> None:
+        count = max(1, request.sampling.n)
+        self._parts = [(ResumableAnswer(request), AnswerBuilder()) for _ in range(count)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether each has its `Finished`."""
+        return all(answer.complete for answer, _ in self._parts)
+
+    def add(self, response: pb.GenerateResponse) -> None:
+        """Takes the next message.
+
+        Raises:
+            InternalError: it does not follow what came before it.
+        """
+        if response.answer_index >= len(self._parts):
+            raise InternalError(
+                f"the mesh sent answer {response.answer_index}, which was not asked for"
+            )
+        answer, builder = self._parts[response.answer_index]
+        if (event := answer.accept(response)) is not None:
+            builder.add(event)
+
+    def build(self) -> tuple[Answer, ...]:
+        """The answers; only when `complete`."""
+        return tuple(builder.build() for _, builder in self._parts)

@@ -197,9 +197,48 @@ async def test_deadline(cli: Cli) -> None:
     )
 
 
+async def test_several_answers(cli: Cli) -> None:
+    script = [started(), delta(0, "ab"), finished(2)]
+    for event in [started(), delta(0, "cd"), finished(2)]:
+        event.answer_index = 1
+        script.append(event)
+    async with ScriptedService.serve([script]) as service:
+        options = ("generate", "p", "--n", "2", "--address", service.address)
+        ran, as_json = await cli(*options), await cli(*options, "--json")
+    assert (ran.code, ran.out) == (0, "[1] ab\n[2] cd\n")
+    assert [json.loads(line)["text"] for line in as_json.out.splitlines()] == ["ab", "cd"]
+    assert service.requests[0].sampling.n == 2
+
+
+async def test_tools_and_their_calls(cli: Cli, tmp_path: Path) -> None:
+    plain = {"name": "rain", "parameters": {"type": "object"}}
+    of_openai = {"type": "function", "function": {"name": "sun", "description": "d"}}
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([of_openai]))
+    called = delta(0, "abc")
+    called.delta.tool_calls.add(id="c1", name="rain", arguments='{"at": "Oslo"}')
+    async with ScriptedService.serve([[started(), called, finished()]]) as service:
+        options = (
+            *("generate", "p", "--address", service.address, "--tool", json.dumps(plain)),
+            *("--tool", str(file), "--tool-choice", "required"),
+        )
+        ran, as_json = await cli(*options), await cli(*options, "--json")
+    call = {"id": "c1", "name": "rain", "arguments": '{"at": "Oslo"}'}
+    text, printed = ran.out.splitlines()
+    assert (text, json.loads(printed)) == ("abc", call)
+    assert json.loads(as_json.out)["tool_calls"] == [call]
+    asked = service.requests[0]
+    assert [(one.name, one.description) for one in asked.tools] == [("rain", ""), ("sun", "d")]
+    assert asked.tool_choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["generate", "p", "--tool", "{"], "is no tool"),
+        (["generate", "p", "--tool", '{"nonsense": 1}'], "is no tool"),
+        (["generate", "p", "--tool", "/none.json"], "No such file"),
+        (["generate", "p", "--n", "17"], "less than or equal to 16"),
         (["generate"], "PROMPT"),
         (["generate", "p", "--label", "nothing"], "'nothing' is not KEY=VALUE"),
         (["generate", "p", "--priority", "urgent"], "urgent"),

@@ -171,6 +171,42 @@ async def test_every_option_travels(kind: Kind) -> None:
     assert 0 < left_s < 61  # gRPC rounds up
 
 
+def of_answer(index: int, *events: pb.GenerateResponse) -> list[pb.GenerateResponse]:
+    numbered = pb.GenerateResponse(answer_index=index)
+    for event in events:
+        event.MergeFrom(numbered)
+    return list(events)
+
+
+async def several(kind: Kind, address: str) -> list[str]:
+    if kind == "async":
+        async with AsyncClient(address, QUICK) as client:
+            return [one.text for one in await client.generate_several("p", 2, temperature=1)]
+
+    def ask_several() -> list[str]:
+        with Client(address, QUICK) as client:
+            return [one.text for one in client.generate_several("p", 2, temperature=1)]
+
+    return await asyncio.to_thread(ask_several)
+
+
+async def test_several_answers_are_asked_for_again_when_one_is_lost(kind: Kind) -> None:
+    first = of_answer(0, started(), delta(0, "ab"), finished(2))
+    second = of_answer(1, started(), delta(0, "cd"), finished(2))
+    broken: list[Step] = [*first, second[0], Fail(errors.ShuttingDown("later"))]
+    async with ScriptedService.serve([broken, [*second[:2], *first, second[2]]]) as service:
+        assert await several(kind, service.address) == ["ab", "cd"]
+    assert [one.sampling.n for one in service.requests] == [2, 2]
+    assert len({one.idempotency_key for one in service.requests}) == 1
+
+
+async def test_an_answer_that_was_not_asked_for_is_an_error(kind: Kind) -> None:
+    script = of_answer(2, started())
+    async with ScriptedService.serve([script]) as service:
+        with pytest.raises(errors.InternalError, match="answer 2, which was not asked for"):
+            await several(kind, service.address)
+
+
 async def test_cut_connection_is_resumed_where_it_was(kind: Kind) -> None:
     hold = Hold()
     scripts: list[Sequence[Step]] = [
