@@ -12,7 +12,15 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+)
 
 from batcher.core.effects import FormedBatch, Move
 from batcher.core.row import Row, RowState
@@ -99,16 +107,16 @@ class RowSpans:
         """Opens the batch spans; returns the traceparent for Triton, then one for the engine spans of each row.
 
         The batch span of the first row that is traced stands for the batch. Triton's spans hang under its
-        sender, which outlives a batcher that is killed; without a traced row there are none.
+        sender, which outlives a batcher that is killed, and so links lead there; without a traced row there are none.
         """
         members = {row: self._open[row] for row in formed.rows if row in self._open}
-        links = [Link(spans.task.get_span_context()) for spans in members.values()]
+        links = _links_to(members)
         own = ""
         for row, spans in members.items():
             spans.batch = self._start_batch(spans.context, links, _batch_attributes(formed, row))
             if not own and spans.batch.is_recording():
                 own = row.headers.get(TRACEPARENT, "") or traceparent_of(spans.batch)
-                links = [Link(spans.batch.get_span_context())]
+                links = _links_to([row])
         return [own, *(_engine_parent(row, members.get(row)) for row in formed.rows)]
 
     def of_row(self, row: Row) -> SpanContext | None:
@@ -179,6 +187,12 @@ def _attempt_attributes(task: task_pb2.Task) -> dict[str, str | int]:
         names.GEN_AI_REQUEST_MODEL: task.model,
         names.TASK_ATTEMPT: task.attempt // ATTEMPTS_PER_TASK,
     }
+
+
+def _links_to(rows: Iterable[Row]) -> list[Link]:
+    """To the spans that sent ``rows``, each once."""
+    senders = (get_current_span(context_of(row.headers)).get_span_context() for row in rows)
+    return [Link(one) for one in {one.span_id: one for one in senders if one.is_valid}.values()]
 
 
 def _engine_parent(row: Row, spans: _Spans | None) -> str:

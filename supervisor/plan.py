@@ -388,6 +388,7 @@ def triton_spec(config: TritonConfig, log: Path | None) -> ChildSpec:
         env=triton_environment(config.runtime, child_environment()),
         log=log,
         port=config.port,
+        page=None if config.metrics_port is None else f"{LOOPBACK}:{config.metrics_port}",
         stop_s=config.exit_timeout_s + _MARGIN_S,
         nice=MODELS_NICE,
     )
@@ -406,7 +407,8 @@ def remote_spec(plan: MeshPlan, config: RemoteConfig) -> ChildSpec:
 def batcher_spec(plan: MeshPlan) -> ChildSpec:
     """The batcher."""
     drain_s = plan.settings.batcher.drain_s
-    return _named(plan, _python_spec(BATCHER, plan.state, None, drain_s))
+    spec = _python_spec(BATCHER, plan.state, None, drain_s)
+    return _named(plan, replace(spec, page=plan.settings.telemetry.prometheus.batcher))
 
 
 def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
@@ -427,7 +429,8 @@ def gateway_spec(plan: MeshPlan, config: GatewayConfig) -> ChildSpec:
         if config.page is not None:
             own["SLUICE_TELEMETRY__PROMETHEUS__GATEWAY"] = config.page
     log = plan.state.log(config.name)
-    return _named(plan, replace(spec, name=config.name, env={**spec.env, **own}, log=log))
+    env = {**spec.env, **own}
+    return _named(plan, replace(spec, name=config.name, env=env, log=log, page=config.page))
 
 
 def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
@@ -440,7 +443,8 @@ def jobs_spec(plan: MeshPlan, config: JobsConfig) -> ChildSpec:
     env = {**spec.env, **_certificate(plan, config.name), **own}
     if config.page is not None:
         env["SLUICE_TELEMETRY__PROMETHEUS__JOBS"] = config.page
-    return replace(spec, name=config.name, argv=argv, env=env, log=plan.state.log(config.name))
+    log = plan.state.log(config.name)
+    return replace(spec, name=config.name, argv=argv, env=env, log=log, page=config.page)
 
 
 def _named(plan: MeshPlan, spec: ChildSpec) -> ChildSpec:

@@ -4,6 +4,7 @@
 |---|---|
 | ``lock`` | held (flock) by the supervisor as long as it runs |
 | ``state.json`` | `MeshState`, replaced at every change |
+| ``prometheus.json`` | where the processes have their metrics, for ``file_sd_configs`` of Prometheus; none without pages |
 | ``resume.key`` | the key of resume tokens, made once; survives `down` |
 | ``mesh.key`` | what processes of the mesh show each other, made once |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |
@@ -42,6 +43,7 @@ class ProcessState:
         restarts: how often it was started again.
         port: where it listens, if anywhere.
         log: its log file.
+        page: host and port of its metrics for Prometheus, if it has any.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ProcessState:
     restarts: int
     port: int | None
     log: str | None
+    page: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -87,6 +90,15 @@ class MeshState:
         """One JSON object."""
         return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
 
+    def targets_json(self) -> str:
+        """The pages of all processes, as Prometheus reads them from a file; empty without any."""
+        found = [
+            {"targets": [one.page], "labels": {"process": one.name}}
+            for one in self.processes
+            if one.page is not None
+        ]
+        return json.dumps(found, indent=2) if found else ""
+
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The state that `to_json` wrote.
@@ -116,6 +128,7 @@ class StateDir:
         self.tls = self.root / "tls"
         self.logs = self.root / "logs"
         self._lock = self.root / "lock"
+        self.targets = self.root / "prometheus.json"
         self._state = self.root / "state.json"
 
     @classmethod
@@ -182,6 +195,8 @@ class StateDir:
     def write(self, state: MeshState) -> None:
         """Replaces the state in one step: a reader sees either the old or the new one."""
         write_atomically(self._state, state.to_json())
+        if targets := state.targets_json():
+            write_atomically(self.targets, targets)
 
     def resume_key(self) -> str:
         """The key of resume tokens; makes it if there is none."""
@@ -200,6 +215,7 @@ class StateDir:
     def forget(self) -> None:
         """Removes the state: nothing runs any more."""
         self._state.unlink(missing_ok=True)
+        self.targets.unlink(missing_ok=True)
 
 
 def _try_lock(path: Path) -> BinaryIO | None:

@@ -34,6 +34,7 @@ class ProcessReport:
     restarts: int
     port: int | None
     log: str | None
+    page: str | None
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def _process_report(process: ProcessState, answers: bool) -> ProcessReport:
         restarts=process.restarts,
         port=process.port,
         log=process.log,
+        page=process.page,
     )
 
 

@@ -83,6 +83,7 @@ class SupervisedProcess:
             restarts=self.life.restarts,
             port=self.spec.port,
             log=str(self.spec.log) if self.spec.log else None,
+            page=self.spec.page,
         )
 
     def _spawn(self) -> Child:

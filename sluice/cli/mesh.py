@@ -150,7 +150,7 @@ def _write_report(report: "MeshReport") -> None:
     from sluice.cli.drift import line_of
 
     if report.processes:
-        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port")
+        header = ("process", "pid", "alive", "ready", "uptime", "restarts", "port", "metrics")
         output.write_table(header, [_process_row(process) for process in report.processes])
     if report.models:
         print()
@@ -170,6 +170,7 @@ def _process_row(process: "ProcessReport") -> tuple[str, ...]:
         "-" if process.uptime_s is None else f"{process.uptime_s:.0f} s",
         str(process.restarts),
         str(process.port or "-"),
+        process.page or "-",
     )
 
 

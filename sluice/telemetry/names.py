@@ -11,8 +11,8 @@ The spans of one request, by parent. Every answer's trace holds all of them; ``=
         sluice-batcher  task                                 (consumer; until the final frame)
           sluice-batcher  queue
           sluice-batcher  batch                              (until the row leaves its worker; that of the first
-            sluice-worker   prefill                          row is the batch's own: it links => to the task span of
-            sluice-worker   decode                           every row, the others' batch spans link => to it)
+            sluice-worker   prefill                          row is the batch's own: it links => to the attempt of
+            sluice-worker   decode                           every row, the others' batch spans to that of the first)
       sluice-gateway  apply_guardrail                        (one for each check of a guard model, beside the others;
         sluice-batcher  task ...                              its rows hang under it)
       sluice-gateway  shadow                                 (one for each shadow; it begins when the server span has

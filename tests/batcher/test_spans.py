@@ -105,20 +105,21 @@ def test_the_task_span_hangs_under_the_context_of_the_message(scene: Scene) -> N
 
 
 def test_the_first_rows_batch_span_is_the_batch_and_knows_all_members(scene: Scene) -> None:
-    for name in ("one", "two", "three"):
-        scene.add(name)
+    senders = [f"{number:016x}" for number in (1, 2, 3)]
+    for name, sender in zip(("one", "two", "three"), senders, strict=True):
+        scene.add(name, {"traceparent": f"00-{TRACE}-{sender}-01"})
     scene.run("one", "two", "three")
     for name in ("one", "two", "three"):
         scene.end(name)
     tasks, batches = scene.named(names.SPAN_TASK), scene.named(names.SPAN_BATCH)
     own, *others = batches
-    assert links(own) == [ids(task) for task in tasks]
-    assert all(links(other) == [ids(own)] for other in others)
+    assert links(own) == [(int(TRACE, 16), int(sender, 16)) for sender in senders]
+    assert all(links(other) == links(own)[:1] for other in others)
     for task, batch, queue in zip(tasks, batches, scene.named(names.SPAN_QUEUE), strict=True):
         for child in (batch, queue):
             assert child.parent is not None
             assert (child.parent.trace_id, child.parent.span_id) == ids(task)
-    assert scene.traceparents[0] == HEADERS["traceparent"]
+    assert scene.traceparents[0] == f"00-{TRACE}-{senders[0]}-01"
     assert [parent[36:52] for parent in scene.traceparents[1:]] == [
         f"{ids(batch)[1]:016x}" for batch in batches
     ]

@@ -1,12 +1,14 @@
 """Models are added, replaced, rolled back and removed while callers stream: no stream is lost, none changes."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -41,6 +43,7 @@ def settings_of(*models: dict[str, Any]) -> dict[str, Any]:
         "gateway": {"address": "127.0.0.1:0", "drain_s": 2, "replicas": 2},
         "batcher": {"drain_s": 2},
         "jobs": {"replicas": 0},
+        "telemetry": {"prometheus": {"triton": "127.0.0.1:0"}},
     }
 
 
@@ -84,6 +87,16 @@ def workers(mesh: Mesh) -> set[str]:
     return {one.name for one in mesh.supervisor.states if one.name.startswith("triton")}
 
 
+async def pages(mesh: Mesh) -> dict[str, str]:
+    """What Prometheus reads of each process that its file names."""
+    found = json.loads(mesh.state_dir.targets.read_text())
+    async with httpx.AsyncClient() as client:
+        return {
+            one["labels"]["process"]: (await client.get(f"http://{one['targets'][0]}/metrics")).text
+            for one in found
+        }
+
+
 async def workers_are(mesh: Mesh, *names: str) -> None:
     await mesh.supervisor.wait_for(lambda: workers(mesh) == set(names), BOUND_S)
 
@@ -112,6 +125,9 @@ async def test_models_change_while_callers_stream(tmp_path: Path) -> None:
             assert done.models == {"small": "replaced", "echo": "added"}
             assert await answer(client, "echo")
             await workers_are(mesh, "triton-small--3", "triton-echo")
+            read = await pages(mesh)
+            assert read.keys() == {"triton-small--3", "triton-echo"}
+            assert 'nv_inference_request_success{model="echo"' in read["triton-echo"]
             # Removed; with that the former gateways' records say so too.
             assert (await reloaded(mesh, SMALL)).models == {"echo": "removed"}
             await workers_are(mesh, "triton-small--3")

@@ -150,7 +150,7 @@ async def test_tritons_own_spans_hang_under_the_attempt_of_the_first_row(mesh: R
     tops = [span for span in triton.values() if span.parent_id not in triton]
     assert [span.name for span in tops] == ["InferRequest"]
     assert tops[0].parent_id == the(spans, ATTEMPT).span_id
-    assert batch.links == (the(spans, TASK).key,)
+    assert batch.links == (the(spans, ATTEMPT).key,)
     assert_parents(spans)
     assert {span.service for span in spans} == {
         names.SERVICE_GATEWAY,
@@ -178,15 +178,14 @@ def assert_links(traces: Sequence[Sequence[SpanRecord]]) -> list[int]:
     """Checks every batch of these requests; returns their numbers of rows."""
     rows_of: dict[str, list[tuple[SpanRecord, SpanRecord]]] = defaultdict(list)
     for spans in traces:
-        batch, task = the(spans, BATCH), the(spans, TASK)
-        rows_of[str(batch.attributes[names.BATCH_ID])].append((batch, task))
+        batch, attempt = the(spans, BATCH), the(spans, ATTEMPT)
+        rows_of[str(batch.attributes[names.BATCH_ID])].append((batch, attempt))
     for rows in rows_of.values():
-        tasks = {task.key for _, task in rows}
-        (owner,) = (batch for batch, _ in rows if set(batch.links) & tasks)
-        assert set(owner.links) == tasks
+        attempts = {attempt.key for _, attempt in rows}
+        ((owner, first),) = (row for row in rows if set(row[0].links) == attempts)
         for batch, _ in rows:
             assert batch.attributes[names.BATCH_ROWS] == len(rows)
-            assert batch is owner or batch.links == (owner.key,)
+            assert batch is owner or batch.links == (first.key,)
     return [len(rows) for rows in rows_of.values()]
 
 

@@ -1,7 +1,9 @@
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,21 @@ def test_state_round_trip(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_no_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     assert StateDir(tmp_path).read() is None
+
+
+def test_prometheus_finds_the_pages_of_all_processes_in_a_file(tmp_path: Path) -> None:
+    state, seen = StateDir(tmp_path), mesh_state()
+    (nats,) = seen.processes
+    pages = {"gateway": "127.0.0.1:9464", "triton-small--1": "127.0.0.1:40001"}
+    processes = (nats, *(replace(nats, name=name, page=page) for name, page in pages.items()))
+    state.write(replace(seen, processes=processes))
+    assert json.loads(state.targets.read_text()) == [
+        {"targets": ["127.0.0.1:9464"], "labels": {"process": "gateway"}},
+        {"targets": ["127.0.0.1:40001"], "labels": {"process": "triton-small--1"}},
+    ]
+    assert state.read() == replace(seen, processes=processes)
+    state.forget()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_supervisor_is_told_of_the_first(tmp_path: Path) -> None:
