@@ -1,9 +1,10 @@
 """Fuzzing: mutated requests over gRPC and HTTP, messages between processes, credentials and files of jobs.
 
-Everything runs in this process without sockets: a whole gateway, a batcher and a worker with the echo engine, each with
-a NATS in memory. An input is a finding when it raises something, is logged with a traceback, ends a call with an error
-that is not typed, or takes longer than 10 s. Each finding is a JSON line with what replays it; then comes one line a
-target: inputs, what became of them, seconds, and the resident memory after a tenth of the inputs and at the end.
+Everything runs in this process without sockets: a whole gateway, a batcher, the service of jobs and a worker with the
+echo engine, each with a NATS in memory. An input is a finding when it raises something, is logged with a traceback,
+ends a call with an error that is not typed, or takes longer than 10 s. Each finding is a JSON line with what replays
+it; then comes one line a target: inputs, what became of them, seconds, and the resident memory after a tenth of the
+inputs and at the end.
 
     python bench/fuzz.py [--count N] [--seed S] [--targets grpc,http,...] [--block B]
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import Tracer
 from jobs.gateways import Gateways
 from jobs.metrics import JobMetrics
 from jobs.scheduler import Scheduler
-from jobs.service import JobService
+from jobs.service import JobService, reader
 from jobs.store import JobStore
 from jobs.uploads import Outside
 from sluice.client.channel import LOOKUP_S, bearer_metadata, error_of
@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 PING_INTERVAL_S: Final = 2
 """A dead link to NATS is noticed after two of these, seconds."""
 _CLOSE_S: Final = 1.0
+_OURS: Final = "/sluice."
 _CLIENT_PINGS_MS: Final = 500
 """Gateways may ask this often whether the process lives."""
 
@@ -143,6 +144,21 @@ class _MeshOnly(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
+class _Reading(grpc.aio.ServerInterceptor):
+    """Bytes that are no message end a call with an error of ours."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Changes how the methods of jobs read their requests."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or not str(handler_call_details.method).startswith(_OURS):
+            return handler
+        return handler._replace(request_deserializer=reader(handler.request_deserializer))
+
+
 async def _refuse(_: Any, context: Any) -> None:
     error = PermissionDenied("the service of jobs answers gateways alone: call a gateway")
     details = (("grpc-status-details-bin", error.to_status().SerializeToString()),)
@@ -166,7 +182,7 @@ async def _serving(
     address: str, service: JobService, mesh_key: str | None, tls: Path | None
 ) -> AsyncIterator[None]:
     server = grpc.aio.server(
-        interceptors=[] if mesh_key is None else [_MeshOnly(mesh_key)],
+        interceptors=[*([] if mesh_key is None else [_MeshOnly(mesh_key)]), _Reading()],
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from jobs.input import Template
 from jobs.results import OrderedLog, dead_letters, merged
@@ -54,6 +55,8 @@ def _method(behaviour: Method) -> Method:
     @functools.wraps(behaviour)
     async def guarded(self: Any, request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, SluiceError):
+                raise request
             return await behaviour(self, request, context)
         except SluiceError as error:
             failed = error
@@ -67,6 +70,20 @@ def _method(behaviour: Method) -> Method:
         return await context.abort(failed.code, status.message, details)
 
     return guarded
+
+
+def reader(parse: Callable[[bytes], Message]) -> Callable[[bytes], Message | SluiceError]:
+    """``parse``, with an error for `_method` as the message where the bytes are none: grpc would say INTERNAL."""
+
+    def read(payload: bytes) -> Message | SluiceError:
+        try:
+            return parse(payload)
+        except DecodeError:
+            return InvalidRequest(
+                "the bytes are no such message: a string is not UTF-8, or a field is broken"
+            )
+
+    return read
 
 
 class JobService(JobServiceServicer):
@@ -261,6 +278,8 @@ class JobService(JobServiceServicer):
         """See the proto."""
         async with NewUpload(self._store, tenant_of(context)) as upload:
             async for request in requests:
+                if isinstance(request, SluiceError):
+                    raise request
                 upload.record.name = upload.record.name or request.name[-256:]
                 if len(request.data) > _CHUNK_OF_CALL_MAX:
                     raise InvalidRequest.of("data", f"is over {_CHUNK_OF_CALL_MAX} bytes")

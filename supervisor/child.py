@@ -41,9 +41,9 @@ class ChildSpec:
         env: the whole environment.
         log: where output is appended; None: our own output.
         port: where it listens, for people.
-        page: host and port of its metrics for Prometheus, if it has any.
         stop_s: how long it may take to end after SIGTERM, seconds.
         nice: above 0, it gives way to the other processes where they want the same core (nice(2), sched(7)).
+        page: host and port of its metrics for Prometheus, if it has any.
     """
 
     name: str
@@ -51,9 +51,9 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     log: Path | None = None
     port: int | None = None
-    page: str | None = None
     stop_s: float = 10.0
     nice: int = 0
+    page: str | None = None
 
 
 class Child:

@@ -4,7 +4,7 @@
 |---|---|
 | ``lock`` | held (flock) by the supervisor as long as it runs |
 | ``state.json`` | `MeshState`, replaced at every change |
-| ``prometheus.json`` | where the processes have their metrics, for ``file_sd_configs`` of Prometheus; none without pages |
+| ``prometheus.json`` | where the processes have their metrics, for ``file_sd_configs`` of Prometheus |
 | ``resume.key`` | the key of resume tokens, made once; survives `down` |
 | ``mesh.key`` | what processes of the mesh show each other, made once |
 | ``config.yaml`` | the settings with all addresses resolved; batcher and gateway read it |

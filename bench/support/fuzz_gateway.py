@@ -96,7 +96,7 @@ class _Server:
         return await self.interceptor.intercept_service(continuation, details)
 
 
-class _Context:
+class Context:
     """Of one gRPC call: keeps its status."""
 
     def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
@@ -195,7 +195,7 @@ class FuzzedGateway:
         self, method: str, payload: bytes, metadata: Sequence[tuple[str, str]]
     ) -> str:
         self._report()
-        handler, context = self._handlers[method], _Context(metadata)
+        handler, context = self._handlers[method], Context(metadata)
         behaviour = handler.unary_stream or handler.unary_unary
         with suppress(grpc.aio.AbortError):
             response = await behaviour(handler.request_deserializer(payload), context)

@@ -17,6 +17,7 @@ from batcher.app import Batcher
 from batcher.core.workers import ChannelBroken
 from batcher.workers.client import step_report
 from bench.support import fuzz_gateway
+from bench.support.fuzz_jobs import FuzzedJobs
 from bench.support.fuzz_nats import MemoryNats
 from bench.support.mutator import Mutator
 from gateway.http.batch_objects import create_request, page_limit
@@ -366,5 +367,6 @@ TARGETS: Final[Mapping[str, Opened]] = {
     "credentials": partial(_of, lambda: Credentials().credential),
     "stored": partial(_of, lambda: stored),
     "upload": partial(_of, lambda: upload),
+    "jobs": partial(_of, lambda: FuzzedJobs().call),
 }
 """What is fuzzed, each opened anew from time to time."""

@@ -310,6 +310,16 @@ async def test_wrong_jobs_are_refused(processes: Processes, gateway: GatewayDoub
     assert "known: auto, echo" in error_of(no_model.value).message
 
 
+async def test_bytes_that_are_no_message_are_a_typed_error(processes: Processes) -> None:
+    await processes.start()
+    for method, requests in (("GetJob", b"\x0a\x02\xff\xff"), ("UploadInput", [b"\x0a\x7f"])):
+        kind = "stream_unary" if isinstance(requests, list) else "unary_unary"
+        call = getattr(processes._channel, kind)(f"/sluice.v1.JobService/{method}")
+        with pytest.raises(grpc.RpcError) as failed:
+            await call(requests)
+        assert isinstance(error_of(failed.value), errors.InvalidRequest)
+
+
 async def test_input_that_is_none_fails_the_job(
     processes: Processes, gateway: GatewayDouble
 ) -> None:
