@@ -34,8 +34,6 @@ from sluice.wire.connection import connect, disconnect
 
 log = logging.getLogger(__name__)
 
-PING_INTERVAL_S: Final = 2
-"""A dead link to NATS is noticed after two of these, seconds."""
 CLOSE_S: Final = 5.0
 """How long a drain may take beyond its limit, seconds."""
 RESTART_S: Final = 0.5
@@ -188,6 +186,7 @@ class Batcher:
 
     def on_loss(self) -> None:
         """NATS was reconnected, or messages were dropped: open pulls may be lost."""
+        self._reporter.changed()  # gateways may have given it up
         self._drains.read_now()
         for loop in self._loops.values():
             loop.inbox.restart()
@@ -297,7 +296,6 @@ async def _connected(
         permissions.BATCHER,
         batcher,
         on_loss,
-        PING_INTERVAL_S,
         settings.tls.mesh,
     )
     try:

@@ -81,8 +81,6 @@ _log = logging.getLogger(__name__)
 TICK_S: Final = 0.1
 """Interval of the checks of deadlines, stalls and readiness, seconds."""
 RETRY_AFTER_S: Final = 1.0
-PING_INTERVAL_S: Final = 2
-"""A dead connection to NATS is noticed after two of these, seconds; callers wait for it."""
 _CLOSE_S: Final = 1.0
 _RECORDS_S: Final = 2.0
 _STORE_RETRY_S: Final = 0.2
@@ -277,7 +275,6 @@ class Gateway:
             permissions.GATEWAY,
             self._transport.gateway_id,
             self._on_loss,
-            PING_INTERVAL_S,
             self._settings.tls.mesh,
         )
         try:

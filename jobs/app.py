@@ -39,8 +39,6 @@ from sluice.wire.connection import connect, disconnect
 
 _log = logging.getLogger(__name__)
 
-PING_INTERVAL_S: Final = 2
-"""A dead link to NATS is noticed after two of these, seconds."""
 _CLOSE_S: Final = 1.0
 _OURS: Final = "/sluice."
 _CLIENT_PINGS_MS: Final = 500
@@ -69,9 +67,7 @@ async def serve(
     if settings.nats.url is None:
         raise SettingsError("nats.url: is not set")
     tls = settings.tls.mesh
-    client = await connect(
-        settings.nats, permissions.JOBS, process, lambda: None, PING_INTERVAL_S, tls
-    )
+    client = await connect(settings.nats, permissions.JOBS, process, lambda: None, tls)
     gateways: Gateways | None = None
     try:
         key = await _mesh_key(settings, client)

@@ -36,7 +36,6 @@ _KEY_VARIABLE: Final = "SLUICE_JETSTREAM_KEY"
 _KEY_CHECK: Final = "encryption-key.sha256"
 """In the store: tells another key from the right one before nats-server drops what it cannot read."""
 _RETRY_S: Final = 0.02
-_PING_S: Final = 2
 
 
 @dataclass(frozen=True)
@@ -167,9 +166,7 @@ async def prepare_streams(settings: Settings) -> None:
         NatsUnreachable: it does not answer.
         SetupError: JetStream refuses the limits.
     """
-    client = await connect(
-        settings.nats, OPERATOR, OPERATOR, lambda: None, _PING_S, settings.tls.mesh
-    )
+    client = await connect(settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh)
     try:
         for config in (jetstream.jobs_bucket(), *jetstream.job_streams(settings.jobs)):
             await jetstream.ensure_stream(client.jetstream(), config, settings.nats.replicas)

@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from sluice.settings import Settings
-
-PING_S: Final = 2
 
 Config = Annotated[
     Path | None,
@@ -59,9 +57,7 @@ async def connected(settings: "Settings") -> AsyncIterator["Client"]:
     from sluice.wire.connection import connect, disconnect
     from sluice.wire.permissions import OPERATOR
 
-    client = await connect(
-        settings.nats, OPERATOR, OPERATOR, lambda: None, PING_S, settings.tls.mesh
-    )
+    client = await connect(settings.nats, OPERATOR, OPERATOR, lambda: None, settings.tls.mesh)
     try:
         yield client
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 import re
 import ssl
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, SlowConsumerError
+from nats.errors import NoRespondersError, SlowConsumerError, StaleConnectionError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, ServiceUnavailableError
 
@@ -28,6 +29,11 @@ PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 CLOSE_S: Final = 2.0
 JETSTREAM_S: Final = 3.0
 """How long a process that starts waits for JetStream, seconds."""
+PING_S: Final = 2.0
+PING_OF_SEVERAL_S: Final = 0.5
+"""How often a server is asked whether it answers, seconds; two missed answers end the connection. Where another server
+can take over, callers wait only for this; where none can, a busy server is given more time."""
+_PINGS_MAX: Final = 2
 _RECONNECT_WAIT_S: Final = 0.25
 _RETRY_S: Final = 0.05
 
@@ -36,8 +42,8 @@ class NatsUnreachable(ConnectionError):
     """No NATS server with JetStream answered at the start; the message says where and what to do."""
 
 
-class CancellableClient(Client):
-    """A client whose requests and flushes never hide a cancel.
+class MeshClient(Client):
+    """A client whose requests and flushes never hide a cancel, and that leaves a dead link at once.
 
     In Python 3.11 ``asyncio.wait_for`` returns its result when result and cancel come in one turn of the loop, and the
     task would run on as if nobody had cancelled it (https://github.com/python/cpython/issues/86296; 3.12 does not).
@@ -60,6 +66,19 @@ class CancellableClient(Client):
         with _cancels_seen():
             await super().flush(timeout)
 
+    async def _process_pong(self) -> None:
+        """nats-py ends its reading, without a word, at an answer that comes after its flush gave up."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """nats-py closes the old connection first, which waits until a peer that does not read has read everything."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if isinstance(e, StaleConnectionError) and writer is not None:
+            writer.transport.abort()
+        await super()._process_op_err(e)
+
 
 @contextlib.contextmanager
 def _cancels_seen() -> Iterator[None]:
@@ -76,7 +95,6 @@ async def connect(
     kind: str,
     process: str,
     on_loss: Callable[[], None],
-    ping_interval_s: int,
     tls: Path | None = None,
 ) -> Client:
     """A connection to ``settings.url`` whose streams exist.
@@ -85,7 +103,6 @@ async def connect(
         kind: of the process, one of `permissions.KINDS`.
         process: its id.
         on_loss: called when messages to this process may have been dropped.
-        ping_interval_s: a dead link is noticed after two pings without an answer.
         tls: folder of the process's certificate; None: not encrypted.
 
     Raises:
@@ -94,8 +111,8 @@ async def connect(
     """
     url, connect_s = settings.url, settings.connect_s
     assert url is not None, "checked before"
-    where = shown(url)
-    client = CancellableClient()
+    where, servers = shown(url), url.split(",")
+    client = MeshClient()
     context = None if tls is None else ClientContext(tls)
     logging.getLogger("asyncio").addFilter(_is_news)
     starting = True
@@ -127,14 +144,16 @@ async def connect(
     try:
         async with asyncio.timeout(connect_s) as bound:
             await client.connect(
-                url.split(","),
+                # Each process has its own order, and tries a server that it has lost last.
+                random.sample(servers, len(servers)),
+                dont_randomize=True,
                 name=f"{kind} {process}",
                 inbox_prefix=permissions.inbox(kind, process),
                 **secured(context),
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
-                ping_interval=ping_interval_s,
-                max_outstanding_pings=2,
+                ping_interval=PING_OF_SEVERAL_S if len(servers) > 1 else PING_S,  # type: ignore[arg-type]  # as above
+                max_outstanding_pings=_PINGS_MAX,
                 pending_size=PENDING_BYTES_MAX,
                 error_cb=on_error,
                 reconnected_cb=on_reconnected,
@@ -223,11 +242,14 @@ async def settle(client: Client, timeout_s: float) -> None:
     the first flush proves nothing about them. While it waits the flusher runs; the second PING is behind them.
 
     Raises:
-        TimeoutError, NatsError: the server did not answer.
+        NatsUnreachable: the server did not answer.
     """
-    async with asyncio.timeout(timeout_s):
-        await client.flush()
-        await client.flush()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.flush()
+            await client.flush()
+    except (TimeoutError, NatsError) as error:
+        raise NatsUnreachable(f"NATS does not answer within {timeout_s:g} s any more") from error
 
 
 async def _ensure_streams(client: Client, settings: NatsSettings, *, owner: bool) -> None:

@@ -365,6 +365,6 @@ async def test_nats_takes_its_configuration_which_is_that_of_the_table(tmp_path:
         url = f"tls://127.0.0.1:{port}"
         await wait_for_nats(url, START_S, authority.of(OPERATOR))
         settings, folder = NatsSettings(url=url), authority.of(BATCHER)
-        client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, 2, folder)
+        client = await connect(settings, BATCHER, "batcher-7c5d-x2x", lambda: None, folder)
         await client.jetstream().stream_info(subjects.TASKS_STREAM)
         await disconnect(client)

@@ -27,6 +27,7 @@ from sluice.internal.v1.task_pb2 import Sampling, Task
 from sluice.settings import Settings
 from sluice.telemetry.registry import MetricRegistry
 from sluice.v1.inference_pb2 import Started
+from sluice.wire.connection import NatsUnreachable
 from sluice.wire.jetstream import ensure_streams
 from tests.simulated_mesh.loop import SimulatedProcess
 from tests.simulated_mesh.nats import Connection, NatsServer
@@ -69,7 +70,7 @@ class BatcherProcess:
         self.connection.on_loss = self.batcher.on_loss
         try:
             await self.batcher.run(self._stop)
-        except TimeoutError:
+        except NatsUnreachable:
             self.unreachable = True
         await self.connection.close()
 
@@ -127,7 +128,12 @@ class _NoText:
 
 
 class GatewayProcess:
-    """A gateway, with callers that read its streams."""
+    """A gateway, with callers that read its streams.
+
+    Attributes:
+        serving: it accepts calls.
+        unreachable: as in `BatcherProcess`.
+    """
 
     def __init__(self, server: NatsServer, name: str, settings: Settings, skew_s: float) -> None:
         self.process = SimulatedProcess(server.loop, name, skew_s)
@@ -138,6 +144,7 @@ class GatewayProcess:
         self.registry = Registry(self.dispatch, ReplayCache(16, 60.0))
         self._transport = NatsTransport(name, self.registry, self.loads)
         self._settings = settings
+        self.serving = self.unreachable = False
         self.main = self.process.spawn(self._run())
 
     def ask(self, request: Request) -> None:
@@ -152,7 +159,12 @@ class GatewayProcess:
     async def _run(self) -> None:
         await prepare(self.connection, self._settings)
         self.connection.on_loss = self._transport.on_reconnect
-        await self._transport.start(self.connection)  # type: ignore[arg-type]
+        try:
+            await self._transport.start(self.connection)  # type: ignore[arg-type]
+        except NatsUnreachable:
+            self.unreachable = True
+            return
+        self.serving = True
         while True:
             now = time.monotonic()
             self.registry.tick(now, connected=self._transport.connected)

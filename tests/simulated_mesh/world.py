@@ -53,6 +53,7 @@ FORGOTTEN_S: Final = 45.0
 TICK_S: Final = 0.5
 LATE_S: Final = 50.0
 """A gateway may be stopped when a deadline passes."""
+ROUNDING_S: Final = 1e-6
 TYPED: Final = (EngineFailed, ModelUnavailable, Overloaded, TransportUnavailable)
 """What faults may do to a request; callers may try again."""
 
@@ -156,7 +157,7 @@ class World:
         self.requests.append(request)
         gateway = chance.choice(self.gateways)
         request.asked_at = self.loop.time()
-        if gateway.process.alive:
+        if gateway.process.alive and gateway.serving:
             request.gateway = gateway
             gateway.process.soon(gateway.ask, request)
         else:
@@ -287,6 +288,10 @@ class World:
             if batcher.unreachable:
                 batcher.crash()
                 self._replace_batcher(place)
+        for place, gateway in enumerate(self.gateways):
+            if gateway.unreachable:
+                gateway.crash()
+                self._replace_gateway(place)
 
     def _check(self, request: Request) -> None:
         whole, error = request.expected(), request.error
@@ -302,7 +307,8 @@ class World:
             assert request.leaves_s is not None, told
         elif isinstance(error, DeadlinePassed):
             waited_s = request.ended_at - request.asked_at
-            assert request.timeout_s <= waited_s <= request.timeout_s + LATE_S, told
+            early_s = request.timeout_s - waited_s
+            assert -LATE_S <= early_s < ROUNDING_S, told
         else:
             assert isinstance(error, TYPED), told
 

@@ -37,7 +37,7 @@ async def connected(
 ) -> AsyncIterator[Client]:
     """A connection of ``process``, by its certificate."""
     settings = NatsSettings(url=url)
-    client = await connect(settings, kind, process, lambda: None, 2, authority.of(process))
+    client = await connect(settings, kind, process, lambda: None, authority.of(process))
     try:
         yield client
     finally:

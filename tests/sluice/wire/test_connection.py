@@ -1,11 +1,15 @@
 """A process's connection, before a server that comes and goes."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
+from bench.faults.proxy import Proxy
 from sluice.settings import NatsSettings
 from sluice.startup import answers, free_port
 from sluice.wire import subjects
@@ -22,7 +26,7 @@ def nothing() -> None:
 
 
 async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
-    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
     for stream in (subjects.TASKS_STREAM, subjects.DEAD_LETTERS_STREAM):
         await client.jetstream().stream_info(stream)
     await disconnect(client)
@@ -32,9 +36,7 @@ async def test_the_streams_exist_once_it_stands(nats_url: str) -> None:
 async def test_without_a_server_the_error_says_where_and_what_to_do() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(NatsUnreachable, match=f"{url}.* 0.2 s; .*nats.url"):
-        await connect(
-            NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing, ping_interval_s=2
-        )
+        await connect(NatsSettings(url=url, connect_s=0.2), OPERATOR, "test", nothing)
 
 
 @pytest.mark.parametrize("user", ["", "sluice:wrong-password@"])
@@ -49,7 +51,7 @@ async def test_credentials_that_are_refused_are_told_at_once_without_the_passwor
                 pass
         settings = NatsSettings(url=f"nats://{user}127.0.0.1:{port}", connect_s=BOUND_S)
         with pytest.raises(NatsUnreachable) as refused:
-            await connect(settings, OPERATOR, "test", nothing, ping_interval_s=2)
+            await connect(settings, OPERATOR, "test", nothing)
     assert f"NATS at nats://127.0.0.1:{port} refuses the credentials: nats.url" in str(
         refused.value
     )
@@ -58,7 +60,7 @@ async def test_credentials_that_are_refused_are_told_at_once_without_the_passwor
 
 async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
     urls = f"nats://127.0.0.1:{free_port()},{nats_url}"
-    client = await connect(NatsSettings(url=urls), OPERATOR, "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=urls), OPERATOR, "test", nothing)
     assert client.is_connected
     await disconnect(client)
 
@@ -66,17 +68,71 @@ async def test_of_several_servers_one_is_enough(nats_url: str) -> None:
 async def test_a_server_that_comes_back_may_have_lost_something(tmp_path: Path) -> None:
     lost = asyncio.Event()
     async with running_nats(tmp_path) as url:
-        client = await connect(NatsSettings(url=url), OPERATOR, "test", lost.set, ping_interval_s=2)
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", lost.set)
         assert not lost.is_set()
     async with running_nats(tmp_path, int(url.rsplit(":", 1)[1])), asyncio.timeout(BOUND_S):
         await lost.wait()
         await disconnect(client)
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["", "with full buffers"])
+async def test_a_server_that_cannot_be_reached_is_left_for_another(
+    nats_url: str, full: bool
+) -> None:
+    target, lost = int(nats_url.rsplit(":", 1)[1]), asyncio.Event()
+    async with Proxy(target, free_port()) as one, Proxy(target, free_port()) as other:
+        url = f"nats://127.0.0.1:{one.port},nats://127.0.0.1:{other.port}"
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", lost.set)
+        (one if one.connections else other).cut()
+        writing = asyncio.create_task(_write_on(client) if full else asyncio.sleep(0))
+        async with asyncio.timeout(BOUND_S):
+            await lost.wait()
+            await client.flush()
+        writing.cancel()
+        await asyncio.wait([writing])
+        await disconnect(client)
+
+
+async def _write_on(client: Client) -> None:
+    """More than the buffers of a connection hold."""
+    with contextlib.suppress(NatsError, OSError):
+        for _ in range(40):
+            await client.publish("word", bytes(512 * 1024))
+
+
+async def test_a_start_that_nats_does_not_see_to_its_end_says_so(nats_url: str) -> None:
+    async with Proxy(int(nats_url.rsplit(":", 1)[1]), free_port()) as link:
+        settings = NatsSettings(url=f"nats://127.0.0.1:{link.port}")
+        client = await connect(settings, OPERATOR, "test", nothing)
+        link.cut()
+        with pytest.raises(NatsUnreachable, match="NATS does not answer within"):
+            await settle(client, 0.1)
+        link.heal()
+        await disconnect(client)
+
+
+async def test_a_late_answer_to_a_flush_that_gave_up_breaks_nothing(nats_url: str) -> None:
+    """nats-py would stop to read, and be deaf until the pings tell."""
+    lost = asyncio.Event()
+    async with Proxy(int(nats_url.rsplit(":", 1)[1]), free_port()) as link:
+        settings = NatsSettings(url=f"nats://127.0.0.1:{link.port}")
+        client = await connect(settings, OPERATOR, "test", lost.set)
+        heard = await client.subscribe("word")
+        link.cut()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.flush()
+        link.heal()
+        await client.publish("word", b"after")
+        assert (await heard.next_msg(timeout=BOUND_S)).data == b"after"
+        assert not lost.is_set()
+        await disconnect(client)
+
+
 async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
     settings = NatsSettings(url=nats_url)
-    first = await connect(settings, OPERATOR, "first", nothing, ping_interval_s=2)
-    second = await connect(settings, OPERATOR, "second", nothing, ping_interval_s=2)
+    first = await connect(settings, OPERATOR, "first", nothing)
+    second = await connect(settings, OPERATOR, "second", nothing)
     heard = await first.subscribe("word")
     await settle(first, BOUND_S)
     await second.publish("word", b"last")
@@ -87,7 +143,7 @@ async def test_what_waits_is_sent_before_it_closes(nats_url: str) -> None:
 
 async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
     async with running_nats(tmp_path) as url:
-        client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing, ping_interval_s=2)
+        client = await connect(NatsSettings(url=url), OPERATOR, "test", nothing)
     async with asyncio.timeout(BOUND_S):
         await client.publish("word", b"never sent")
         await disconnect(client)
@@ -96,7 +152,7 @@ async def test_it_closes_while_the_server_is_away(tmp_path: Path) -> None:
 
 async def test_a_cancel_that_comes_with_the_answer_is_not_lost(nats_url: str) -> None:
     """``asyncio.wait_for`` of Python 3.11 returns the answer, and a loop around the request would go on forever."""
-    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing, ping_interval_s=2)
+    client = await connect(NatsSettings(url=nats_url), OPERATOR, "test", nothing)
 
     asked, answered = asyncio.Event(), asyncio.Event()
 
