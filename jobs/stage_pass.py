@@ -473,6 +473,7 @@ def answer_of(response: RunResponse) -> JobAnswer:
         request_id=answer.started.request_id,
         model=answer.finished.model or answer.started.model,
         text=answer.text,
+        reasoning=answer.reasoning,
         finish_reason=answer.finished.reason,
         usage=answer.finished.usage,
         rules=answer.finished.rules,

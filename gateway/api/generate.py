@@ -36,7 +36,7 @@ from gateway.streaming.stream import Stream
 from gateway.telemetry.drift import DriftMonitor
 from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.spans import CallSpans
-from gateway.tools.events import ToolCallEvents
+from gateway.tools.events import PartEvents
 from gateway.tools.formats import ToolFormat
 from gateway.upstream.chunk_rows import ChunkRows
 from gateway.upstream.escalation import Escalation
@@ -179,8 +179,8 @@ class _Call:
         self._spans = spans
         self._write = write
         self._timings = RequestTimings(arrived_at=time.monotonic())
-        self._tool_calls: ToolCallEvents | None = None
-        """Finds them in the answer; None: there are no tools."""
+        self._parts: PartEvents | None = None
+        """Finds calls and reasoning in the answer; None: it can have neither."""
         self._has_events = asyncio.Event()
         self._request_id = new_request_id()
         """Of this call until it reads the stream of an earlier one."""
@@ -220,10 +220,9 @@ class _Call:
 
     async def _answer(self, request: ValidRequest) -> None:
         found = await self._admit(request)
-        if request.tools is not None:
-            self._tool_calls = ToolCallEvents(
-                request.tools, self._tool_format, found.text_before, len(request.resume)
-            )
+        if request.tools is not None or self._upstream.admission.catalog.marks_reasoning:
+            parts_of = self._tool_format, self._marks_reasoning, found.text_before
+            self._parts = PartEvents(request.tools, *parts_of, len(request.resume))
         if isinstance(found, Replay):
             await self._replay(request, found)
         else:
@@ -429,16 +428,19 @@ class _Call:
             self._record_end(replay)
 
     async def _put(self, event: GenerateResponse) -> None:
-        if self._tool_calls is None:
+        if self._parts is None:
             await self._write(event)
             return
-        for one in self._tool_calls.events(event):
+        for one in self._parts.events(event):
             await self._write(one)
 
     def _tool_format(self, model: str) -> ToolFormat:
         form = self._upstream.admission.catalog[model].tokenizer.tool_format
         assert form is not None, "its prompt had tools"
         return form
+
+    def _marks_reasoning(self, model: str) -> bool:
+        return self._upstream.admission.catalog[model].tokenizer.marks_reasoning
 
     def _record_end(self, answer: Stream | Replay) -> None:
         self._spans.describe(end_attributes, answer, self._upstream.usage.models)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gateway.admission.entities import asker_of
 from gateway.admission.load_table import ModelLoadTable
@@ -127,6 +127,12 @@ async def whole_answer(
     return answer
 
 
+_OF_MODEL: Final = (
+    *("text", "reasoning", "token_ids", "logprobs", "hidden_indexes", "tool_calls"),
+)
+"""Fields of an answer that are void when another model takes over."""
+
+
 def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
     """Adds the next ``event`` of a stream to the whole answer."""
     match event.WhichOneof("event"):
@@ -134,13 +140,14 @@ def add_event(response: GenerateTextResponse, event: GenerateResponse) -> None:
             response.started.CopyFrom(event.started)
         case "delta":
             response.text += event.delta.text
+            response.reasoning += event.delta.reasoning
             response.token_ids.extend(event.delta.token_ids)
             response.logprobs.extend(event.delta.logprobs)
             response.hidden_indexes.extend(event.delta.hidden_indexes)
             response.tool_calls.extend(event.delta.tool_calls)
         case "notice":
             if event.notice.kind == NOTICE_KIND_ESCALATED:
-                for field in ("text", "token_ids", "logprobs", "hidden_indexes", "tool_calls"):
+                for field in _OF_MODEL:
                     response.ClearField(field)
             response.notices.append(event.notice)
         case "finished":

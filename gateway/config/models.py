@@ -103,6 +103,7 @@ def _conversation_tokenizer(folder: Path, context_tokens: int) -> ModelTokenizer
         vocab_size=tokens.conversation,
         stop_token_ids=frozenset({tokens.end}),
         tool_format=HERMES,  # in which the worker writes the calls that the server makes
+        marks_reasoning=True,
     )
 
 

@@ -44,7 +44,7 @@ def whole(
     choices, usage, first = [], Usage(), answers[0]
     for index, one in enumerate(answers):
         logprobs = _with_text(one, ends(one.finished.model))
-        parts = shape.message(one.text, logprobs, one.tool_calls)
+        parts = shape.message(one.text, logprobs, one.tool_calls, one.reasoning)
         choices.append(choice(index, parts, finish_reason(one.finished.reason)))
         _add_usage(usage, one.finished.usage)
     request_id, model = first.started.request_id, first.finished.model
@@ -95,9 +95,11 @@ class Chunks:
 
     def _delta(self, index: int, delta: Delta) -> bytes:
         logprobs = _with_text(delta, self._ends(self._model))
-        if not (delta.text or logprobs or delta.tool_calls):
+        if not (delta.text or logprobs or delta.tool_calls or delta.reasoning):
             return b""
         chunks = self._begin(index)
+        if delta.reasoning:
+            chunks += self._chunk(index, self._shape.thought(delta.reasoning))
         if delta.text or logprobs:
             parts = self._shape.delta(delta.text, logprobs, self._offsets[index])
             self._offsets[index] += len(delta.text)

@@ -1,6 +1,7 @@
 """The events of an answer become an object of /v1/responses, and the events of its stream."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.http.answers import encode
@@ -51,8 +52,10 @@ class ResponseEvents:
         self._created = created
         self._model = ""
         self._output: list[Json] = []
-        self._text: list[str] | None = None
-        """Of the message that is the last item of the output, while it grows."""
+        self._text: list[str] = []
+        """Of the last item of the output, while it grows."""
+        self._open: _TextItem | None = None
+        """What that item is."""
         self._number = 0
         self._end: Json = {"status": "in_progress", "incomplete_details": None, "usage": None}
         self._sent = b""
@@ -66,8 +69,10 @@ class ResponseEvents:
                 # Nothing of the first model's answer was sent: requests of this API do not set accept_replace.
                 self._model = event.notice.model
             case "delta":
+                if event.delta.reasoning:
+                    self._add_text(event.delta.reasoning, _REASONING)
                 if event.delta.text:
-                    self._add_text(event.delta.text)
+                    self._add_text(event.delta.text, _MESSAGE)
                 for call in event.delta.tool_calls:
                     self._add_call(call)
             case "finished":
@@ -114,25 +119,27 @@ class ResponseEvents:
     def _place(self) -> Json:
         return {"item_id": self._output[-1]["id"], "output_index": self._last}
 
-    def _add_text(self, text: str) -> None:
-        if self._text is None:
-            self._text = []
-            item_id = f"msg_{self.request_id}_{len(self._output)}"
-            self._add_item(_message(item_id, "in_progress", []))
-            part = _part("")
+    def _add_text(self, text: str, kind: "_TextItem") -> None:
+        if self._open is not kind:
+            self._end_text()
+            self._open = kind
+            item_id = f"{kind.prefix}_{self.request_id}_{len(self._output)}"
+            self._add_item(kind.item(item_id, "in_progress", []))
+            part = kind.part("")
             self._say("response.content_part.added", **self._place(), content_index=0, part=part)
         self._text.append(text)
-        said = {"content_index": 0, "delta": text, "logprobs": []}
-        self._say("response.output_text.delta", **self._place(), **said)
+        said = {"content_index": 0, "delta": text, **kind.extra}
+        self._say(f"response.{kind.text}.delta", **self._place(), **said)
 
     def _end_text(self) -> None:
-        if self._text is None:
+        if (kind := self._open) is None:
             return
-        text, self._text, place = "".join(self._text), None, self._place()
+        text, place = "".join(self._text), self._place()
+        self._text, self._open = [], None
         done = {**place, "content_index": 0}
-        self._say("response.output_text.done", **done, text=text, logprobs=[])
-        self._say("response.content_part.done", **done, part=_part(text))
-        self._output[-1] = _message(place["item_id"], "completed", [_part(text)])
+        self._say(f"response.{kind.text}.done", **done, text=text, **kind.extra)
+        self._say("response.content_part.done", **done, part=kind.part(text))
+        self._output[-1] = kind.item(place["item_id"], "completed", [kind.part(text)])
         self._say("response.output_item.done", output_index=self._last, item=self._output[-1])
 
     def _add_call(self, call: ToolCall) -> None:
@@ -163,18 +170,38 @@ class ResponseEvents:
         self._say(f"response.{status}", response=self.response)
 
 
-def _message(item_id: str, status: str, content: list[Json]) -> Json:
-    return {
-        "id": item_id,
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": content,
-    }
+@dataclass(frozen=True)
+class _TextItem:
+    """An item of the output that is text.
+
+    Attributes:
+        text: the type of its part.
+        fields: of the item, beside those that all have.
+        of_part: the same of the part.
+        extra: of the events of its text.
+    """
+
+    prefix: str
+    type: str
+    text: str
+    fields: Mapping[str, Any]
+    of_part: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+    def item(self, item_id: str, status: str, content: list[Json]) -> Json:
+        named = {"id": item_id, "type": self.type, **self.fields}
+        return {**named, "status": status, "content": content}
+
+    def part(self, text: str) -> Json:
+        return {"type": self.text, "text": text, **self.of_part}
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+_MESSAGE: Final = _TextItem(
+    *("msg", "message", "output_text", {"role": "assistant"}),
+    of_part={"annotations": [], "logprobs": []},
+    extra={"logprobs": []},
+)
+_REASONING: Final = _TextItem("rs", "reasoning", "reasoning_text", {"summary": []}, {}, {})
 
 
 def _usage(usage: Usage) -> Json:

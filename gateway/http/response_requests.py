@@ -90,6 +90,8 @@ def _add(messages: list[Json], item: Mapping[str, Any], path: str) -> None:
         case "function_call_output", {"call_id": call_id, "output": output} if len(fields) == 2:
             content = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "reasoning", _:
+            pass  # of an answer before; models get it neither from their own templates
         case _:
             raise BadField(
                 f"{path}: is none of a message with role and content, function_call, function_call_output"

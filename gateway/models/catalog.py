@@ -59,6 +59,7 @@ class Catalog:
         hearing: of these, those that take audio.
         callable: those that callers may ask for something; the others are classifiers.
         facts: tier and prices, by name; one object, which a reload changes.
+        marks_reasoning: whether some model does, or did before a reload.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], default: str) -> None:
@@ -67,6 +68,7 @@ class Catalog:
         """All that were ever served, by name and task name."""
         self._facts: dict[str, ModelFacts] = {}
         self.facts: Mapping[str, ModelFacts] = self._facts
+        self.marks_reasoning = False
         self.use(models, default)
 
     def use(self, models: Mapping[str, ServedModel], default: str) -> None:
@@ -79,6 +81,7 @@ class Catalog:
         self.answering = tuple(name for name, one in models.items() if one.settings.answers)
         self.hearing = tuple(name for name in self.answering if models[name].speech is not None)
         self.reading = tuple(name for name in self.answering if models[name].speech is None)
+        self.marks_reasoning |= any(one.tokenizer.marks_reasoning for one in models.values())
         self.callable = tuple(name for name, one in models.items() if not one.tokenizer.labels)
 
     def __getitem__(self, name: str) -> ServedModel:

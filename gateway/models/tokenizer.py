@@ -168,6 +168,8 @@ class ModelTokenizer:
     """Of a classifier, by number."""
     tool_format: ToolFormat | None = None
     """How the model writes calls of tools; None: it does not, or its template takes no tools."""
+    marks_reasoning: bool = False
+    """Whether what the model thought is marked in the text of its answer, see `sluice.wire.text_tokens`."""
     token_chars_max: int = field(init=False)
     """The characters of the longest token; a longer text is more than one token."""
     _plain: "PlainTextEncoder" = field(init=False)

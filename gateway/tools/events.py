@@ -1,6 +1,8 @@
-"""Calls of tools in the events of an answer."""
+"""Calls of tools, and reasoning, in the events of an answer."""
 
+import re
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from gateway.tools.formats import ToolFormat
 from gateway.tools.parser import Parsed, ToolCallParser
@@ -13,21 +15,49 @@ from sluice.v1.inference_pb2 import (
     Finished,
     GenerateResponse,
 )
+from sluice.wire.text_tokens import REASONING, REASONING_END
+
+_MARKS: Final = re.compile(f"([{REASONING}{REASONING_END}])")
 
 
-class ToolCallEvents:
-    """Turns the events of one answer, as far as one call reads them, into events with calls."""
+class ReasoningSplitter:
+    """Takes what the model thought out of a text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Of the next piece the reasoning, and the rest."""
+        parts: dict[bool, list[str]] = {True: [], False: []}
+        for part in _MARKS.split(text):
+            if part in (REASONING, REASONING_END):
+                self._inside = part == REASONING
+            else:
+                parts[self._inside].append(part)
+        return "".join(parts[True]), "".join(parts[False])
+
+
+class PartEvents:
+    """Turns the events of one answer, as far as one call reads them, into events with calls and reasoning."""
 
     def __init__(
         self,
-        use: ToolUse,
+        use: ToolUse | None,
         format_of: Callable[[str], ToolFormat],
+        reasons: Callable[[str], bool],
         text_before: Callable[[int], str],
         held: int = 0,
     ) -> None:
-        """``format_of`` a model by name; ``text_before`` the token of an index; ``held``: tokens of the caller."""
+        """What is asked of a model by name: its ``format_of`` calls, and whether its reasoning is marked.
+
+        Args:
+            use: the tools of the request; None: it has none.
+            text_before: the token of an index.
+            held: tokens of the caller.
+        """
         self._use = use
         self._format_of = format_of
+        self._reasons = reasons
         self._text_before = text_before
         self._request_id = ""
         self._index = held
@@ -52,9 +82,12 @@ class ToolCallEvents:
         yield event
 
     def _use_model(self, model: str) -> None:
-        self._format = self._format_of(model)
-        names = [tool.name for tool in self._use.callable]
-        self._parser = ToolCallParser(self._format, names, single=self._use.single)
+        self._splitter = ReasoningSplitter() if self._reasons(model) else None
+        self._parser: ToolCallParser | None = None
+        if self._use is not None:
+            self._format = self._format_of(model)
+            names = [tool.name for tool in self._use.callable]
+            self._parser = ToolCallParser(self._format, names, single=self._use.single)
         self._calls = 0
         self._has_begun = False
 
@@ -63,21 +96,23 @@ class ToolCallEvents:
         if not self._has_begun:
             self._has_begun = True
             if self._index:
-                self._calls += len(self._parser.push(self._text_before(self._index)).calls)
+                _, found = self._parse(self._text_before(self._index))
+                self._calls += len(found.calls)
 
     def _delta(self, delta: Delta) -> Iterator[GenerateResponse]:
         self._begin()
         self._index = delta.index + len(delta.token_ids)
         changed = Delta()
         changed.CopyFrom(delta)
-        self._put(changed, self._parser.push(delta.text))
-        if changed.token_ids or changed.text or changed.tool_calls:
+        changed.reasoning, found = self._parse(delta.text)
+        self._put(changed, found)
+        if changed.token_ids or changed.text or changed.tool_calls or changed.reasoning:
             yield GenerateResponse(delta=changed)
 
     def _finished(self, finished: Finished) -> Iterator[GenerateResponse]:
         self._begin()
         tail = Delta(index=self._index)
-        self._put(tail, self._parser.flush())
+        self._put(tail, Parsed() if self._parser is None else self._parser.flush())
         if tail.text or tail.tool_calls:
             yield GenerateResponse(delta=tail)
         changed = Finished()
@@ -85,6 +120,11 @@ class ToolCallEvents:
         if self._calls and finished.reason == FINISH_REASON_STOP:
             changed.reason = FINISH_REASON_TOOL_CALLS
         yield GenerateResponse(finished=changed)
+
+    def _parse(self, text: str) -> tuple[str, Parsed]:
+        """Of the next text the reasoning, and what the rest has."""
+        reasoning, rest = ("", text) if self._splitter is None else self._splitter.push(text)
+        return reasoning, Parsed(rest) if self._parser is None else self._parser.push(rest)
 
     def _put(self, delta: Delta, parsed: Parsed) -> None:
         delta.text = parsed.text

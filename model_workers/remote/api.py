@@ -43,6 +43,7 @@ class ServerUsage:
 class Chunk:
     """What an event says: text, pieces of tool calls or token ids, as the API of the server is; the end, or both."""
 
+    reasoning: str = ""
     text: str = ""
     calls: Sequence[Mapping[str, Any]] = ()
     token_ids: tuple[int, ...] = ()
@@ -183,10 +184,12 @@ class ServerApi:
             token_ids = tuple(map(int, choice.get("token_ids") or ()))
             return Chunk(token_ids=token_ids, logprobs=_logprobs(choice.get("logprobs")))
         if self.settings.api == "completions":
-            return Chunk(_text(choice.get("text")))
+            return Chunk(text=_text(choice.get("text")))
         delta = choice.get("delta") or {}
         said = _text(delta.get("content")) + _text(delta.get("refusal"))
-        return Chunk(said, delta.get("tool_calls") or ())
+        # DeepSeek's name, SGLang's and the older one of vLLM; vLLM's present one.
+        reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))
+        return Chunk(reasoning, said, delta.get("tool_calls") or ())
 
 
 def conversation_of(prompt: Sequence[int], tokens: TextTokens) -> dict[str, Any]:

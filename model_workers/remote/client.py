@@ -25,7 +25,7 @@ from model_workers.remote.key import read_key
 from model_workers.remote.limits import Gate, retry_after_s
 from model_workers.remote.tool_calls import CallText
 from sluice.errors import EngineFailed, ModelUnavailable, Overloaded, SetupError
-from sluice.wire.text_tokens import TextTokens
+from sluice.wire.text_tokens import REASONING, REASONING_END, TextTokens, without_marks
 
 log = logging.getLogger(__name__)
 
@@ -240,6 +240,8 @@ class _Reading:
         self._end: RowEnd | None = None
         self._usage: ServerUsage | None = None
         self._known = known
+        self._reasons = False
+        """Whether what was said last is reasoning."""
         self._calls = CallText()
 
     def take(self, chunk: Chunk) -> None:
@@ -271,7 +273,17 @@ class _Reading:
             calls = self._calls.push(chunk.calls)
         except (LookupError, TypeError, AttributeError) as error:
             raise ServerFault("the server sent a tool call without a name") from error
-        return chunk.text + calls + (self._calls.close() if chunk.end is not None else "")
+        calls += self._calls.close() if chunk.end is not None else ""
+        return self._marked(without_marks(chunk.reasoning), without_marks(chunk.text + calls))
+
+    def _marked(self, reasoning: str, text: str) -> str:
+        """Both as one text."""
+        said = reasoning
+        if reasoning and not self._reasons:
+            said, self._reasons = REASONING + reasoning, True
+        if text and self._reasons:
+            said, self._reasons = said + REASONING_END, False
+        return said + text
 
     def _unknown(self, text: str) -> str:
         """``text`` without what the caller has from an earlier attempt."""

@@ -26,11 +26,22 @@ def write_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def write_events(events: Iterable[Event], builder: AnswerBuilder) -> None:
-    """Writes the text of `events` as they come and adds them to `builder`; ends the line even when they break off."""
+    """Writes the text of `events` as they come and adds them to `builder`; ends the line even when they break off.
+
+    Reasoning goes to stderr.
+    """
+    thinks = False
     try:
         for event in events:
             builder.add(event)
-            if isinstance(event, Delta):
+            if not isinstance(event, Delta):
+                continue
+            if event.reasoning:
+                thinks = True
+                write_text(event.reasoning, sys.stderr)
+            if event.text:
+                write_text("\n" if thinks else "", sys.stderr)
+                thinks = False
                 write_text(event.text)
     finally:
         if builder.text:
@@ -79,6 +90,8 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         described["rules"] = answer.rules
     if answer.logprobs:
         described["logprobs"] = [asdict(entry) for entry in answer.logprobs]
+    if answer.reasoning:
+        described["reasoning"] = answer.reasoning
     if answer.tool_calls:
         described["tool_calls"] = [asdict(call) for call in answer.tool_calls]
     if len(answer.attempts) > 1:

@@ -111,7 +111,8 @@ class Delta:
     """A piece of the answer: text to append, and the tokens it came from, the first of which has `index`.
 
     None stands for a token whose text the safety policy hides; its log-probabilities are
-    blank. `tool_calls` are complete with this piece.
+    blank. `tool_calls` are complete with this piece. `reasoning` is what the model thought before it answered, where it
+    comes apart from the text.
     """
 
     text: str
@@ -119,6 +120,7 @@ class Delta:
     index: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ class Answer:
         rules: the rules of the safety policy that ended it, if they did.
         model: whose answer it is; after a cascade not the one that was asked first.
         usage: of that model; `attempts` has that of every model that worked on it.
+        reasoning: what the model thought before it answered, where it comes apart from the text.
     """
 
     request_id: str
@@ -225,6 +228,7 @@ class Answer:
     rules: tuple[str, ...] = ()
     attempts: tuple[ModelUsage, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
     @property
     def tier(self) -> str:
@@ -282,6 +286,7 @@ class AnswerBuilder:
             rules=finished.rules,
             attempts=finished.attempts,
             tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
+            reasoning="".join(delta.reasoning for delta in self._deltas),
         )
 
 
@@ -312,7 +317,8 @@ def delta_of(message: pb.Delta) -> Delta:
         for entry in message.logprobs
     )
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
-    return Delta(message.text, tokens_of(message, message.index), message.index, logprobs, calls)
+    token_ids = tokens_of(message, message.index)
+    return Delta(message.text, token_ids, message.index, logprobs, calls, message.reasoning)
 
 
 def notice_of(message: pb.Notice) -> Notice:

@@ -49,7 +49,7 @@ def result_of(
         result.error.request_id = outcome.metadata.get("request_id", "")
         return result
     result.answer.request_id, result.answer.model = outcome.request_id, outcome.model
-    result.answer.text = outcome.text
+    result.answer.text, result.answer.reasoning = outcome.text, outcome.reasoning
     word = outcome.finish_reason.value
     result.answer.finish_reason = (
         inference_pb2.FINISH_REASON_UNSPECIFIED
@@ -78,7 +78,7 @@ def _body(url: str, answer: jobs_pb2.JobAnswer) -> dict[str, Any]:
     if url == EMBEDDINGS:
         return embeddings_object(answer, FORMATS[0])
     shape = SHAPES.get(url, SHAPES[CHAT])
-    parts = shape.message(answer.text, answer.logprobs)
+    parts = shape.message(answer.text, answer.logprobs, reasoning=answer.reasoning)
     choices = [choice(0, parts, finish_reason(answer.finish_reason))]
     created = answer.finish_time.seconds
     return whole_answer(shape, answer.request_id, created, answer.model, choices, answer.usage)

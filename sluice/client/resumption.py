@@ -32,6 +32,39 @@ from sluice.v1 import inference_pb2 as pb
 from sluice.wire.tokens import VisibleToken, put_tokens
 
 
+class _HeldText:
+    """A text of the answer, as far as the caller has seen it; see the rule on how text lags behind tokens."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._length_at = {0: 0}
+        self._position: int | None = None
+        """Characters of it that the present call has sent or skipped; None before its first delta."""
+
+    def call_begins(self) -> None:
+        """Another call sends what follows."""
+        self._position = None
+
+    def unseen(self, text: str, index: int) -> str:
+        """Of ``text`` of the delta at token ``index`` what the caller has not seen.
+
+        Raises:
+            InternalError: the delta begins inside one of the calls before.
+        """
+        if self._position is None:
+            self._position = self._length_at.get(index)
+        if self._position is None:
+            raise InternalError(f"the answer continues at token {index}, inside a piece")
+        skipped = max(0, self._length - self._position)
+        self._position += len(text)
+        return text[skipped:]
+
+    def keep(self, text: str, tokens: int) -> None:
+        """The caller gets ``text``, and has so many ``tokens`` with it."""
+        self._length += len(text)
+        self._length_at.setdefault(tokens, self._length)
+
+
 class ResumableAnswer:
     """The part of an answer that the client holds.
 
@@ -47,16 +80,14 @@ class ResumableAnswer:
         self._model = ""
         self._token_ids: list[VisibleToken] = []
         self._resume_token = b""
-        self._text_length = 0
-        self._text_length_at = {0: 0}
+        self._text, self._reasoning = _HeldText(), _HeldText()
         self._call_started = False
-        self._text_position: int | None = None
-        """Characters of the answer that the present call has sent or skipped; None before its first delta."""
 
     def next_request(self) -> pb.GenerateRequest:
         """The message that opens the next call."""
         self._call_started = False
-        self._text_position = None
+        self._text.call_begins()
+        self._reasoning.call_begins()
         if self.started is None:
             return self._request
         request = pb.GenerateRequest()
@@ -109,29 +140,22 @@ class ResumableAnswer:
             self._model = notice.model
             self._token_ids.clear()
             self._resume_token = b""
-            self._text_length = 0
-            self._text_length_at = {0: 0}
-            self._text_position = None
+            self._text, self._reasoning = _HeldText(), _HeldText()
         return notice
 
     def _accept_delta(self, delta: Delta, resume_token: bytes) -> Delta | None:
         known = self._known_tokens(delta)
         if len(delta.token_ids) > known:
             self._resume_token = resume_token
-        if self._text_position is None:
-            self._text_position = self._text_length_at.get(delta.index)
-        position = self._text_position
-        if position is None:
-            raise InternalError(f"the answer continues at token {delta.index}, inside a piece")
-        skipped = max(0, self._text_length - position)
-        self._text_position = position + len(delta.text)
+        has_news = len(delta.token_ids) > known or not delta.token_ids
         return self._keep(
             Delta(
-                text=delta.text[skipped:],
+                text=self._text.unseen(delta.text, delta.index),
                 token_ids=delta.token_ids[known:],
                 index=delta.index + known,
                 logprobs=delta.logprobs[known:],
-                tool_calls=delta.tool_calls,
+                tool_calls=delta.tool_calls if has_news else (),
+                reasoning=self._reasoning.unseen(delta.reasoning, delta.index),
             )
         )
 
@@ -146,11 +170,11 @@ class ResumableAnswer:
         return known
 
     def _keep(self, new: Delta) -> Delta | None:
-        if not new.text and not new.token_ids:
+        if not (new.text or new.token_ids or new.reasoning or new.tool_calls):
             return None
         self._token_ids.extend(new.token_ids)
-        self._text_length += len(new.text)
-        self._text_length_at.setdefault(len(self._token_ids), self._text_length)
+        self._text.keep(new.text, len(self._token_ids))
+        self._reasoning.keep(new.reasoning, len(self._token_ids))
         return new
 
 

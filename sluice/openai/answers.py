@@ -38,12 +38,19 @@ class Shape(Protocol):
     chunk: str
 
     def message(
-        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprobs],
+        calls: Sequence[ToolCall] = (),
+        reasoning: str = "",
     ) -> Json:
         """What a choice of a whole answer has beside index and finish_reason."""
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
         """The same of a chunk; the text begins ``offset`` characters behind the beginning of the answer."""
+
+    def thought(self, reasoning: str) -> Json:
+        """The same of a chunk with reasoning."""
 
     def first(self) -> Json | None:
         """The same of the chunk that begins an answer, where there is one."""
@@ -56,15 +63,24 @@ class _Chat:
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def message(
-        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprobs],
+        calls: Sequence[ToolCall] = (),
+        reasoning: str = "",
     ) -> Json:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls_of(calls)}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         return {"message": message, "logprobs": _chat_logprobs(logprobs)}
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
         return {"delta": {"content": text}, "logprobs": _chat_logprobs(logprobs)}
+
+    def thought(self, reasoning: str) -> Json:
+        return {"delta": {"reasoning_content": reasoning}, "logprobs": None}
 
     def first(self) -> Json | None:
         return {"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}
@@ -77,13 +93,21 @@ class _Text:
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
     def message(
-        self, text: str, logprobs: Sequence[TokenLogprobs], calls: Sequence[ToolCall] = ()
+        self,
+        text: str,
+        logprobs: Sequence[TokenLogprobs],
+        calls: Sequence[ToolCall] = (),
+        reasoning: str = "",
     ) -> Json:
         assert not calls, "completions have no tools"
-        return self.delta(text, logprobs, 0)
+        thought = {"reasoning_content": reasoning} if reasoning else {}
+        return {**self.delta(text, logprobs, 0), **thought}
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> Json:
         return {"text": text, "logprobs": _text_logprobs(logprobs, offset)}
+
+    def thought(self, reasoning: str) -> Json:
+        return {"text": "", "reasoning_content": reasoning, "logprobs": None}
 
     def first(self) -> Json | None:
         return None

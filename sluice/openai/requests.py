@@ -225,6 +225,8 @@ def _set_turns(chat: pb.ChatInput, turns: Any, system: list[pb.ChatMessage]) -> 
 def _set_turn(message: pb.ChatMessage, turn: Mapping[str, Any], path: str) -> None:
     said = {key for key, value in turn.items() if value not in (None, [])}
     own = {"assistant": "tool_calls", "tool": "tool_call_id"}.get(str(turn.get("role")), "role")
+    if own == "tool_calls":
+        said -= {"reasoning_content"}  # of an answer before; models' templates leave it out too
     if unknown := said - {"role", "content", own}:
         raise BadField(f"{path}.{min(unknown)}: is not served")
     role = turn.get("role")

@@ -906,8 +906,11 @@ class GenerateTextResponse(_message.Message):
     NOTICES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text."""
+    reasoning: _builtins.str
+    """As in Delta."""
     @_builtins.property
     def started(self) -> Global___Started:
         """How the request was served."""
@@ -947,10 +950,11 @@ class GenerateTextResponse(_message.Message):
         notices: _abc.Iterable[Global___Notice] | None = ...,
         finished: Global___Finished | None = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hidden_indexes", b"hidden_indexes", "logprobs", b"logprobs", "notices", b"notices", "started", b"started", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hidden_indexes", b"hidden_indexes", "logprobs", b"logprobs", "notices", b"notices", "reasoning", b"reasoning", "started", b"started", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1047,12 +1051,17 @@ class Delta(_message.Message):
     HIDDEN_INDEXES_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append. May be empty while a character is incomplete or a stop string may be starting."""
     index: _builtins.int
     """Index of the first of token_ids in the answer, from 0."""
     resume_token: _builtins.bytes
     """Opaque; to be sent back in Resume by a client that continues the answer after this piece."""
+    reasoning: _builtins.str
+    """What the model thought before it answered, to append; not part of `text`. Of servers that send it apart from the
+    answer; other models write it into the text.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens of this piece; 0 for hidden ones."""
@@ -1081,10 +1090,11 @@ class Delta(_message.Message):
         hidden_indexes: _abc.Iterable[_builtins.int] | None = ...,
         resume_token: _builtins.bytes = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "resume_token", b"resume_token", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_indexes", b"hidden_indexes", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "resume_token", b"resume_token", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -834,6 +834,7 @@ class JobAnswer(_message.Message):
     DEDUPLICATED_FIELD_NUMBER: _builtins.int
     FINISH_TIME_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Of the request that computed it; empty when the job had no part in that."""
     model: _builtins.str
@@ -846,6 +847,8 @@ class JobAnswer(_message.Message):
     """What it cost, in the currency of the prices; 0 when deduplicated."""
     deduplicated: _builtins.bool
     """Whether it was computed for an identical input."""
+    reasoning: _builtins.str
+    """As in Delta."""
     @_builtins.property
     def usage(self) -> _inference_pb2.Usage:
         """Tokens used."""
@@ -880,10 +883,11 @@ class JobAnswer(_message.Message):
         deduplicated: _builtins.bool = ...,
         finish_time: _timestamp_pb2.Timestamp | None = ...,
         embeddings: _abc.Iterable[_inference_pb2.Embedding] | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "deduplicated", b"deduplicated", "embeddings", b"embeddings", "finish_reason", b"finish_reason", "finish_time", b"finish_time", "logprobs", b"logprobs", "model", b"model", "request_id", b"request_id", "rules", b"rules", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "deduplicated", b"deduplicated", "embeddings", b"embeddings", "finish_reason", b"finish_reason", "finish_time", b"finish_time", "logprobs", b"logprobs", "model", b"model", "reasoning", b"reasoning", "request_id", b"request_id", "rules", b"rules", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

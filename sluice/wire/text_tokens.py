@@ -6,6 +6,9 @@ model's own tokenizer without normalizer and added tokens; it counts nearly as t
 
 Two tokens are added behind the vocabulary. No text contains them: `CONVERSATION` comes before messages as JSON, `END`
 stands where a model has its end token.
+
+What a server sends as reasoning, apart from the text of the answer, stands in the same text between `REASONING` and
+`REASONING_END`: so safety rules, resumed calls and kept answers have it too. They are characters that no text has.
 """
 
 import json
@@ -19,6 +22,9 @@ from sluice.errors import SettingsError
 
 CONVERSATION: Final = "<|sluice_conversation|>"
 END: Final = "<|sluice_end|>"
+REASONING: Final = "\x0e"
+REASONING_END: Final = "\x0f"
+_NO_TEXT: Final = dict.fromkeys(map(ord, (REASONING, REASONING_END)), "\ufffd")
 
 TEMPLATE: Final = (
     CONVERSATION
@@ -43,6 +49,11 @@ _SAMPLES: Final = (
     "\u4e2d\U0001f600",
     "<|im_end|></s>[INST]",
 )
+
+
+def without_marks(text: str) -> str:
+    """``text`` that a server sent; of what reasoning is marked with U+FFFD is left."""
+    return text.translate(_NO_TEXT)
 
 
 class TextTokens:

@@ -144,6 +144,11 @@ async def test_tools_reach_the_server_and_its_calls_the_caller(
     assert server.requests[-1]["messages"][2]["tool_call_id"] == call["id"]
 
 
+async def test_reasoning_comes_apart_from_the_answer(client: AsyncClient) -> None:
+    answer = await client.generate("think", model="chat").answer()
+    assert (answer.reasoning, answer.text) == ("Hm, 7? Or not?", "It is\ufffd odd. Yes.")
+
+
 async def test_a_caller_that_goes_away_ends_the_request(
     client: AsyncClient, server: OpenAIServer
 ) -> None:

@@ -22,6 +22,16 @@ CALL_PIECES = (
 )
 """Of the tool calls of an answer: number, name and a piece of the arguments."""
 
+THOUGHTS: Sequence[Mapping[str, Any]] = (
+    {"role": "assistant", "content": ""},
+    {"reasoning_content": "Hm, "},
+    {"reasoning_content": "7?"},
+    {"content": "It is\x0e odd."},
+    {"reasoning": " Or not?"},
+    {"content": " Yes."},
+)
+"""An answer with reasoning, of a server that thinks again in the middle; asked for with "think"."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -153,6 +163,8 @@ def _events(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     choices: list[dict[str, Any]]
     if "tools" in body and body["messages"][-1]["role"] == "user":
         choices = [{"delta": {"content": "Let me see."}}, *map(call_piece, CALL_PIECES)]
+    elif "messages" in body and "think" in body["messages"][-1]["content"]:
+        choices = [{"delta": delta} for delta in THOUGHTS]
     elif "messages" in body:
         choices = [{"delta": {"content": word}} for word in answer_words(body["messages"], count)]
     elif body.get("return_token_ids"):

@@ -59,6 +59,12 @@ def test_what_an_event_says(kind: str, choice: Any, said: Any) -> None:
     assert chunk.end is None
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_has_two_names(field: str) -> None:
+    chunk = api("chat").chunk(json.dumps({"choices": [{"delta": {field: "hm", "content": None}}]}))
+    assert (chunk.reasoning, chunk.text) == ("hm", "")
+
+
 @pytest.mark.parametrize(
     ("reason", "end"),
     [("stop", RowEnd.STOP), ("length", RowEnd.LENGTH), ("tool_calls", RowEnd.STOP), (None, None)],

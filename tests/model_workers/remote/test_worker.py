@@ -183,6 +183,21 @@ async def test_a_conversation_that_was_begun_goes_on_behind_the_same_text(
         assert channel.frames[0].start_index == len(produced)
 
 
+async def test_reasoning_is_marked_and_known_again(server: OpenAIServer) -> None:
+    marked = "\x0eHm, 7?\x0fIt is\ufffd odd.\x0e Or not?\x0f Yes."
+    async with running(server, "chat") as channel:
+        tokens = channel.engine.client._api.tokens
+        assert tokens is not None
+        prompt = conversation(channel, "think")
+        await channel.ask("r", prompt=prompt)
+        await channel.ended()
+        assert channel.text() == marked
+        produced = tokens.encode(marked[:12])
+        await channel.ask("again", prompt=prompt, produced=produced)
+        await channel.ended("again")
+        assert marked[:12] + tokens.decode(channel.tokens("again")) == marked
+
+
 async def test_another_answer_than_the_caller_has_begun_to_read_fails(server: OpenAIServer) -> None:
     async with running(server, "chat") as channel:
         tokens = channel.engine.client._api.tokens

@@ -210,6 +210,16 @@ async def test_several_answers(cli: Cli) -> None:
     assert service.requests[0].sampling.n == 2
 
 
+async def test_reasoning_is_on_stderr(cli: Cli) -> None:
+    thought = delta(0, "")
+    thought.delta.reasoning = "hm"
+    async with ScriptedService.serve([[started(), thought, *WHOLE[1:]]]) as service:
+        ran = await cli("generate", "p", "--address", service.address)
+        as_json = await cli("generate", "p", "--json", "--address", service.address)
+    assert (ran.out, ran.err) == ("abc\n", "hm\n")
+    assert json.loads(as_json.out)["reasoning"] == "hm"
+
+
 async def test_tools_and_their_calls(cli: Cli, tmp_path: Path) -> None:
     plain = {"name": "rain", "parameters": {"type": "object"}}
     of_openai = {"type": "function", "function": {"name": "sun", "description": "d"}}

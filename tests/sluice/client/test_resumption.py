@@ -60,6 +60,26 @@ def test_next_call_has_the_resume_token_of_the_last_delta_with_tokens() -> None:
     assert subject.next_request().resume.resume_token == b"second"
 
 
+def test_a_call_of_a_tool_that_comes_without_tokens_is_kept() -> None:
+    subject, tail, again = exchange(), delta(1, "", ()), delta(0, "a")
+    for piece in (tail, again):
+        piece.delta.tool_calls.add(id="c", name="f", arguments="{}")
+    events = play(subject, [started(), delta(0, "a"), tail])
+    assert [len(one.tool_calls) for one in events if isinstance(one, Delta)] == [0, 1]
+    subject.next_request()
+    assert not [one for one in play(subject, [started(), again]) if isinstance(one, Delta)]
+
+
+def test_reasoning_that_the_caller_has_is_not_repeated() -> None:
+    subject, first, whole = exchange(), delta(0, "", (1, 2)), delta(0, "x", (1, 2, 3, 4))
+    first.delta.reasoning, whole.delta.reasoning = "hm", "hm, yes"
+    events = play(subject, [started(), first])
+    subject.next_request()
+    events += play(subject, [started(), whole, finished()])
+    deltas = [one for one in events if isinstance(one, Delta)]
+    assert [(one.reasoning, one.text) for one in deltas] == [("hm", ""), (", yes", "x")]
+
+
 def test_next_call_of_a_request_that_never_started_is_the_same() -> None:
     subject = exchange()
     subject.next_request()
